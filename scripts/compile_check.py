@@ -234,7 +234,7 @@ HOPPER_FORMS = ("full", "causal", "split")  # "split" kernels are causal, too
 
 
 def compile_hopper(
-    name: str, head_dim: int, form: str, tile: HopperTile | None = None
+    name: str, head_dim: int, form: str, tile: HopperTile | None = None, q_per_kv: int = 1
 ) -> Resources:
     """Compile a warp-specialized Gluon attention kernel for sm_90 and bfloat16 inputs.
 
@@ -269,7 +269,7 @@ def compile_hopper(
         constants = {
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
             "IS_CAUSAL": is_causal, "MASKED": is_causal, "STAGES": tile.stages,
-            "SPLIT": form == "split", "REGISTERS": tile.registers,
+            "SPLIT": form == "split", "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
@@ -284,7 +284,7 @@ def compile_hopper(
             "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
             "dk_partials": "*fp32", "dv_partials": "*fp32",
         }  # fmt: skip
-        constants = {"IS_CAUSAL": is_causal}
+        constants = {"IS_CAUSAL": is_causal, "Q_PER_KV": q_per_kv}
         if head_dim > 64:
             constants["SPLIT"] = form == "split"
         kinds = {name: kind for name, kind in kinds.items() if name in kernel.arg_names}

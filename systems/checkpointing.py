@@ -10,9 +10,9 @@ All policies give the same results, but they differ in memory and time. Source: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from systems.model import apply_in_order
+from systems.model import TransformerBlock, apply_in_order
 
 ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 
@@ -42,6 +42,25 @@ def every_k_blocks(k: int) -> ApplyBlocks:
     def apply(blocks: nn.ModuleList, x: Tensor) -> Tensor:
         for start in range(0, len(blocks), k):
             x = _recomputed(partial(apply_in_order, list(blocks)[start : start + k]), x)
+        return x
+
+    return apply
+
+
+def half_blocks() -> ApplyBlocks:
+    """Return a policy that saves the input of each half of each block.
+
+    The halves are attention and feed-forward layer. A policy is a function (blocks, x) -> output
+    that applies the blocks in order. Compared with `every_k_blocks(1)`, it saves twice as many
+    tensors of the residual stream, and backward recomputes only half a block at a time.
+
+    The policy calls the halves, not the blocks, so hooks of a block do not run.
+    """
+
+    def apply(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+        for block in cast(Iterable[TransformerBlock], blocks):
+            x = _recomputed(block.first_half, x)
+            x = _recomputed(block.second_half, x)
         return x
 
     return apply

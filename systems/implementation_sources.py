@@ -16,15 +16,15 @@ _TRITON = tuple(
     f"{_FLASH}.{name}" for name in ("triton", "autograd", "kernel_choice", "ops", "layout")
 )
 # Modules of each implementation of attention. The Hopper implementation calls Triton kernels.
-_SDPA = (f"{_FLASH}.sdpa",)
+_SDPA = (f"{_FLASH}.peers.sdpa",)
 _ATTENTION = {
     "naive": (f"{_FLASH}.naive",),
     "naive_compiled": (f"{_FLASH}.naive",),
     "flash_pytorch": (f"{_FLASH}.flash_pytorch",),
     "flash_triton": _TRITON,
     "flash_hopper": (f"{_FLASH}.hopper", *_TRITON),
-    "flash_attn_4": (f"{_FLASH}.flash_attn_4",),
-    "flex": (f"{_FLASH}.flex",),
+    "flash_attn_4": (f"{_FLASH}.peers.flash_attn_4",),
+    "flex": (f"{_FLASH}.peers.flex",),
     "sdpa": (),
     "sdpa_flash": _SDPA,
     "sdpa_cudnn": _SDPA,

@@ -214,7 +214,14 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x (batch, seq_len, d_model) to a tensor of the same shape."""
-        x = x + self.attention(self.attention_norm(x))
+        return self.second_half(self.first_half(x))
+
+    def first_half(self, x: Tensor) -> Tensor:
+        """Return x + attention(norm(x))."""
+        return x + self.attention(self.attention_norm(x))
+
+    def second_half(self, x: Tensor) -> Tensor:
+        """Return x + feed_forward(norm(x))."""
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 

@@ -61,6 +61,11 @@ class Params(ParallelParams):
                 f"`strategy: layers` needs `mode: eager`, got `mode: {self.mode}`; use "
                 "`strategy: blocks`, which gathers each compiled block as a whole"
             )
+        if self.checkpointing == "half_blocks":
+            raise ValueError(
+                "`checkpointing: half_blocks` calls the halves of a block, so hooks of the block "
+                "do not gather its weights; use every_k, nested or selective"
+            )
         return self
 
 

@@ -52,7 +52,7 @@ class TransformerParams(BenchmarkParams):
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4  # learning rate
     # Activation checkpointing: none, or the name of a policy in `systems.checkpointing`.
-    checkpointing: Literal["none", "every_k", "nested", "selective"] = "none"
+    checkpointing: Literal["none", "every_k", "half_blocks", "nested", "selective"] = "none"
     # With checkpointing: every_k, the input of every checkpoint_every-th block is saved.
     checkpoint_every: Positive = 1
     seed: int = 0  # seed of the initial weights and of the batch
@@ -94,6 +94,11 @@ class TransformerParams(BenchmarkParams):
                 "`checkpointing: selective` needs `mode: eager` or `mode: compiled`, got `mode: "
                 "compiled_blocks`. Selective checkpointing saves the outputs of single operations. "
                 "A compiled block writes these outputs into buffers that cannot be saved"
+            )
+        if self.checkpointing == "half_blocks" and self.mode == "compiled_blocks":
+            raise ValueError(
+                "`checkpointing: half_blocks` needs `mode: eager` or `mode: compiled`, got `mode: "
+                "compiled_blocks`, which compiles whole blocks"
             )
         return self
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
-from systems.checkpointing import every_k_blocks, nested, selective
+from systems.checkpointing import every_k_blocks, half_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
 from systems.model import TransformerLM, cross_entropy
 from systems.training.attention_choice import attention_function
@@ -306,6 +306,7 @@ def _prepared_model(
         parameter.data = parameter.data.bfloat16()
     policies = {
         "every_k": lambda: every_k_blocks(params.checkpoint_every),
+        "half_blocks": half_blocks,
         "nested": nested,
         "selective": selective,
     }

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from systems.checkpointing import ApplyBlocks, every_k_blocks, nested, selective
+from systems.checkpointing import ApplyBlocks, every_k_blocks, half_blocks, nested, selective
 from systems.kernels.flash_attention import ATTENTIONS
 from systems.model import TransformerLM, cross_entropy
 
@@ -90,7 +90,7 @@ def _calls(num_layers: int, policy: ApplyBlocks) -> list[int]:
 
 def _policies(num_layers: int) -> dict[str, ApplyBlocks]:
     every = {f"every {k}": every_k_blocks(k) for k in range(1, num_layers + 2)}
-    return {**every, "nested": nested(), "selective": selective()}
+    return {**every, "nested": nested(), "half_blocks": half_blocks(), "selective": selective()}
 
 
 @pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
@@ -184,6 +184,7 @@ def test_forward_keeps_one_input_a_checkpoint(num_layers):
         kept = _saved_after_forward(every_k_blocks(k), num_layers)
         assert kept == math.ceil(num_layers / k) * residual
     assert _saved_after_forward(nested(), num_layers) == min(num_layers, 2) * residual
+    assert _saved_after_forward(half_blocks(), num_layers) == 2 * num_layers * residual
     assert _saved_after_forward(None, num_layers) > num_layers * 10 * residual
 
 
@@ -199,6 +200,8 @@ def test_peak_memory_of_a_step():
     residual = batch * context * D_MODEL * 4
     none, one, four = peak(None), peak(every_k_blocks(1)), peak(every_k_blocks(4))
     assert peak(selective()) < 0.9 * none
+    # One more tensor of the residual stream per block
+    assert 0 < peak(half_blocks()) - one <= layers * residual
     assert four < 0.5 * none and one < 0.5 * none
     # Allocated at the same time: 16 inputs, or two for each of four halvings. Gradients of weights
     # make the difference smaller.

@@ -10,9 +10,9 @@ from systems.kernels.flash_attention.autograd import FlashAttentionHopper, Flash
 from systems.kernels.flash_attention.drop_in import scaled_dot_product_attention
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.naive import masked_scores, naive
+from systems.kernels.flash_attention.peers.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
-from systems.kernels.flash_attention.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
 
 __all__ = [
     "ATTENTIONS",

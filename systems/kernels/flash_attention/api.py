@@ -75,7 +75,7 @@ def flash_attention(
             flash_triton    FlashAttention-2 in Triton, on a GPU; with TRITON_INTERPRET=1 also on a
                             CPU
             flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs and
-                            head_dim 64 or 128
+                            head_dim 64 or a multiple of 8 from 72 to 128
             flash_attn_4    the kernels of the package flash-attn-4, if it is installed
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention; torch selects the backend

@@ -67,14 +67,13 @@ class FlashAttentionHopper(torch.autograd.Function):
         out, lse = FlashAttentionHopper.apply(q, k, v, is_causal, scale, True)
 
     The arguments and the outputs are those of `FlashAttentionTriton`, without precision, variant
-    and packing. The class needs an H100 or H200, bfloat16 or float16 inputs, head_dim 64 or 128,
-    and k and v with the heads of q.
+    and packing. The class needs an H100 or H200, bfloat16 or float16 inputs, and the same head_dim
+    for q, k and v: 64, or a multiple of 8 from 72 to 128.
 
     Backward uses the Triton kernels, which are deterministic, under
-    `torch.use_deterministic_algorithms(True)`, if q does not need a gradient or neither k nor v
-    needs one, and if the log-sum-exp has a gradient. Otherwise, backward uses Hopper kernels. They
-    add up dq in float32 in an order that changes from call to call, so the rounding errors of dq
-    also change.
+    `torch.use_deterministic_algorithms(True)`, and if q does not need a gradient or neither k nor v
+    needs one. Otherwise, backward uses Hopper kernels. They add up dq in float32 in an order that
+    changes from call to call, so the rounding errors of dq also change.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ def forward(
 
     Args:
         q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
-            kernels need equal numbers of heads and head dimensions, no variant and no packing.
+            kernels need equal head dimensions, no variant and no packing.
         precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
             "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
@@ -66,8 +66,7 @@ def backward(
     """Compute the gradients of attention with respect to q, k and v, with Triton or Hopper kernels.
 
     With kernels="hopper", the Triton kernels are still used if torch requires deterministic
-    algorithms, if not all gradients are needed, if the log-sum-exp has a gradient, and if the
-    Hopper kernels do not support q.
+    algorithms, if not all gradients are needed, and if the Hopper kernels do not support q.
 
     Args:
         q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
@@ -82,12 +81,8 @@ def backward(
         dq, dk, dv: None for gradients that are not needed.
     """
     on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
-    if (
-        on_hopper
-        and dlse is None
-        and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None
-    ):
-        return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale)
+    if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None:
+        return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale, dlse=dlse)
     return launch.flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing,
         precision=precision, needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from systems.kernels.device import runs_kernels
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
-from systems.kernels.flash_attention.flash_attn_4 import (
-    flash_attn_4,
-    flash_attn_4_unsupported_reason,
-)
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.naive import naive, naive_packed, naive_with_lse
-from systems.kernels.flash_attention.sdpa import (
+from systems.kernels.flash_attention.peers.flash_attn_4 import (
+    flash_attn_4,
+    flash_attn_4_unsupported_reason,
+)
+from systems.kernels.flash_attention.peers.sdpa import (
     SDPA_BACKENDS,
     sdpa,
     sdpa_auto,
@@ -36,7 +36,7 @@ def flex(
     The module `flex` is imported on the first call instead of at the top of this file, because it
     imports torch's compiler.
     """
-    from systems.kernels.flash_attention.flex import flex
+    from systems.kernels.flash_attention.peers.flex import flex
 
     return flex(q, k, v, is_causal, scale)
 
@@ -123,7 +123,7 @@ HAS: dict[str, frozenset[str]] = {
     "naive": frozenset(FEATURES),
     "flash_pytorch": frozenset({VALUE_DIM}),
     "flash_triton": frozenset(FEATURES),
-    "flash_hopper": frozenset({LSE}),
+    "flash_hopper": frozenset({GROUPED, LSE}),
     "flash_attn_4": frozenset(FEATURES) - {LSE},
     "flex": frozenset({GROUPED, VALUE_DIM}),
     **dict.fromkeys(("sdpa", *SDPA_BACKENDS), frozenset({GROUPED, VALUE_DIM})),
@@ -184,7 +184,7 @@ def unsupported_reason(
     if implementation in SDPA_BACKENDS:
         return sdpa_unsupported_reason(q, k, v, is_causal, implementation)
     if implementation == "flex":
-        from systems.kernels.flash_attention.flex import flex_unsupported_reason
+        from systems.kernels.flash_attention.peers.flex import flex_unsupported_reason
 
         return flex_unsupported_reason(q)
     if implementation == "flash_attn_4":

@@ -125,7 +125,7 @@ def test_a_scale_that_is_no_number_is_refused(scale):
 
 
 def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
-    from systems.kernels.flash_attention.flex import _causal_mask
+    from systems.kernels.flash_attention.peers.flex import _causal_mask
 
     with torch.inference_mode():
         mask = _causal_mask(131, 130, torch.device("cpu"))

@@ -11,11 +11,18 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     FORWARD,
     SHORT,
     flash_forward,
+    hopper_form_reason,
     unsupported_reason,
 )
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from tests.systems.kernels.attention_error import assert_within_limits
-from tests.systems.kernels.flash_cases import COMPILED_FORMS, HOPPER_SHAPES, on_hopper, slow
+from tests.systems.kernels.flash_cases import (
+    COMPILED_FORMS,
+    HOPPER_FORMS,
+    HOPPER_SHAPES,
+    on_hopper,
+    slow,
+)
 
 BF16, F16 = torch.bfloat16, torch.float16
 
@@ -51,9 +58,11 @@ def test_few_heads_are_split_and_many_are_not():
     assert of(16384, 1, is_causal=False, block_q=128) == 1
 
 
-def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0):
+def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0, kv_heads=None):
     torch.manual_seed(n_queries + n_keys)
-    shapes = [(batch, heads, n, head_dim) for n in (n_queries, n_keys, n_keys)]
+    kv_heads = kv_heads or heads
+    rows = (heads, n_queries), (kv_heads, n_keys), (kv_heads, n_keys)
+    shapes = [(batch, *of, head_dim) for of in rows]
     return [(torch.randn(s, device="cuda") * scale).to(dtype) for s in shapes]
 
 
@@ -73,6 +82,20 @@ def check(q, k, v, is_causal, scale=None, **options):
 def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
     for shape in HOPPER_SHAPES:
         check(*inputs(*shape, head_dim, dtype), is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), HOPPER_FORMS)
+def test_gpu_grouped_heads_and_padded_head_dims(
+    outputs_hold_nan, head_dim, heads, kv_heads, is_causal
+):
+    for batch, _, n_queries, n_keys in HOPPER_SHAPES:
+        q, k, v = inputs(batch, heads, n_queries, n_keys, head_dim, BF16, kv_heads=kv_heads)
+        check(q, k, v, is_causal)
+        if head_dim in FORWARD and n_keys > 300:
+            check(q, k, v, is_causal, n_splits=3)
 
 
 @on_hopper
@@ -139,5 +162,15 @@ def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_another_head_dim_of_v_is_an_error():
+    q, k, v = inputs(1, 2, 64, 64, 128, BF16)
+    with pytest.raises(ValueError, match="equal head dimensions of q, k and v, got 128 and 64"):
+        flash_forward(q, k, v[..., :64])
+
+
 def test_what_it_does_not_take_has_a_reason():
+    assert "head_dim 64, 72, 80," in (hopper_form_reason(BF16, 100) or "")
+    assert hopper_form_reason(BF16, 96) is None
     assert "Hopper GPU" in unsupported_reason(torch.zeros(1, 1, 4, 64, dtype=BF16))

@@ -18,12 +18,12 @@ from systems.kernels.flash_attention import (
     drop_in,
     flash_attention,
     flash_attention_packed,
-    flash_attn_4,
     registry,
     scaled_dot_product_attention,
 )
 from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.hopper import forward_launch
+from systems.kernels.flash_attention.peers import flash_attn_4
 from systems.kernels.flash_attention.registry import ATTENTIONS
 from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs

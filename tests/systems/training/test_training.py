@@ -122,6 +122,7 @@ def test_every_attention_trains_the_same(attention, precision):
     [
         {"checkpointing": "every_k", "checkpoint_every": 2},
         {"checkpointing": "nested"},
+        {"checkpointing": "half_blocks"},
         {"checkpointing": "selective"},
     ],
 )
@@ -192,6 +193,10 @@ def test_what_a_cpu_cannot(given, reason):
         (
             {"checkpointing": "selective", "mode": "compiled_blocks"},
             "selective` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
+        ),
+        (
+            {"checkpointing": "half_blocks", "mode": "compiled_blocks"},
+            "half_blocks` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
         ),
         ({"vocab_size": 1}, "vocab_size\n.*greater than or equal to 2"),
         ({"context_length": 0}, "context_length\n.*greater than or equal to 1"),

@@ -1,9 +1,10 @@
 """Code shared by both backward kernels for Hopper: work items, rings in shared memory, TMA copies.
 
-A work item is a block of 128 keys of one head, together with the queries that see these keys. If
-the queries are split into ranges, a work item has only the queries of one range. Two consumer
-warpgroups process 64 keys each. These 64 keys are called a half of the work item. In each step, a
-consumer processes a tile of 64 queries.
+A work item is a block of 128 keys of one head of k and v, together with the queries that see these
+keys. If several heads of q have this head of k and v in common, the work item has the queries of
+all of them, one head after another. If the queries are split into ranges, a work item has only the
+queries of one range. Two consumer warpgroups process 64 keys each. These 64 keys are called a half
+of the work item. In each step, a consumer processes a tile of 64 queries.
 
 Warpgroups pass data to each other through rings. A ring is a fixed number of slots in shared memory
 that are used in turn. mbarriers protect the slots: readers wait on `full` before they read a slot,
@@ -74,11 +75,12 @@ class ProblemShape:
     group: gl.tensor
     n_items: gl.tensor
     IS_CAUSAL: gl.constexpr
+    Q_PER_KV: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL,
+        n_items, IS_CAUSAL, Q_PER_KV,
     ):  # fmt: skip
         self.n_programs = n_programs
         self.n_heads = n_heads
@@ -90,6 +92,7 @@ class ProblemShape:
         self.group = group
         self.n_items = n_items
         self.IS_CAUSAL = gl.constexpr(IS_CAUSAL)
+        self.Q_PER_KV = gl.constexpr(Q_PER_KV)
 
     @gluon.jit
     def locate(self, item):
@@ -100,10 +103,10 @@ class ProblemShape:
 
         Returns:
             split: index of the range of queries.
-            head: index of the head, which counts the heads of all batch elements.
+            head: index of the head of k and v, which counts the heads of all batch elements.
             first_key: index of the first of the 128 keys.
             first_tile: index of the first tile of 64 queries.
-            n_tiles: number of tiles, at least 1.
+            n_tiles: number of tiles of each head of q, at least 1.
             n_masked: number of tiles that need a mask, because some of their queries do not see all
                 keys of the work item, or because keys are past the end. These tiles come first.
         """
@@ -287,18 +290,22 @@ def load_item(
         mbarrier.expect(kv_full, HALF_K * row_bytes)
         _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
         _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
-    for i in range(n_tiles):
-        slot = (n + i) % Q_SLOTS
-        row = (first_tile + i) * BLOCK_Q
-        padded_row = item_head * problem.n_padded + row
-        q_full = shared.q_full.index(slot)
-        mbarrier.wait(shared.q_empty.index(slot), ((n + i) // Q_SLOTS) & 1 ^ 1)
-        mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # + 8 bytes: lse and minus_delta
-        _copy(q_desc, [batch, head, row, 0], q_full, shared.q.index(slot))
-        _copy(do_desc, [batch, head, row, 0], q_full, shared.do.index(slot))
-        _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
-        _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
-    return n + n_tiles
+    for which in range(problem.Q_PER_KV):
+        q_head = head * problem.Q_PER_KV + which
+        before = (item_head * problem.Q_PER_KV + which) * problem.n_padded
+        for i in range(n_tiles):
+            step = n + which * n_tiles + i
+            slot = step % Q_SLOTS
+            row = (first_tile + i) * BLOCK_Q
+            padded_row = before + row
+            q_full = shared.q_full.index(slot)
+            mbarrier.wait(shared.q_empty.index(slot), (step // Q_SLOTS) & 1 ^ 1)
+            mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # + 8 bytes: lse and minus_delta
+            _copy(q_desc, [batch, q_head, row, 0], q_full, shared.q.index(slot))
+            _copy(do_desc, [batch, q_head, row, 0], q_full, shared.do.index(slot))
+            _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
+            _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
+    return n + problem.Q_PER_KV * n_tiles
 
 
 @gluon.jit

@@ -3,6 +3,9 @@
 The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
 module `backward_common` describes work items, steps and rings of slots in shared memory.
 
+It also computes attention of head_dim 72 to 120. TMA then pads the tiles in shared memory with
+columns of zeros.
+
 Two consumer warpgroups compute dK and dV of 64 keys each. With head_dim 128, dK and dV of 64 keys
 take 128 registers per thread. Too few registers are left for a third warpgroup that computes dQ, as
 in `backward_kernel`. Instead, the two consumers have 240 registers per thread and also compute
@@ -141,7 +144,7 @@ def _step(
     Args:
         shared: `Shared`, the rings in shared memory.
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        i: index of the tile in the work item.
+        i: number of tiles of the work item before this one, over all heads of q.
         dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, float32 (64,
             128), in registers. dk is not yet multiplied by the scale.
         first_key: index of the first key of this consumer.
@@ -205,6 +208,23 @@ def _step(
 
 
 @gluon.jit
+def _dq_row(problem, row, i, n_tiles):
+    """Return the row of dq_desc at which this consumer's half of dQ^T of the previous tile starts.
+
+    Args:
+        problem: `ProblemShape`.
+        row: row for tile -1 of the head of q.
+        i: index of the tile among the n_tiles tiles of this head. The tile before tile 0 is the
+            last tile of the previous head.
+    """
+    found = row + i * HEAD_DIM
+    if problem.Q_PER_KV > 1:
+        gap = (problem.n_padded // BLOCK_Q - n_tiles) * HEAD_DIM
+        found -= gl.where(i == 0, gap, 0)
+    return found
+
+
+@gluon.jit
 def _consume(
     shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials, scale, scale_log2e,
     HALF: gl.constexpr, SPLIT: gl.constexpr,
@@ -215,24 +235,32 @@ def _consume(
     first_key += HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    # Row of dQ^T for tile -1. Step i adds dQ^T of tile i - 1, i * HEAD_DIM rows later.
-    row = (item_head * (problem.n_padded // BLOCK_Q) + first_tile - 1) * HEAD_DIM
+    # Row of dQ^T for tile -1 of the first head of q. Step i of this head adds dQ^T of tile i - 1,
+    # i * HEAD_DIM rows later.
+    tiles_per_head = problem.n_padded // BLOCK_Q
+    row = (item_head * problem.Q_PER_KV * tiles_per_head + first_tile - 1) * HEAD_DIM
     row += HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
-    for i in range(n_masked):
-        dk, dv = _step(
-            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
-            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, True,
-        )  # fmt: skip
-    for i in range(n_masked, n_tiles):
-        dk, dv = _step(
-            shared, dq_desc, i, dk, dv, first_key, (first_tile + i) * BLOCK_Q, problem.n_keys,
-            row + i * HEAD_DIM, scale_log2e, HALF, problem.IS_CAUSAL, False,
-        )  # fmt: skip
-    last_ds = (n_tiles + DS_SLOTS - 1) % DS_SLOTS
-    row += n_tiles * HEAD_DIM
-    dq = _begin_dq(shared, n_tiles, 0, s_layout, HALF)
+    for which in range(problem.Q_PER_KV):
+        before = which * n_tiles  # number of steps for earlier heads of q
+        head_row = row + which * tiles_per_head * HEAD_DIM
+        for i in range(n_masked):
+            dk, dv = _step(
+                shared, dq_desc, before + i, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                problem.n_keys, _dq_row(problem, head_row, i, n_tiles), scale_log2e, HALF,
+                problem.IS_CAUSAL, True,
+            )  # fmt: skip
+        for i in range(n_masked, n_tiles):
+            dk, dv = _step(
+                shared, dq_desc, before + i, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                problem.n_keys, _dq_row(problem, head_row, i, n_tiles), scale_log2e, HALF,
+                problem.IS_CAUSAL, False,
+            )  # fmt: skip
+    n = problem.Q_PER_KV * n_tiles
+    last_ds = (n + DS_SLOTS - 1) % DS_SLOTS
+    row += ((problem.Q_PER_KV - 1) * tiles_per_head + n_tiles) * HEAD_DIM
+    dq = _begin_dq(shared, n, 0, s_layout, HALF)
     batch = item_head // problem.n_heads
     head = item_head % problem.n_heads
     if not SPLIT:  # this consumer no longer reads its half of V: use it as the buffer of dV
@@ -247,7 +275,7 @@ def _consume(
     else:
         # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
         # K any more, and its buffer can hold dK.
-        mbarrier.wait(shared.ds_empty.index(last_ds), ((n_tiles - 1) // DS_SLOTS) & 1)
+        mbarrier.wait(shared.ds_empty.index(last_ds), ((n - 1) // DS_SLOTS) & 1)
         send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
 
@@ -262,18 +290,19 @@ def wide_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
     counter, dk_partials, dv_partials,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
-    scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
+    scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 128 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
-    here instead of 64.
+    here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have fewer
+    columns. The missing columns are read as zeros and are not written. SPLIT must then be False.
 
     Grid: (n_items,). Launch with num_warps=4, the number of warps of consumer 0.
 
     Args:
-        dq_desc: TMA descriptor of float32 (batch * heads * n_padded * 2, 64), with tiles of (64,
+        dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 2, 64), with tiles of (64,
             64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
             64) for every 64 queries.
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
@@ -288,7 +317,7 @@ def wide_backward_kernel(
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
     problem = ProblemShape(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL,
+        n_items, IS_CAUSAL, Q_PER_KV,
     )  # fmt: skip
     shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
     fence_async_shared()

@@ -2,8 +2,9 @@
 
 The kernel follows algorithm 2 of FlashAttention-2 (Dao 2023), with five matmuls per tile. The
 kernel is persistent, with one program per multiprocessor. A program processes work items. A work
-item is a block of 128 keys of one head, together with the queries that see these keys. dQ gets
-contributions from many work items, which are added in float32 in global memory.
+item is a block of 128 keys of one head of k and v, together with the queries that see these keys,
+of all heads of q that have this head of k and v. dQ gets contributions from many work items, which
+are added in float32 in global memory.
 
 The formulas below leave out the scale. lse is the log-sum-exp in base 2, and delta is rowsum(dO *
 O). The warps of a program are:
@@ -167,26 +168,28 @@ def _sum_dq(shared, problem, dealer, dq_desc):
         mbarrier.wait(shared.kv_full.index(2 * kv_slot + 1), (turn // KV_SLOTS) & 1)
         k0 = shared.k.index(2 * kv_slot).permute((1, 0))
         k1 = shared.k.index(2 * kv_slot + 1).permute((1, 0))
-        row = (head * (problem.n_padded // BLOCK_Q) + first_tile) * HEAD_DIM
-        for _i in range(n_tiles):
-            slot = n % DS_SLOTS
-            phase = (n // DS_SLOTS) & 1
-            ds0 = shared.ds.index(2 * slot)
-            ds1 = shared.ds.index(2 * slot + 1)
-            mbarrier.wait(shared.ds_full.index(2 * slot), phase)
-            dq = warpgroup_mma(k0, ds0, zeros, use_acc=False, is_async=True)
-            mbarrier.wait(shared.ds_full.index(2 * slot + 1), phase)
-            dq = warpgroup_mma(k1, ds1, dq, is_async=True)
-            dq = warpgroup_mma_wait(0, deps=[dq])
-            mbarrier.arrive(shared.ds_empty.index(slot), count=1)
-            dq_tile = shared.dq.index(n % DQ_SLOTS)
-            # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
-            tma.store_wait(pendings=DQ_SLOTS - 1)
-            dq_tile.store(dq)
-            fence_async_shared()
-            reduce_add(dq_desc, [row, 0], dq_tile)
-            row += HEAD_DIM
-            n += 1
+        for which in range(problem.Q_PER_KV):
+            q_head = head * problem.Q_PER_KV + which
+            row = (q_head * (problem.n_padded // BLOCK_Q) + first_tile) * HEAD_DIM
+            for _i in range(n_tiles):
+                slot = n % DS_SLOTS
+                phase = (n // DS_SLOTS) & 1
+                ds0 = shared.ds.index(2 * slot)
+                ds1 = shared.ds.index(2 * slot + 1)
+                mbarrier.wait(shared.ds_full.index(2 * slot), phase)
+                dq = warpgroup_mma(k0, ds0, zeros, use_acc=False, is_async=True)
+                mbarrier.wait(shared.ds_full.index(2 * slot + 1), phase)
+                dq = warpgroup_mma(k1, ds1, dq, is_async=True)
+                dq = warpgroup_mma_wait(0, deps=[dq])
+                mbarrier.arrive(shared.ds_empty.index(slot), count=1)
+                dq_tile = shared.dq.index(n % DQ_SLOTS)
+                # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
+                tma.store_wait(pendings=DQ_SLOTS - 1)
+                dq_tile.store(dq)
+                fence_async_shared()
+                reduce_add(dq_desc, [row, 0], dq_tile)
+                row += HEAD_DIM
+                n += 1
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         item = dealer.next(turn)
         turn += 1
@@ -275,17 +278,19 @@ def _consume(
         v = shared.v.index(place).load(operand)
         dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
         dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        for i in range(n_masked):
-            dk, dv = _step(
-                shared, n + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, True,
-            )  # fmt: skip
-        for i in range(n_masked, n_tiles):
-            dk, dv = _step(
-                shared, n + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, False,
-            )  # fmt: skip
-        n += n_tiles
+        for which in range(problem.Q_PER_KV):
+            before = n + which * n_tiles
+            for i in range(n_masked):
+                dk, dv = _step(
+                    shared, before + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                    problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, True,
+                )  # fmt: skip
+            for i in range(n_masked, n_tiles):
+                dk, dv = _step(
+                    shared, before + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
+                    problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, False,
+                )  # fmt: skip
+        n += problem.Q_PER_KV * n_tiles
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         batch = (item_head // problem.n_heads).to(gl.int64)
         head = (item_head % problem.n_heads).to(gl.int64)
@@ -308,24 +313,26 @@ def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
-    scale, scale_log2e, IS_CAUSAL: gl.constexpr,
+    scale, scale_log2e, IS_CAUSAL: gl.constexpr, Q_PER_KV: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
 
     A work item is a block of 128 keys of one head, with the queries that see these keys. If the
     queries are split into ranges (splits), a work item has the queries of one range.
 
+    Below, `heads` is the number of heads of k and v, and `q_heads` is heads * Q_PER_KV.
+
     Grid: (number of programs,), at most n_items; the programs share the work items. Launch with
     num_warps=4, the number of warps of the warpgroup that computes dQ.
 
     Args:
-        q_desc, do_desc: TMA descriptors of Q and dO, (batch, heads, n_queries, 64), with tiles of
+        q_desc, do_desc: TMA descriptors of Q and dO, (batch, q_heads, n_queries, 64), with tiles of
             64 rows.
         k_desc, v_desc: TMA descriptors of K and V, (batch, heads, n_keys, 64), with tiles of 64
             rows.
         lse_desc, minus_delta_desc: TMA descriptors of the outputs log2_lse and minus_delta of
-            `prepare_kernel`, float32 (batch * heads * n_padded,), with tiles of 64.
-        dq_desc: TMA descriptor of float32 (batch * heads * n_padded, 64), with tiles of (64, 64).
+            `prepare_kernel`, float32 (batch * q_heads * n_padded,), with tiles of 64.
+        dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded, 64), with tiles of (64, 64).
             It must be zeros. The kernel adds dQ / scale to it, as one transposed tile for every 64
             queries.
         counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
@@ -335,7 +342,7 @@ def backward_kernel(
         dk_split, dk_batch, dk_head, dk_row: strides of dkey, in elements.
         dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in elements.
         n_programs: batch * heads.
-        n_heads: number of heads.
+        n_heads: heads, the number of heads of k and v.
         n_queries, n_keys: number of queries and of keys per head.
         n_padded: n_queries rounded up to a multiple of 64.
         n_splits: number of ranges into which the queries are split.
@@ -346,10 +353,11 @@ def backward_kernel(
         scale: scale of the scores.
         scale_log2e: scale times log2(e).
         IS_CAUSAL: whether query i sees only the keys 0 to i.
+        Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
     """
     problem = ProblemShape(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL,
+        n_items, IS_CAUSAL, Q_PER_KV,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1

@@ -1,7 +1,7 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64) or `wide_backward_kernel` (head_dim 128) computes all three
+`backward_kernel` (head_dim 64) or `wide_backward_kernel` (head_dim 72 to 128) computes all three
 gradients, with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few
 heads to fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK
 and dV of all ranges.
@@ -24,7 +24,11 @@ from torch import Tensor
 
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.hopper import forward_launch
-from systems.kernels.flash_attention.hopper.forward_launch import row_maps, tma_compatible
+from systems.kernels.flash_attention.hopper.forward_launch import (
+    kernel_head_dim,
+    row_maps,
+    tma_compatible,
+)
 from systems.kernels.flash_attention.hopper.splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.triton.base_plan import LOG2E
@@ -69,6 +73,7 @@ def flash_backward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    dlse: Tensor | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
@@ -76,14 +81,15 @@ def flash_backward(
     q, k, v, out or dout is copied first if the kernels do not support its address or strides.
 
     Args:
-        q, k, v: as given to `forward_launch.flash_forward`: bfloat16 or float16, head_dim 64 or
-            128.
+        q, k, v: as given to `forward_launch.flash_forward`: bfloat16 or float16.
         out: output of attention, as returned by `flash_forward`.
         lse: log-sum-exp, as returned by `flash_forward`; it must be contiguous.
         dout: gradient of out, with out's shape and dtype.
         is_causal, scale: as given to `flash_forward`.
+        dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
-            `splits.backward_splits` by default.
+            `splits.backward_splits` by default. It must be 1 or None if head_dim is neither 64 nor
+            128.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v. The rounding errors of dq differ from
@@ -104,16 +110,18 @@ def flash_backward(
     tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
     tensors += [four_dimensional(x) for x in gradients]
     shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
-    plan = _backward_plan(q.device, q.dtype, shapes, strides, is_causal, scale, n_splits)
+    plan = _backward_plan(
+        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None
+    )
     with on(q.device):
-        plan(lse, *tensors)
+        plan(lse, None if dlse is None else dlse.contiguous(), *tensors)
     return gradients
 
 
 class HopperBackwardPlan:
     """Prepared kernel launches of `flash_backward` for given shapes, strides and dtype.
 
-    A call `plan(lse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
+    A call `plan(lse, dlse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
 
     Args:
         dtype: dtype of all tensors except lse.
@@ -122,7 +130,8 @@ class HopperBackwardPlan:
             them.
         scale: multiplies the scores; None means 1/sqrt(head_dim).
         n_splits: number of ranges into which the queries are split; None means the result of
-            `backward_splits`.
+            `backward_splits`, or 1 if the kernel pads head_dim.
+        has_dlse: whether calls have a gradient of lse.
     """
 
     def __init__(
@@ -134,37 +143,48 @@ class HopperBackwardPlan:
         is_causal: bool,
         scale: float | None,
         n_splits: int | None,
+        has_dlse: bool,
     ):
-        (batch, heads, n_queries, head_dim), n_keys = shapes[0], shapes[1][2]
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
         scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
-        n_programs = batch * heads
+        n_programs, q_per_kv = batch * kv_heads, heads // kv_heads
         n_blocks = -(-n_keys // BLOCK_K)
         n_tiles = -(-n_queries // TILE)
         n_multiprocessors = multiprocessors(device.index)
+        self.head_dim = kernel_head_dim(head_dim)
+        if head_dim < self.head_dim:  # `sum_kernel` reads partial results without padding
+            assert n_splits in (None, 1), "n_splits with a padded head_dim"
+            n_splits = 1
         if n_splits is None:
             n_splits = backward_splits(
-                n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors
+                n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors, q_per_kv
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         n_items = self.n_splits * n_programs * n_blocks
-        self.n_rows = n_programs * n_tiles * TILE
-        self.head_dim = head_dim
+        self.n_rows = batch * heads * n_tiles * TILE
         self.partials_shape = 2, self.n_splits, *shapes[1]
-        self._make_row_launches(strides, (heads, n_queries, n_tiles * TILE), scale)
+        self._make_row_launches(
+            strides, (heads, n_queries, n_tiles * TILE), scale, head_dim, has_dlse
+        )
         # A group has just enough heads to give every multiprocessor a block. More heads and their
         # dQ would not fit in the L2 cache.
         group = -(-n_multiprocessors // n_blocks)
         numbers = (
-            n_programs, heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
+            n_programs, kv_heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
             tiles_per_split * TILE, group, n_items, scale, scale * LOG2E,
         )  # fmt: skip
-        grid = (min(n_items, n_multiprocessors) if head_dim == 64 else n_items,)
+        grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
         self._make_main_launch(dtype, shapes, strides, is_causal, numbers, grid)
         layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
         self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
 
     def _make_row_launches(
-        self, strides: tuple[tuple[int, ...], ...], ends: tuple[int, int, int], scale: float
+        self,
+        strides: tuple[tuple[int, ...], ...],
+        ends: tuple[int, int, int],
+        scale: float,
+        head_dim: int,
+        has_dlse: bool,
     ) -> None:
         """Create the launches of `prepare_kernel` and `convert_kernel`.
 
@@ -173,13 +193,18 @@ class HopperBackwardPlan:
             ends: the arguments n_heads, n_queries and n_padded of both kernels. n_padded is
                 n_queries rounded up to whole tiles.
             scale: multiplies the scores.
+            head_dim: number of columns of the tensors.
+            has_dlse: whether calls have a gradient of lse.
         """
         from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
         from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
 
         out, dout, dq = strides[3:6]
-        grid, constants = (self.n_rows // TILE,), {"HEAD_DIM": self.head_dim, "ROWS": TILE}
-        self.prepare = Launch(prepare_kernel, grid, (*out[:3], *dout[:3], *ends), constants)
+        grid = (self.n_rows // TILE,)
+        constants = {"HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE}
+        self.prepare = Launch(
+            prepare_kernel, grid, (*out[:3], *dout[:3], *ends), {**constants, "HAS_DLSE": has_dlse}
+        )
         self.convert = Launch(convert_kernel, grid, (*dq[:3], *ends, scale), constants)
 
     def _make_main_launch(
@@ -193,8 +218,7 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The kernel is `backward_kernel` for head_dim 64, and `wide_backward_kernel` for head_dim
-        128.
+        The kernel is `backward_kernel` for head_dim 64, and `wide_backward_kernel` for larger ones.
 
         Args:
             shapes: shapes of q and k, both (batch, heads, rows, head_dim).
@@ -219,7 +243,7 @@ class HopperBackwardPlan:
             row_map,
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE)),
         ]
-        constants = {"IS_CAUSAL": is_causal}
+        constants = {"IS_CAUSAL": is_causal, "Q_PER_KV": shapes[0][1] // shapes[1][1]}
         if self.head_dim > 64:
             constants["SPLIT"] = self.n_splits > 1
             self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
@@ -235,14 +259,15 @@ class HopperBackwardPlan:
         self.differentiate = Launch(kernel, grid, numbers, constants, num_warps=4)
 
     def __call__(
-        self, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, dq: Tensor,
-        dk: Tensor, dv: Tensor,
+        self, lse: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+        dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
         n, device = self.n_rows, q.device
         work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
         dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
         counter = torch.empty(1, dtype=torch.int32, device=device)
-        self.prepare(out, dout, lse, log2_lse, minus_delta, dq_sum, counter)
+        dlse = lse if dlse is None else dlse  # a placeholder
+        self.prepare(out, dout, lse, dlse, log2_lse, minus_delta, dq_sum, counter)
         # The kernel for head_dim 64 has no descriptors of dk and dv.
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         pairs = zip(self.maps, tensors, strict=True)

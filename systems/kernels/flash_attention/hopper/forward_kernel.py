@@ -169,7 +169,7 @@ def _locate(
 def _producer(
     tensors, scalars, barriers,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
 ):  # fmt: skip
     """Load the data of all work items of a program into shared memory. The producer warp runs this.
 
@@ -195,6 +195,7 @@ def _producer(
         )  # fmt: skip
         batch = head // n_heads
         head = head % n_heads
+        kv_head = head // Q_PER_KV
         for c in gl.static_range(CONSUMERS):
             slot = turn % 2 * CONSUMERS + c
             mbarrier.wait(q_empty.index(slot), (turn // 2 & 1) ^ 1)
@@ -210,12 +211,12 @@ def _producer(
             mbarrier.wait(k_empty.index(slot), phase)
             mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                k_desc, [batch, head, start, 0], k_full.index(slot), k_smem.index(slot)
+                k_desc, [batch, kv_head, start, 0], k_full.index(slot), k_smem.index(slot)
             )
             mbarrier.wait(v_empty.index(slot), phase)
             mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                v_desc, [batch, head, start, 0], v_full.index(slot), v_smem.index(slot)
+                v_desc, [batch, kv_head, start, 0], v_full.index(slot), v_smem.index(slot)
             )
             start -= BLOCK_K
             n += 1
@@ -391,7 +392,7 @@ def hopper_forward_kernel(
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
     IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
@@ -404,8 +405,8 @@ def hopper_forward_kernel(
     Args:
         q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, HEAD_DIM),
             with tiles of 64 rows. The output is written only if SPLIT is False.
-        k_desc, v_desc: TMA descriptors of k and v, (batch, heads, n_keys, HEAD_DIM), with tiles of
-            BLOCK_K rows.
+        k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, HEAD_DIM),
+            with tiles of BLOCK_K rows.
         partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
             over the keys of each split. It is written only if SPLIT is True.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
@@ -416,7 +417,7 @@ def hopper_forward_kernel(
             finished. The kernel resets both to zero at the end.
         n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
         n_programs: batch * heads.
-        n_heads: number of heads.
+        n_heads: number of heads of q.
         n_queries, n_keys: number of queries and of keys per head.
         n_splits: number of ranges into which the keys are split.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
@@ -425,12 +426,14 @@ def hopper_forward_kernel(
         scale_log2e: scale of the scores times log2(e), not negative.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
         BLOCK_K: number of keys per tile.
-        HEAD_DIM: 64 or 128.
+        HEAD_DIM: 64 or 128. The tensors of the TMA descriptors may have fewer columns. The missing
+            columns are read as zeros and are not written. SPLIT must then be False.
         IS_CAUSAL: whether query i sees only the keys 0 to i.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
         SPLIT: whether the keys are split into several ranges.
+        Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see
             `forward_launch.HopperTile`).
         PRODUCER_REGISTERS: registers per thread of the producer warp.
@@ -478,7 +481,8 @@ def hopper_forward_kernel(
                     used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
                     HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT,
+                    Q_PER_KV)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -495,7 +499,8 @@ def hopper_forward_kernel(
                     used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
                     HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
                 (_producer, (
-                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT)),
+                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT,
+                    Q_PER_KV)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

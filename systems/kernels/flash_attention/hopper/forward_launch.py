@@ -59,7 +59,8 @@ class HopperTile(NamedTuple):
     producer_registers: int
 
 
-# Tile by head_dim. Registers limit the tile size for head_dim 64, shared memory for head_dim 128.
+# Tile by head_dim of the kernel. Registers limit the tile size for head_dim 64, shared memory for
+# head_dim 128.
 FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
 # queries, because blocks of 192 queries compute many masked scores in a short causal pass. Compared
@@ -67,13 +68,15 @@ FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 2
 # an H200.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
+# Head dimensions of tensors. TMA needs rows of a multiple of 16 bytes.
+HEAD_DIMS = (64, *range(72, 129, 8))
 
 
 def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
     Args:
-        head_dim: 64 or 128.
+        head_dim: 64 or 128, as returned by `kernel_head_dim`.
     """
     is_short = is_causal and n_queries <= SHORT_LENGTH and head_dim == 64
     return SHORT if is_short else FORWARD[head_dim]
@@ -94,12 +97,24 @@ def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int)
 
 def hopper_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
     """Return why the Hopper kernels do not support a dtype or head dimension, or None."""
-    if dtype in HOPPER_DTYPES and head_dim in FORWARD:
+    if dtype in HOPPER_DTYPES and head_dim in HEAD_DIMS:
         return None
     return (
         f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
-        f"{' or '.join(map(str, FORWARD))}, got {dtype} and head_dim {head_dim}"
+        f"{', '.join(map(str, HEAD_DIMS[:-1]))} or {HEAD_DIMS[-1]}, got {dtype} and head_dim "
+        f"{head_dim}"
     )
+
+
+def kernel_head_dim(head_dim: int) -> int:
+    """Return the head_dim of the kernel for this head_dim of the tensors: 64 or 128.
+
+    TMA pads tiles with zeros in shared memory, so the tensors need no padding.
+
+    Args:
+        head_dim: one of HEAD_DIMS.
+    """
+    return 64 if head_dim <= 64 else 128
 
 
 _cached_reason = functools.lru_cache(maxsize=MAX_PLANS)(_unsupported_reason)
@@ -123,12 +138,14 @@ def flash_forward(
     q, k or v is copied first if the kernels do not support its address or strides.
 
     Args:
-        q: (..., n_queries, head_dim), bfloat16 or float16, head_dim 64 or 128.
-        k, v: (..., n_keys, head_dim), with the dtype, device and leading dimensions of q.
+        q: (..., heads, n_queries, head_dim), bfloat16 or float16, head_dim one of HEAD_DIMS.
+        k, v: (..., heads, n_keys, head_dim), with the dtype, device and leading dimensions of q,
+            except that the number of heads may be a divisor of that of q.
         is_causal, scale: see `triton.launch.flash_forward`.
         tile: tile sizes; the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
-            `splits.forward_splits` by default.
+            `splits.forward_splits` by default. It must be 1 or None if head_dim is neither 64 nor
+            128.
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
             pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
@@ -142,6 +159,11 @@ def flash_forward(
         RuntimeError: if the kernels do not support the inputs (see `unsupported_reason`).
     """
     check_kernel_inputs(*signature(q, k, v))
+    if v.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"flash_hopper needs equal head dimensions of q, k and v, got {q.shape[-1]} and "
+            f"{v.shape[-1]}"
+        )
     reason = unsupported_reason(q)
     if reason:
         raise RuntimeError(reason)
@@ -177,7 +199,7 @@ class HopperForwardPlan:
         scale: multiplies the scores; None means 1/sqrt(head_dim).
         tile: tile sizes; None means the result of `forward_tile`.
         n_splits: number of ranges into which the keys are split; None means the result of
-            `forward_splits`.
+            `forward_splits`, or 1 if the kernel pads head_dim.
     """
 
     def __init__(
@@ -193,13 +215,17 @@ class HopperForwardPlan:
     ):
         from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
-        (batch, heads, n_queries, head_dim), n_keys = shapes[0], shapes[1][2]
-        tile = tile or forward_tile(head_dim, n_queries, is_causal)
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
+        padded_dim = kernel_head_dim(head_dim)
+        tile = tile or forward_tile(padded_dim, n_queries, is_causal)
         scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
-        n_programs = batch * heads
+        n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
+        if head_dim < padded_dim:  # `combine_kernel` reads partial results without padding
+            assert n_splits in (None, 1), "n_splits with a padded head_dim"
+            n_splits = 1
         if n_splits is None:
             partial_bytes = n_programs * n_queries * head_dim * 4
             n_splits = forward_splits(
@@ -210,13 +236,13 @@ class HopperForwardPlan:
         n_work = n_programs * n_blocks * n_splits
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
-            heads_in_l2(n_keys, head_dim, 2, n_programs), scale * LOG2E,
+            q_per_kv * heads_in_l2(n_keys, head_dim, 2, batch * kv_heads), scale * LOG2E,
         )  # fmt: skip
         constants = {
-            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": padded_dim,
             "IS_CAUSAL": is_causal, "MASKED": is_causal or n_keys % tile.block_k != 0,
-            "STAGES": tile.stages, "SPLIT": n_splits > 1, "REGISTERS": tile.registers,
-            "PRODUCER_REGISTERS": tile.producer_registers,
+            "STAGES": tile.stages, "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv,
+            "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
         grid = (min(n_work, n_multiprocessors),)
         self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
@@ -301,13 +327,13 @@ def row_maps(
 ) -> TensorMaps:
     """Return the TMA descriptors of tensors with the given dtype, shape and strides.
 
-    The tiles have `rows` rows of one head. A tile may extend past the last row of its head. The
-    rows past the last row are read as zeros and are not written, even if another head follows in
-    memory.
+    The tiles have `rows` rows of one head, and 64 or 128 columns. A tile may extend past the last
+    row of its head, or past the last column. The elements outside of the head are read as zeros and
+    are not written, whatever follows in memory.
 
     Args:
-        shape: (batch, heads, n_rows, head_dim).
+        shape: (batch, heads, n_rows, head_dim), with head_dim one of HEAD_DIMS.
         strides: strides in elements.
         rows: number of rows per tile.
     """
-    return TensorMaps(dtype, shape, strides, (1, 1, rows, shape[-1]))
+    return TensorMaps(dtype, shape, strides, (1, 1, rows, kernel_head_dim(shape[-1])))

@@ -1,7 +1,8 @@
 """Kernel that runs before the Hopper kernels of the backward pass, and computes their inputs.
 
 For each query, it computes two numbers: the log-sum-exp in base 2, and -delta, where delta is
-rowsum(dO * O). It also writes zeros to the float32 tensor to which the backward kernels add dQ.
+rowsum(dO * O) minus the gradient of the log-sum-exp. It also writes zeros to the float32 tensor to
+which the backward kernels add dQ.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -20,13 +21,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
 def prepare_kernel(
-    out, dout, lse, log2_lse, minus_delta, dq_sum, counter,
+    out, dout, lse, dlse, log2_lse, minus_delta, dq_sum, counter,
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
 
-    lse is the log-sum-exp of the scores of a query, and delta is rowsum(dO * O).
+    lse is the log-sum-exp of the scores of a query, and delta is rowsum(dO * O) - dlse. The
+    gradient of a score is its probability times dP - delta, and the gradient of lse adds its
+    probability times dlse.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
@@ -34,18 +37,23 @@ def prepare_kernel(
         out, dout: attention output O and its gradient dO, (batch, heads, n_queries, HEAD_DIM). The
             elements of a row are contiguous.
         lse: float32 (batch, heads, n_queries), contiguous: log-sum-exp with the natural logarithm.
+        dlse: float32 (batch, heads, n_queries), contiguous: gradient of lse. It is read only if
+            HAS_DLSE is True.
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
             n_queries it is inf, so that the backward kernels compute probabilities of 0.
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. Past n_queries it
             is 0.
-        dq_sum: float32 (batch * heads * n_padded * HEAD_DIM,), output: zeros, to which the backward
+        dq_sum: float32 (batch * heads * n_padded * COLUMNS,), output: zeros, to which the backward
             kernels add dQ.
         counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
         out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
             elements.
         n_heads: number of heads.
         n_padded: n_queries rounded up to a multiple of ROWS.
+        HEAD_DIM: number of columns of out and dout.
+        COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
         ROWS: number of queries per program. It must be 64.
+        HAS_DLSE: whether lse has a gradient.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
     `backward_common.row_of` reads them.
@@ -55,8 +63,8 @@ def prepare_kernel(
     first = tl.program_id(0) % n_blocks * ROWS
     out = head_base(out, head, n_heads, out_batch, out_head)
     dout = head_base(dout, head, n_heads, dout_batch, dout_head)
-    o = load_tile(out, first, n_queries, out_row, HEAD_DIM, ROWS, HEAD_DIM, True)
-    do = load_tile(dout, first, n_queries, dout_row, HEAD_DIM, ROWS, HEAD_DIM, True)
+    o = load_tile(out, first, n_queries, out_row, HEAD_DIM, ROWS, COLUMNS, True)
+    do = load_tile(dout, first, n_queries, dout_row, HEAD_DIM, ROWS, COLUMNS, True)
     total = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     column = tl.arange(0, ROWS)
     row = first + column
@@ -64,13 +72,16 @@ def prepare_kernel(
     row_lse = tl.load(
         lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
     )
+    if HAS_DLSE:
+        row_dlse = dlse + head.to(tl.int64) * n_queries + row
+        total -= tl.load(row_dlse, mask=row < n_queries, other=0.0)
     # In the result of a WGMMA, four threads hold each row. Thread t has the columns 8 j + 2 t + e
     # with e = 0 or 1. Store the 16 values of each of these threads contiguously.
     place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)
-    element = tl.arange(0, HEAD_DIM)
-    zeros = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-    tl.store(dq_sum + (before + row[:, None]) * HEAD_DIM + element[None, :], zeros)
+    element = tl.arange(0, COLUMNS)
+    zeros = tl.zeros((ROWS, COLUMNS), tl.float32)
+    tl.store(dq_sum + (before + row[:, None]) * COLUMNS + element[None, :], zeros)
     if tl.program_id(0) == 0:
         tl.store(counter, 0)

@@ -15,7 +15,7 @@ from systems.kernels.flash_attention.triton.tile_ops import head_base
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
 def convert_kernel(
     dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Convert the float32 sum of dQ to dQ: multiply it by the scale, transpose and round it.
 
@@ -24,7 +24,7 @@ def convert_kernel(
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        dq_sum: float32 (batch, heads, n_padded // ROWS, HEAD_DIM, ROWS), contiguous: dQ / scale, as
+        dq_sum: float32 (batch, heads, n_padded // ROWS, COLUMNS, ROWS), contiguous: dQ / scale, as
             one transposed tile for every ROWS queries.
         dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
             elements of a row are contiguous.
@@ -33,16 +33,20 @@ def convert_kernel(
         n_queries: number of queries per head.
         n_padded: n_queries rounded up to a multiple of ROWS.
         scale: scale of the scores.
-        HEAD_DIM: 64 or 128.
+        HEAD_DIM: number of columns of dquery.
+        COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
         ROWS: number of queries per tile. Each program converts one tile.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks
     column = tl.arange(0, ROWS)
     row = tl.program_id(0) % n_blocks * ROWS + column
-    element = tl.arange(0, HEAD_DIM)
-    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * HEAD_DIM)
+    element = tl.arange(0, COLUMNS)
+    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * COLUMNS)
     value = tl.trans(tl.load(tile + element[:, None] * ROWS + column[None, :]) * scale)
     dquery = head_base(dquery, head, n_heads, dq_batch, dq_head)
     pointers = dquery + row[:, None].to(tl.int64) * dq_row + element[None, :]
-    tl.store(pointers, value.to(dquery.dtype.element_ty), mask=row[:, None] < n_queries)
+    there = row[:, None] < n_queries
+    if HEAD_DIM < COLUMNS:
+        there = there & (element[None, :] < HEAD_DIM)
+    tl.store(pointers, value.to(dquery.dtype.element_ty), mask=there)

@@ -81,6 +81,7 @@ def backward_splits(
     is_causal: bool,
     head_dim: int,
     multiprocessors: int,
+    q_per_kv: int = 1,
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
@@ -88,11 +89,12 @@ def backward_splits(
     result is 1 if all heads together have at least two blocks per multiprocessor.
 
     Args:
-        n_programs: batch * heads.
+        n_programs: batch * heads of k and v.
         n_blocks: number of blocks of 128 keys per head.
         n_tiles: number of tiles of 64 queries per head.
         head_dim: 64 or 128.
         multiprocessors: number of multiprocessors of the GPU.
+        q_per_kv: number of heads of q per head of k and v.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -103,7 +105,7 @@ def backward_splits(
 
     return _fastest(
         length, n_blocks, n_tiles, is_causal, True, n_programs, multiprocessors,
-        BACKWARD_STEP_SECONDS[head_dim], 2 * ADD_SECONDS,
+        q_per_kv * BACKWARD_STEP_SECONDS[head_dim], 2 * ADD_SECONDS,
         2 * n_programs * n_blocks * BLOCK_K * head_dim * 4,
     )  # fmt: skip
 

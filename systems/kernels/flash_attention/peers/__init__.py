@@ -1,0 +1,1 @@
+"""Attention of other packages: torch's fused kernels, FlexAttention and flash-attn-4."""
