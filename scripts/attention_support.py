@@ -69,7 +69,8 @@ def span(dims: list[int]) -> str:
         return f"{dims[0]} to {dims[-1]}"
     step = dims[1] - dims[0]
     if len(dims) > 2 and dims == list(range(dims[0], dims[-1] + 1, step)):
-        return f"multiples of {step} to {dims[-1]}"
+        first = "" if dims[0] == step else f"from {dims[0]} "
+        return f"multiples of {step} {first}to {dims[-1]}"
     if dims[-1] == LARGEST:
         return ", ".join(map(str, dims[:2])) + ", ..."
     return ", ".join(map(str, dims))
