@@ -147,7 +147,9 @@ def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
         return None
     try:
         carried = carried_state.read(root).files.keys()
-        tracked = git.tracked_files(root, [*ignored_in(root, root / "logs")])
+        names = git.tracked_files(root, [*ignored_in(root, root / "logs")])
+        # A file that only the older commit has is missing, as in the carried commit.
+        tracked = [name for name in names if os.path.lexists(root / name)]
         state = _from_carried(root)
     except (carried_state.BrokenState, git.GitError):
         return None

@@ -94,7 +94,7 @@ def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
 class Average(NamedTuple):
     """An all-reduce that was started and averages tensors over the ranks. See `start_average`."""
 
-    work: dist.Work
+    works: list[dist.Work]
     # These references keep the tensors alive while Gloo's thread uses them (pytorch issue 75529).
     tensors: list[Tensor]
     copies: list[tuple[Tensor, Tensor]]  # (strided tensor, its contiguous copy)
@@ -107,7 +107,8 @@ class Average(NamedTuple):
         Raises:
             RuntimeError: if another rank has exited or the timeout has expired.
         """
-        self.work.wait()
+        for work in self.works:
+            work.wait()
         for tensor, copy in self.copies:
             tensor.copy_(copy)
 
@@ -136,7 +137,11 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
         torch._foreach_div_(tensors, group.size())
     # This calls the process group directly, because the wrapper in torch.distributed takes another
     # 10 us of host time per call.
-    return Average(group.allreduce_coalesced(tensors, options), tensors, copies)
+    if tensors[0].is_cuda and dist.get_backend(group) == "gloo":  # has no coalesced all-reduce
+        works = [group.allreduce(tensor, options.reduceOp) for tensor in tensors]
+    else:
+        works = [group.allreduce_coalesced(tensors, options)]
+    return Average(works, tensors, copies)
 
 
 class Gather(NamedTuple):

@@ -136,7 +136,7 @@ class _Chunk:
         # unused.
         together = (
             _coalescing_manager(group, device, async_ops=True)
-            if device.type == "cuda" and pieces
+            if dist.get_backend(group) == "nccl" and pieces
             else nullcontext()
         )
         with together as manager:

@@ -258,15 +258,18 @@ def test_a_carried_state_explains_a_copy_in_an_older_repository(tmp_path: Path) 
     """All files equal those of the carried commit, although git shows changes."""
     source, copy = Checkout(tmp_path / "source"), Checkout(tmp_path / "copy")
     source.write("old.py", "x = 1\n")
+    source.write("gone.py", "w = 0\n")
     first = source.commit()
     copy.git("pull", "-q", str(source.folder), "HEAD")
     source.write("old.py", "x = 2\n")
     source.write("new.py", "y = 3\n")
+    (source.folder / "gone.py").unlink()
     second = source.commit()
     (source.folder / ".git" / "info" / "exclude").write_text(".code_state.json\n")
     write_carried(source.folder)
     for name in ("old.py", "new.py", ".code_state.json"):
         shutil.copy(source.folder / name, copy.folder)
+    (copy.folder / "gone.py").unlink()
 
     def state(where: Checkout) -> tuple[str | None, object]:
         found = read_state(where.folder, tmp_path / "results")
