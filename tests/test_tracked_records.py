@@ -52,6 +52,7 @@ WITHOUT_SOURCE_HASH = {
 # files in a repository with an older commit and one file more, so git saw uncommitted changes.
 COPIES = {
     "0d219d1e602119880df36a075c5f8e1c39f284ad": "5e057e2e429780a9aaa1049227cef660175e89b9",
+    "3493279e85e014ba1ec160921a3f3b69a6b7b008": "551528e784e69659a060e204242357d875194b0e",
 }
 
 load = cache(load_benchmark)

@@ -10,6 +10,7 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
     items(...)                   list that a run returned
+    failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
     sizes, device                names of the models; kind of GPU, None without results
     sci                          filter that formats small numbers
@@ -20,6 +21,7 @@ have.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +165,13 @@ class _Accounting:
         return getattr(accounting, name)
 
 
+# Numbers in the message of torch's OutOfMemoryError, in GiB
+_OUT_OF_MEMORY = {
+    "capacity": r"total capacity of ([\d.]+) GiB",
+    "unused": r"([\d.]+) GiB is reserved by PyTorch but unallocated",
+}
+
+
 class _Lookups:
     """Functions of a template that look up results of one kind of device."""
 
@@ -186,6 +195,7 @@ class _Lookups:
             "state": self.state,
             "speed": self.speed,
             "items": self.items,
+            "failure": self.failure,
             "published": _published,
         }
 
@@ -244,6 +254,27 @@ class _Lookups:
         number = self._registry.number(study, record)
         self._used[number] = self._registry.entries[number]
         return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
+
+    def failure(self, sweep: str | None = None, **params: Any) -> Any:
+        """Return how one run failed, as a dict of the fields of `failure` in its record.
+
+        If GPU memory ran out, the dict also has the numbers in torch's message, in GiB: `capacity`
+        of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed.
+        """
+        study = self._named(sweep)
+        results = [] if study is None else self._results(study, params)
+        failed = [r.record for r in results if self._has(r, _chosen(params)) and r.record]
+        record = next((record for record in failed if record.failure is not None), None)
+        if study is None or record is None or record.failure is None:
+            return self._missing()
+        self._answer.found += 1
+        number = self._registry.number(study, record)
+        self._used[number] = self._registry.entries[number]
+        fields = record.failure.model_dump()
+        for name, pattern in _OUT_OF_MEMORY.items():
+            found = re.search(pattern, record.failure.message)
+            fields[name] = float(found[1]) if found else None
+        return {name: _traced(value, number) for name, value in fields.items()}
 
     @staticmethod
     def _has(result: Result, params: dict[str, Any]) -> bool:
