@@ -36,9 +36,9 @@ from jobs.report.comparison.compare_text import csv_comparison, markdown_compari
 from jobs.report.comparison.process_times import read_both, read_short
 from jobs.report.frame_file import unusable_file, write_csv, write_frame
 from jobs.report.images import Image, copy_run_images, draw_plots
-from jobs.report.render import Format, ListFormat, markdown_image, render, render_columns
-from jobs.report.report_table import make_report_table
 from jobs.report.results import Result, list_results
+from jobs.report.tables.render import Format, ListFormat, markdown_image, render, render_columns
+from jobs.report.tables.report_table import make_report_table
 from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
 from jobs.results.run_states import Observation, observe

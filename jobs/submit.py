@@ -24,7 +24,8 @@ from jobs.command_line.plan import show_plan
 from jobs.errors import CommandError, InputError
 from jobs.formatting import counted, relative
 from jobs.launch.against import find
-from jobs.launch.submission import Options, Prepared, failed_records, prepare, start
+from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
+from jobs.launch.submission import start
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled

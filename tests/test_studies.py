@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jobs.report.report_table import make_report_table
 from jobs.report.results import list_results
+from jobs.report.tables.report_table import make_report_table
 from jobs.results.run_states import observe
 from jobs.sweep.load import load_sweep
 from systems.training.parallel_timing import exposed_facts, facts_of_ranks

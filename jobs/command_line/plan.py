@@ -13,7 +13,7 @@ from jobs.block import Block
 from jobs.command_line.plain_console import plain_console
 from jobs.formatting import counted, format_number, relative
 from jobs.launch.packing import worst_case_gpu_hours
-from jobs.launch.submission import Prepared
+from jobs.launch.plan_submission import Prepared
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.manifest import Executor
 from jobs.results.record import Record

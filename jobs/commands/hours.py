@@ -137,7 +137,7 @@ def _row(folder: str, hours: Hours, by: By) -> Row:
 
 def _print_markdown(rows: list[Row]) -> None:
     """Print the rows, at least one. If there are several, the last row has their total."""
-    from jobs.report.render import markdown_table
+    from jobs.report.tables.render import markdown_table
 
     if len(rows) > 1:
         total: Row = {}

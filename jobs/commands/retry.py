@@ -14,7 +14,8 @@ from jobs.commands.where import Where, matching
 from jobs.errors import CommandError, InputError
 from jobs.formatting import counted
 from jobs.launch.packing import worst_case_gpu_hours
-from jobs.launch.submission import Options, Prepared, prepare, reload
+from jobs.launch.plan_submission import Options, Prepared, prepare
+from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation, TaskKey
 from jobs.run import varying

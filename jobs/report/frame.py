@@ -17,11 +17,11 @@ import pandas as pd
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.report.cell import Cell, numbers
 from jobs.report.metrics import METRICS, Metric, fact_at, measured_phases, phases_with
 from jobs.report.recorded import UNKNOWN, recorded_value
 from jobs.report.results import Result, list_results
 from jobs.report.statistics import statistic
+from jobs.report.tables.cell import Cell, numbers
 from jobs.report.views import with_defaults
 from jobs.results.record import Measurements, Record
 from jobs.results.record_reader import garbage_collection_paused

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.formatting import format_scalar, is_number
-from jobs.report.cell import Interval
-from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
+from jobs.report.tables.cell import Interval
+from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Plot
 

@@ -31,12 +31,12 @@ from jinja2 import TemplateError
 from jobs.errors import TableError
 from jobs.formatting import counted
 from jobs.published.figures import published_figure
-from jobs.report.basis import basis_note
-from jobs.report.cell import Cell
 from jobs.report.metrics import fact_at
 from jobs.report.results import Result
-from jobs.report.speedup import speedup_of
 from jobs.report.statistics import relative_spread
+from jobs.report.tables.basis import basis_note
+from jobs.report.tables.cell import Cell
+from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups

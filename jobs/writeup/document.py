@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from jobs.errors import TableError
-from jobs.report.report_table import ReportTable, make_report_table
+from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.sweep.schema import Plot, Table
 from jobs.writeup.answer import Answer, Registry, devices_of, render_answer
 from jobs.writeup.drawings import Drawing, drawings_of

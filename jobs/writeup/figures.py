@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
-from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.plots import LINEAR_SPAN, log_base, panels_of, text_of, without_index
 from jobs.report.results import Key
+from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.writeup.document import ShownPlot
 from systems.plot_data import Spans, Stack
 

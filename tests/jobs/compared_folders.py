@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.launch.submission import Options, prepare
+from jobs.launch.plan_submission import Options, prepare
 from jobs.report.comparison.compare import Comparison, compare_blocks, compare_folders
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.process_times import folder_times, read_short

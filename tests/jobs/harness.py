@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import aggregate
 import jobs.__main__ as commands
 from jobs import submit
-from jobs.launch.submission import Options, prepare
+from jobs.launch.plan_submission import Options, prepare
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jobs.errors import InputError
-from jobs.launch.submission import Options, prepare
-from jobs.report.report_table import ReportTable, make_report_table
+from jobs.launch.plan_submission import Options, prepare
 from jobs.report.results import list_results
+from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Failure, Measurements, Record

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.submission import Options, prepare, reload
+from jobs.launch.plan_submission import Options, prepare
+from jobs.launch.submission import reload
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, read_manifest, write_manifest
 from jobs.sweep.expand import expand

@@ -7,7 +7,7 @@ from io import StringIO
 
 from jobs.report.comparison.compare import Comparison
 from jobs.report.comparison.compared_cell import cell_columns, count_text
-from jobs.report.render import markdown_table
+from jobs.report.tables.render import markdown_table
 
 
 def markdown_comparison(found: Comparison, every: bool) -> str:

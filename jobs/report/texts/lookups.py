@@ -8,9 +8,9 @@ from typing import Any
 from jobs.errors import TableError, nearest
 from jobs.formatting import format_scalar
 from jobs.published.figures import published_figure
-from jobs.report.cell import Cell
 from jobs.report.metrics import measured_phases, metric_named, phases_with
 from jobs.report.results import Result
+from jobs.report.tables.cell import Cell
 from jobs.report.texts.language import NotMeasured
 from jobs.run import Run, varying
 from jobs.status import Status

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jobs.command_line.plan import time_text
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
+from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import Task, split_done, tasks_of
-from jobs.launch.submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, Job
 from jobs.results.record import Record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import provenance
-from jobs.launch.submission import Options, prepare
+from jobs.launch.plan_submission import Options, prepare
 from jobs.results.manifest import Executor, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import aggregate
-from jobs.report.pivot import make_pivot
 from jobs.report.results import list_results
+from jobs.report.tables.pivot import make_pivot
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy

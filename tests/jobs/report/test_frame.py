@@ -19,12 +19,12 @@ from scipy import stats
 import jobs.report
 from jobs.formatting import format_number
 from jobs.report import load
-from jobs.report.cell import Cell, numbers
 from jobs.report.frame import FIRST, LAST, MEASURED, typed
 from jobs.report.metrics import METRICS, Metric
-from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Result, list_results
 from jobs.report.statistics import statistic
+from jobs.report.tables.cell import Cell, numbers
+from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.views import tables_of
 from jobs.results import run_states
 from jobs.results.run_states import observe

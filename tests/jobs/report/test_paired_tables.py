@@ -17,8 +17,8 @@ from scipy import stats
 
 from jobs.report.comparison.verdicts import Round, aa_floor, judge
 from jobs.report.plots import draw_plot
-from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
+from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.jobs.report.test_aggregate import cli

@@ -9,8 +9,8 @@ import pytest
 
 from jobs.errors import TableError
 from jobs.published.figures import FOLDER, published_figure
-from jobs.report.report_table import ReportTable, make_report_table
 from jobs.report.results import list_results
+from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy

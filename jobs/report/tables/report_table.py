@@ -1,6 +1,6 @@
 """Makes the tables that a sweep declares, as text cells with a heading and notes.
 
-`jobs.report.render` formats these tables as Markdown, CSV, LaTeX or HTML.
+`jobs.report.tables.render` formats these tables as Markdown, CSV, LaTeX or HTML.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_number, format_scalar
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
-from jobs.report.cell import Interval
-from jobs.report.list_table import ListTable, make_list_table
-from jobs.report.pivot import Pivot, make_pivot
 from jobs.report.results import Key, Result
-from jobs.report.speedup import Speedup, speedup_column, speedup_notes
+from jobs.report.tables.cell import Interval
+from jobs.report.tables.list_table import ListTable, make_list_table
+from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table

@@ -12,8 +12,6 @@ import numpy as np
 
 from jobs.errors import nearest
 from jobs.formatting import format_range, plural
-from jobs.report.basis import attempts_note, basis_note, process_noun
-from jobs.report.cell import Cell, over_processes
 from jobs.report.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.report.results import (
     Key,
@@ -24,6 +22,8 @@ from jobs.report.results import (
     result_notes,
 )
 from jobs.report.statistics import relative_spread
+from jobs.report.tables.basis import attempts_note, basis_note, process_noun
+from jobs.report.tables.cell import Cell, over_processes
 from jobs.report.views import declared_order, select_results, sort_keys
 from jobs.results.record import Measurements
 from jobs.results.run_states import Observation

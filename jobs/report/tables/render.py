@@ -14,7 +14,7 @@ from urllib.parse import quote
 from tabulate import tabulate
 
 from jobs.report.images import Image
-from jobs.report.report_table import ReportTable
+from jobs.report.tables.report_table import ReportTable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
-from jobs.report.basis import attempts_note, basis_note
 from jobs.report.metrics import convert, fact_at, fact_metric
 from jobs.report.results import (
     Key,
@@ -22,6 +21,7 @@ from jobs.report.results import (
     notes_on_commits,
     result_notes,
 )
+from jobs.report.tables.basis import attempts_note, basis_note
 from jobs.report.views import declared_order, select_results, sort_keys
 from jobs.results.record import Record
 from jobs.results.run_states import Observation

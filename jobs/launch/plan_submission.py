@@ -1,0 +1,350 @@
+"""Plan a submission from a sweep: which runs it executes, in which jobs.
+
+Used by `python -m jobs.submit` and `python -m jobs retry`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs import provenance
+from jobs.block import Block, TaskKey
+from jobs.errors import InputError, Problem
+from jobs.formatting import counted
+from jobs.launch import snapshot
+from jobs.launch.against import OtherCode, require_benchmarks, same_sources, with_other_code
+from jobs.launch.packing import Slots, local_slots, pack, too_short
+from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
+from jobs.processes import command_line
+from jobs.results.manifest import (
+    Executor,
+    Manifest,
+    new_id,
+)
+from jobs.results.record import Record
+from jobs.results.record_reader import read_records
+from jobs.results.run_states import observe
+from jobs.results.stale import Staleness, without_hash
+from jobs.run import Run
+from jobs.sweep.expand import Expansion, expand
+from jobs.sweep.load import LoadedSweep
+from jobs.sweep.schema import Sweep
+from jobs.sweep.stock_sweeps import stock_sweeps
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a submission, as given on the command line."""
+
+    executor: Executor
+    out: Path  # results folder
+    retry_failed: bool = False  # whether to execute failed runs again
+    force: bool = False  # whether to execute all runs, even those that are done or in flight
+    parallel: int | None = None  # maximum number of jobs at the same time; local executor only
+    snapshot: bool = False  # whether the jobs run from a copy of the code
+    save_untracked: bool = False  # whether diffs contain small untracked files
+    keep_stale: bool = False  # whether results of older code count as done
+    only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
+    leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
+    against: OtherCode | None = None  # other checkout with which the runs are compared
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A submission that is planned but not started, and the lists of what it skips.
+
+    A `Task` is a (run, repeat) pair.
+    """
+
+    manifest: Manifest
+    expansion: Expansion
+    done: list[Task]  # skipped because of earlier records
+    failed_before: list[Record]  # records of the tasks in `done` that failed
+    in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
+    # False if there are no jobs, and the folder already has these runs, tables and plots.
+    is_new: bool = True
+    notes: list[str] = field(default_factory=list)  # remarks for the user, one line each
+
+
+def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
+    """Plan a submission, without writing files.
+
+    Expands the sweep into runs, skips runs that are done, queued or running, and groups the other
+    runs into jobs.
+
+    Args:
+        loaded: the sweep.
+        options: options of the submission.
+        sweep_path: path of the sweep file, to be saved in the manifest.
+
+    Raises:
+        InputError: if the sweep cannot be expanded.
+        UnreadableResults: if the records or submissions of the results folder cannot be read, or
+            none of its manifests.
+        SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
+        AgainstError: if the other checkout cannot execute the runs.
+    """
+    expansion = expand(loaded)
+    other = options.against
+    notes: list[str] = []
+    if other is None:
+        _require_candidates(loaded, expansion)
+    else:
+        require_benchmarks(other, expansion.runs)
+        if same_sources(other, expansion.runs):
+            notes.append(
+                f"the sources of all runs are the same in {other.name} and in the working tree, so "
+                "only noise is measured; --against HEAD compares with the last commit, "
+                "--against HEAD~1 with the one before"
+            )
+        expansion = with_other_code(expansion, other, loaded.sweep.blocks)
+    if any(block.rounds == 1 for block in expansion.blocks):
+        notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")
+    folder = options.out.resolve()
+    live: set[TaskKey] = set()
+    earlier: dict[str, Manifest] = {}
+    try:
+        observation = observe(folder)
+    except FileNotFoundError:  # no submission yet, but the folder may contain copied records
+        records, bad_lines = read_records(folder)
+    else:
+        records, bad_lines = observation.records, observation.bad_lines
+        earlier = {manifest.id: manifest for manifest in observation.manifests}
+        if not options.force:
+            live = {t.key for t in observation.tasks if t.status.is_live}
+    same_device = _same_device(options.executor, loaded, records, earlier)
+    staleness = Staleness(expansion.runs)
+    stale = [record for record in records if staleness.is_stale(record)]
+    counting = records
+    if stale and not options.keep_stale:
+        counting = [record for record in records if not staleness.is_stale(record)]
+    fresh = {id(record) for record in counting}
+
+    def counts(record: Record, run: Run) -> bool:
+        return id(record) in fresh and same_device(record, run)
+
+    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options)
+    outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
+    outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
+    before = [outcome[run.id, repeat] for run, repeat in done]
+    manifest = Manifest(
+        folder=folder,
+        id=new_id(),
+        created_at=time.time(),
+        executor=options.executor,
+        sweep=loaded.sweep,
+        sweep_path=sweep_path,
+        command=command_line(),
+        runs={run.id: run for run in expansion.runs},
+        jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options), expansion.blocks),
+        done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
+        provenance={},
+        force=options.force,
+        save_untracked=options.save_untracked,
+        blocks=expansion.blocks,
+        checkouts={other.name: other.planned(folder)} if other is not None else {},
+        keep_stale=options.keep_stale,
+    )
+    notes += [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
+    notes += too_short(manifest.jobs, manifest.runs)
+    if options.executor is not Executor.slurm:
+        notes += _without_gpus(todo, sweep_path)
+    if options.snapshot:
+        wanted = {run.id: run for run, _ in todo}
+        notes += snapshot.check(wanted.values(), folder)
+    is_new = bool(todo) or _is_new(manifest, earlier)
+    failed = failed_records(before)
+    return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+
+
+def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
+    """Check that the blocks have runs to compare, since there is no other checkout."""
+    keys = loaded.sweep.blocks
+    if keys is None:
+        return
+    if not keys.interleave:
+        what = "blocks.interleave and blocks.baseline are required, except with --against"
+        raise InputError([Problem(loaded.document.at(("blocks",)), what)])
+    if all(len(block.runs) == 1 for block in expansion.blocks):
+        what = (
+            "blocks: each block holds one run, the baseline, so there is nothing to compare; give "
+            f"{' or '.join(keys.interleave)} at least 2 values, or measure without blocks: "
+            "blocks=null"
+        )
+        raise InputError([Problem(loaded.document.at(("blocks", "interleave")), what)])
+
+
+def _split(
+    expansion: Expansion,
+    sweep: Sweep,
+    records: list[Record],
+    live: set[TaskKey],
+    counts: Callable[[Record, Run], bool],
+    options: Options,
+) -> tuple[list[Task], list[Task], list[Task]]:
+    """Split the (run, repeat) pairs of a sweep by what a submission does with them.
+
+    A round of a block is executed as a whole, or not at all. A block of which a pair is queued or
+    running is not executed.
+
+    Args:
+        expansion: the runs and blocks of the sweep.
+        sweep: the sweep.
+        records: records in the results folder.
+        live: pairs that are queued or running.
+        counts: whether a record comes from the kind of device on which the run will execute, and
+            is not of older code.
+        options: options of the submission.
+
+    Returns:
+        The pairs to execute, the pairs that are done, and the pairs that are queued or running.
+    """
+    runs = {run.id: run for run in expansion.runs}
+    paired = {run for block in expansion.blocks for run in block.runs}
+    tasks = tasks_of([run for run in expansion.runs if run.id not in paired], sweep.repeats)
+    flying = live & {(run.id, repeat) for run, repeat in tasks}
+    free: list[Block] = []
+    for block in expansion.blocks:
+        if live.isdisjoint(block.all_tasks()):
+            free.append(block)
+        else:
+            flying |= set(block.all_tasks())
+    how = (records, counts, options.retry_failed, options.force)
+    single, done = split_done(tasks, *how)
+    rounds, done_in_rounds = split_rounds(free, runs, *how)
+    todo: list[Task] = []
+    for together in [*([task] for task in single), *rounds]:
+        keys = {(run.id, repeat) for run, repeat in together}
+        if options.only is not None and keys.isdisjoint(options.only):
+            continue
+        if not keys <= flying | options.leave_out:
+            todo += together
+    in_flight = [(runs[run], repeat) for run, repeat in flying]
+    return todo, done + done_in_rounds, sorted(in_flight, key=lambda task: task[1])
+
+
+def _stale_notes(
+    stale: list[Record], todo: list[Task], done: list[Task], options: Options
+) -> list[str]:
+    """Return a note on the results of older code, if there are any.
+
+    Args:
+        stale: the records of older code.
+        todo: the tasks to execute.
+        done: the tasks that are skipped because they are done.
+        options: options of the submission.
+    """
+    # A later record of the same task comes later in the list.
+    latest = {(record.run, record.repeat): record for record in stale if record.status == "ok"}
+    tasks = done if options.keep_stale else todo
+    found = [latest[run.id, repeat] for run, repeat in tasks if (run.id, repeat) in latest]
+    if not found or options.force:
+        return []
+    count, which = counted(len(found), "result"), without_hash(found)
+    them = "it" if len(found) == 1 else "them"
+    if options.keep_stale:
+        return [f"{count} of older code{which} kept"]
+    return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
+
+
+def _without_gpus(todo: list[Task], sweep_path: str) -> list[str]:
+    """Return a note if this machine has too few GPUs for all runs that are to be executed."""
+    visible = len(set(provenance.visible_gpus()))
+    needed = min((run.shape.gpus_per_node for run, _ in todo), default=0)
+    if needed <= visible:
+        return []
+    note = (
+        f"all runs will be recorded as unsupported: they need {counted(needed, 'GPU')} or more, "
+        f"but {visible} are visible here"
+    )
+    variant = Path(sweep_path).with_name("cpu") / Path(sweep_path).name
+    known = variant.is_file() or variant in stock_sweeps()
+    return [f"{note}; a variant for CPUs is {variant}" if known else note]
+
+
+def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:
+    """Return whether a manifest lists runs, tables or plots that the folder does not have yet.
+
+    Tables show the runs of all manifests. Their layout is that of the newest manifest.
+
+    Args:
+        manifest: manifest of a planned submission.
+        earlier: manifests of earlier submissions, oldest first, by submission id.
+    """
+    if not earlier:
+        return True
+    known = {run for before in earlier.values() for run in before.runs}
+    last, now = list(earlier.values())[-1].sweep, manifest.sweep
+    return not known >= manifest.runs.keys() or (last.tables, last.plots) != (now.tables, now.plots)
+
+
+def _slots(options: Options) -> Slots | None:
+    """Return how many jobs of a `Shape` run at the same time. None for Slurm and debug."""
+    if options.executor is not Executor.local:
+        return None
+    return local_slots(len(set(provenance.visible_gpus())), options.parallel)
+
+
+def _same_device(
+    executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
+) -> Callable[[Record, Run], bool]:
+    """Return a function that tells whether an earlier record is valid for the device of a new run.
+
+    The function returns True if the record comes from the kind of device on which the run will
+    execute. For a local or debug submission, this is the device of this machine.
+
+    For Slurm, the device is unknown until the job starts. The function therefore considers the
+    records of earlier Slurm submissions with the same partition and constraint, separately for CPU
+    runs and GPU runs. It accepts these records only if all of them come from one kind of device.
+    The worker compares the devices again before each run.
+
+    Args:
+        executor: Slurm, local or debug.
+        loaded: the sweep.
+        records: records in the results folder.
+        earlier: manifests of earlier submissions in the results folder, by submission id.
+    """
+    if executor is not Executor.slurm:
+        tokens = provenance.visible_gpus()
+        cpu, gpu = provenance.cpu_device(), provenance.device_kind(tokens)
+
+        def here(record: Record, run: Run) -> bool:
+            return record.device == (gpu if run.shape.gpus_per_node and tokens else cpu)
+
+        return here
+    slurm = loaded.sweep.slurm
+
+    def alike(record: Record) -> bool:
+        manifest = earlier.get(record.submission)
+        if manifest is None or manifest.executor is not Executor.slurm:
+            return False
+        theirs = manifest.sweep.slurm
+        return (theirs.partition, theirs.constraint) == (slurm.partition, slurm.constraint)
+
+    candidates = {id(record) for record in records if alike(record)}
+    kinds: dict[bool, set[str]] = {True: set(), False: set()}
+    for record in records:
+        if id(record) in candidates:
+            kinds[record.device.startswith("cpu:")].add(record.device)
+
+    def there(record: Record, run: Run) -> bool:
+        on_cpu = not run.shape.gpus_per_node
+        return (
+            id(record) in candidates
+            and record.device.startswith("cpu:") == on_cpu
+            and len(kinds[on_cpu]) == 1
+        )
+
+    return there
+
+
+def failed_records(records: list[Record]) -> list[Record]:
+    """Return the records of failed runs. Only the latest record of each (run, repeat) pair counts.
+
+    The statuses oom and unsupported are results, not failures.
+    """
+    latest = {(record.run, record.repeat): record for record in records}
+    return [record for record in latest.values() if record.status.is_failure]
