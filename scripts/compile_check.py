@@ -245,6 +245,7 @@ def compile_hopper(
             kernel that writes partial results, which are combined later).
         tile: block sizes and launch options of the forward kernel. None means the default for
             `head_dim`.
+        q_per_kv: number of heads of q per head of k and v.
     """
     from triton.experimental.gluon import language as gl
 

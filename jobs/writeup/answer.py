@@ -263,8 +263,14 @@ class _Lookups:
         """
         study = self._named(sweep)
         results = [] if study is None else self._results(study, params)
-        failed = [r.record for r in results if self._has(r, _chosen(params)) and r.record]
-        record = next((record for record in failed if record.failure is not None), None)
+        failed = [
+            (result.run.id, result.record)
+            for result in results
+            if self._has(result, _chosen(params)) and result.record and result.record.failure
+        ]
+        if len({run for run, _ in failed}) > 1:
+            raise TableError(f"failure(): {len(failed)} runs have {params}")
+        record = failed[0][1] if failed else None
         if study is None or record is None or record.failure is None:
             return self._missing()
         self._answer.found += 1

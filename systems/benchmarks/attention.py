@@ -66,7 +66,7 @@ class Params(BenchmarkParams):
     seq_len: Positive  # number of queries, and of keys, in each sequence
     head_dim: Positive  # number of elements per head
     batch_size: Positive = 1  # number of sequences
-    num_heads: Positive = 1  # number of heads of q, k and v
+    num_heads: Positive = 1  # number of heads of q; also of k and v if num_kv_heads is null
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # dtype of q, k, v, output and gradients
     causal: bool = True  # whether to apply the causal mask
     num_kv_heads: Positive | None = None  # number of heads of k and v; null: num_heads

@@ -61,10 +61,10 @@ class Params(ParallelParams):
                 f"`strategy: layers` needs `mode: eager`, got `mode: {self.mode}`; use "
                 "`strategy: blocks`, which gathers each compiled block as a whole"
             )
-        if self.checkpointing == "half_blocks":
+        if self.checkpointing == "half_blocks" and self.strategy != "layers":
             raise ValueError(
                 "`checkpointing: half_blocks` calls the halves of a block, so hooks of the block "
-                "do not gather its weights; use every_k, nested or selective"
+                "do not gather its weights; use every_k, nested or selective, or `strategy: layers`"
             )
         return self
 

@@ -91,6 +91,16 @@ def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
     return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
+def is_gloo_only(group: dist.ProcessGroup) -> bool:
+    """Return True if the group uses Gloo for tensors on a GPU, too. Gloo cannot coalesce them.
+
+    torch names the backend of a group such as `gloo`, `cpu:gloo,cuda:nccl`, or, if none was given
+    to `init_process_group`, `undefined`, which is Gloo for CPUs and NCCL for GPUs.
+    """
+    name = dist.get_backend(group)
+    return "gloo" in name and "nccl" not in name
+
+
 class Average(NamedTuple):
     """An all-reduce that was started and averages tensors over the ranks. See `start_average`."""
 
@@ -117,7 +127,8 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
     All tensors are reduced in one coalesced collective, which NCCL runs in one launch. So they need
-    not be copied into one flat tensor.
+    not be copied into one flat tensor. Gloo reduces CUDA tensors one by one, because it has no
+    coalesced all-reduce of them.
 
     Args:
         tensors: tensors of the same dtype and device.
@@ -137,7 +148,7 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
         torch._foreach_div_(tensors, group.size())
     # This calls the process group directly, because the wrapper in torch.distributed takes another
     # 10 us of host time per call.
-    if tensors[0].is_cuda and dist.get_backend(group) == "gloo":  # has no coalesced all-reduce
+    if tensors[0].is_cuda and is_gloo_only(group):
         works = [group.allreduce(tensor, options.reduceOp) for tensor in tensors]
     else:
         works = [group.allreduce_coalesced(tensors, options)]

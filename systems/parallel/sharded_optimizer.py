@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.parallel.collectives import group_or_world
+from systems.parallel.collectives import group_or_world, is_gloo_only
 from systems.parallel.rank_consistency import check_agreement
 
 # Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
@@ -136,7 +136,7 @@ class _Chunk:
         # unused.
         together = (
             _coalescing_manager(group, device, async_ops=True)
-            if dist.get_backend(group) == "nccl" and pieces
+            if device.type == "cuda" and not is_gloo_only(group) and pieces
             else nullcontext()
         )
         with together as manager:

@@ -64,7 +64,8 @@ def flash_attention(
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
             auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper,
-                            or flash_triton if only flash_triton supports the inputs. Otherwise
+                            or flash_triton if only flash_triton supports the inputs (not for
+                            grouped heads or another value_dim in 16 bits). Otherwise
                             sdpa, for example on other devices, for float64, and for small inputs,
                             whose time is mostly launch overhead. For features that sdpa lacks: the
                             first of flash_hopper, flash_triton and naive that supports the call

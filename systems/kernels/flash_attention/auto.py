@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from systems.kernels.device import is_hopper
+from systems.kernels.device import is_hopper, multiprocessors
+from systems.kernels.flash_attention.hopper.splits import BLOCK_K
 from systems.kernels.flash_attention.registry import HAS, features, unsupported_reason
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
@@ -39,7 +40,8 @@ def best_implementation(
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
     them supports, except that grouped heads and another head dimension of v in 16 bits leave out
-    "flash_triton". In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
+    "flash_triton", and few heads with head_dim between 64 and 128 leave out "flash_hopper". In all
+    other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
     lacks a feature that the call needs, it is the first of "flash_hopper", "flash_triton" and
     "naive" that supports the call.
 
@@ -61,10 +63,26 @@ def best_implementation(
         return "sdpa"
     if is_hopper(q.device):
         # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were
-        # measured (logs/h200/flash_leaderboard). With grouped heads, and with head_dim 80 and 96,
-        # flash_hopper takes 0.87 to 1.01 times as long as cuDNN (logs/h200/flash_features).
+        # measured (logs/h200/flash_leaderboard). With 4 heads of q per head of k (head_dim 128),
+        # and with head_dim 80 and 96, flash_hopper takes 0.87 to 1.01 times as long as cuDNN in
+        # forward and backward together (logs/h200/flash_features).
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
         for name in names:
-            if unsupported_reason(q, k, v, is_causal, name) is None:
+            if unsupported_reason(q, k, v, is_causal, name) is None and (
+                name != "flash_hopper" or _fills_gpu(k)
+            ):
                 return name
     return "sdpa"
+
+
+def _fills_gpu(k: Tensor) -> bool:
+    """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
+
+    A program of backward has 128 keys of one head of k. For head_dim 64 and 128, the queries are
+    split if there are few of them.
+
+    Args:
+        k: (batch, heads, n_keys, head_dim).
+    """
+    programs = math.prod(k.shape[:-2]) * -(-k.shape[-2] // BLOCK_K)
+    return k.shape[-1] in (64, 128) or programs >= multiprocessors(k.device.index)

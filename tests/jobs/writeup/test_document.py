@@ -130,6 +130,29 @@ def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     assert answer.found == 2
 
 
+def test_an_answer_names_how_a_run_failed(tmp_path: Path, folder: ResultsFolder) -> None:
+    message = (
+        "CUDA out of memory. GPU 0 has a total capacity of 139.80 GiB of which 10.79 GiB is free. "
+        "Of the allocated memory 97.44 GiB is allocated by PyTorch, and 30.84 GiB is reserved by "
+        "PyTorch but unallocated."
+    )
+    oom = failed("oom", memory="gpu", phase="backward", requested_bytes=2**35, message=message)
+    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2, 3]}\n"), lambda params, _: (
+        ok(1.0) if params["size"] == 3 else oom
+    ), H200)  # fmt: skip
+    text = (
+        "{% set f = failure(size=1) %}{{ f.phase }}: {{ f.requested_bytes / 2**30 }} of "
+        "{{ f.capacity }} GiB, {{ f.unused }} GiB unused"
+    )
+    (result,) = document(problem(text), folders=[folder.path]).problems
+    answer = result.parts[0].answers[H200]
+    assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
+    (result,) = document(problem("{{ failure(size=3).phase }}"), folders=[folder.path]).problems
+    assert result.parts[0].state is State.missing
+    (result,) = document(problem("{{ failure().phase }}"), folders=[folder.path]).problems
+    assert "2 runs have" in result.parts[0].answers[H200].problem
+
+
 def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
     text = SPEED + '; {{ (value("time", "forward", size=1, mode="exact") / 2) | n }}'
     shown = document(problem(text, show=[Exhibit(table="toy")]), folders=[measured.path])

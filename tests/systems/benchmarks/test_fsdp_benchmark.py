@@ -118,7 +118,10 @@ def test_predictions_share_the_state_and_add_activations():
             "`strategy: layers` needs `mode: eager`",
         ),
         ({"precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
-        ({"checkpointing": "half_blocks"}, "hooks of the block do not gather its weights"),
+        (
+            {"strategy": "blocks", "checkpointing": "half_blocks"},
+            "hooks of the block do not gather its weights",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(given, why):

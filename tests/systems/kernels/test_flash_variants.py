@@ -277,6 +277,20 @@ def test_auto_with_grouped_heads_on_a_hopper_gpu(dtype, kv_heads, expected, monk
     assert auto.best_implementation(q, k, k, True) == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "expected"),
+    [((32, 1), 96, "sdpa"), ((32, 8), 96, "flash_hopper"), ((32, 1), 128, "flash_hopper")],
+)
+def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected, monkeypatch):
+    """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
+    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
+    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda _: None)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    q, k = (torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta") for h in heads)
+    assert auto.best_implementation(q, k, k, True) == expected
+
+
 def test_boundaries_are_checked_if_one_length_is_given():
     q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
     short, whole = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 13))

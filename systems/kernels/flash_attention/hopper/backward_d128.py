@@ -1,9 +1,9 @@
-"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 128, in Gluon.
+"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 72 to 128, in Gluon.
 
 The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
 module `backward_common` describes work items, steps and rings of slots in shared memory.
 
-It also computes attention of head_dim 72 to 120. TMA then pads the tiles in shared memory with
+The kernel has 128 columns. If the tensors have fewer, TMA pads their tiles in shared memory with
 columns of zeros.
 
 Two consumer warpgroups compute dK and dV of 64 keys each. With head_dim 128, dK and dV of 64 keys

@@ -7,7 +7,7 @@ of all heads of q that have this head of k and v. dQ gets contributions from man
 are added in float32 in global memory.
 
 The formulas below leave out the scale. lse is the log-sum-exp in base 2, and delta is rowsum(dO *
-O). The warps of a program are:
+O) minus the gradient of the log-sum-exp. The warps of a program are:
 
     producer (1 warp)          loads K and V of a work item, and Q, dO, lse, -delta of each tile
     consumer 0, 1 (4 warps     take 64 keys each and loop over the tiles of queries that see them:

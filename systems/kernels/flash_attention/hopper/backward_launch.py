@@ -88,8 +88,8 @@ def flash_backward(
         is_causal, scale: as given to `flash_forward`.
         dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
-            `splits.backward_splits` by default. It must be 1 or None if head_dim is neither 64 nor
-            128.
+            `splits.backward_splits` by default. If head_dim is neither 64 nor 128, it is 1, and
+            another number is an AssertionError.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v. The rounding errors of dq differ from
@@ -166,8 +166,8 @@ class HopperBackwardPlan:
         self._make_row_launches(
             strides, (heads, n_queries, n_tiles * TILE), scale, head_dim, has_dlse
         )
-        # A group has just enough heads to give every multiprocessor a block. More heads and their
-        # dQ would not fit in the L2 cache.
+        # A group has just enough heads of k and v to give every multiprocessor a block. More heads
+        # and their dQ would not fit in the L2 cache.
         group = -(-n_multiprocessors // n_blocks)
         numbers = (
             n_programs, kv_heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,

@@ -68,7 +68,8 @@ FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 2
 # an H200.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
-# Head dimensions of tensors. TMA needs rows of a multiple of 16 bytes.
+# Head dimensions of tensors. TMA needs rows of a multiple of 16 bytes. Those below 64 are left to
+# `flash_triton`, because the backward kernel for head_dim 64 stores dK and dV without TMA.
 HEAD_DIMS = (64, *range(72, 129, 8))
 
 
@@ -144,8 +145,8 @@ def flash_forward(
         is_causal, scale: see `triton.launch.flash_forward`.
         tile: tile sizes; the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
-            `splits.forward_splits` by default. It must be 1 or None if head_dim is neither 64 nor
-            128.
+            `splits.forward_splits` by default. If head_dim is neither 64 nor 128, it is 1, and
+            another number is an AssertionError.
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
             pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and

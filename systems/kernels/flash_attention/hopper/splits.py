@@ -131,7 +131,7 @@ def _fastest(
         n_tiles: number of tiles that are divided among the splits.
         by_keys: True if blocks consist of keys and tiles of queries; False if blocks consist of
             queries and tiles of keys.
-        n_programs: batch * heads.
+        n_programs: as for `forward_splits` or `backward_splits`.
         multiprocessors: number of multiprocessors of the GPU.
         tile_seconds: time of one tile, in seconds.
         add_seconds: time of the launches that add the partial results, in seconds, without the time
