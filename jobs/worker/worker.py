@@ -37,8 +37,6 @@ from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment
 from jobs.worker.isolation import Child, blocked_signals
-from jobs.worker.node_connections import node_address
-from jobs.worker.nodes import Followers, follow, lead
 from jobs.worker.outcome import (
     Outcome,
     cancelled_before_start,
@@ -48,7 +46,9 @@ from jobs.worker.outcome import (
     scratch_failed,
     stopped,
 )
-from jobs.worker.rank_failures import outcome_of_ranks
+from jobs.worker.ranks.node_connections import node_address
+from jobs.worker.ranks.nodes import Followers, follow, lead
+from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout

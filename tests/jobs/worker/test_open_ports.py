@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from jobs.results.manifest import Executor
-from jobs.worker import node_connections
-from jobs.worker.node_connections import MAX_HANDSHAKES, node_address
+from jobs.worker.ranks import node_connections
+from jobs.worker.ranks.node_connections import MAX_HANDSHAKES, node_address
 from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,

@@ -18,8 +18,8 @@ from typing import Any
 
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills
-from jobs.worker.node_connections import accept_workers, connect_to_leader
 from jobs.worker.outcome import NodeReport, no_scratch
+from jobs.worker.ranks.node_connections import accept_workers, connect_to_leader
 from jobs.worker.run_process import Request
 from jobs.worker.servers import ForkServers
 from jobs.worker.torchrun import agent, collect, outcomes_in
