@@ -250,9 +250,7 @@ class _Lookups:
         fact = fact_at(record.measurements.facts, path.split("."))
         if not isinstance(fact, list):
             return self._missing()
-        self._answer.found += 1
-        number = self._registry.number(study, record)
-        self._used[number] = self._registry.entries[number]
+        number = self._use_record(study, record)
         return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
 
     def failure(self, sweep: str | None = None, **params: Any) -> Any:
@@ -273,9 +271,7 @@ class _Lookups:
         record = failed[0][1] if failed else None
         if study is None or record is None or record.failure is None:
             return self._missing()
-        self._answer.found += 1
-        number = self._registry.number(study, record)
-        self._used[number] = self._registry.entries[number]
+        number = self._use_record(study, record)
         fields = record.failure.model_dump()
         for name, pattern in _OUT_OF_MEMORY.items():
             found = re.search(pattern, record.failure.message)
@@ -389,6 +385,12 @@ class _Lookups:
         numbers = {self._registry.number(study, record) for record in cell.behind}
         self._used |= {number: self._registry.entries[number] for number in numbers}
         return numbers
+
+    def _use_record(self, study: Study, record: Record) -> int:
+        self._answer.found += 1
+        number = self._registry.number(study, record)
+        self._used[number] = self._registry.entries[number]
+        return number
 
     def _missing(self) -> NotMeasured:
         self._answer.missing += 1

@@ -92,7 +92,7 @@ def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
 
 
 def is_gloo_only(group: dist.ProcessGroup) -> bool:
-    """Return True if the group uses Gloo for tensors on a GPU, too. Gloo cannot coalesce them.
+    """Return True if the group also uses Gloo for tensors on a GPU, where Gloo cannot coalesce.
 
     torch names the backend of a group such as `gloo`, `cpu:gloo,cuda:nccl`, or, if none was given
     to `init_process_group`, `undefined`, which is Gloo for CPUs and NCCL for GPUs.
