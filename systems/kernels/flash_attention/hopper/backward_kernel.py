@@ -35,8 +35,15 @@ choice also avoids a bug of Triton versions before 3.8 (triton-lang/triton #9433
 WGMMA reads operands in registers asynchronously. To keep the compiler from overwriting these
 operands too early, the code passes them as dependencies (deps) to the wait for the WGMMA.
 
-The consumers never wait for each other, so the exponentials of one consumer overlap the matmuls of
-the other consumer.
+In each step, a consumer issues its matmuls in this order:
+
+    dP^T, dV and dK of tile i    S^T of tile i + 1
+
+S^T of the next tile is computed while dS^T is stored in shared memory, so the next step can start
+with its exponentials. These overlap dP^T. The consumers never wait for each other, so the
+exponentials of one consumer also overlap the matmuls of the other consumer. Compared with S^T and
+dP^T at the start of a step, this order is 8% faster for 16 to 32 heads of 16k tokens, and 1% faster
+for 2k tokens, on an H100.
 
 The contributions to dQ are added in an order that changes from call to call, so the rounding errors
 of dQ also change. `triton.launch.flash_backward` is deterministic, but computes the scores twice.
@@ -197,8 +204,27 @@ def _sum_dq(shared, problem, dealer, dq_desc):
 
 
 @gluon.jit
+def _scores(shared, n, k, layout: gl.constexpr, pred=True):
+    """Issue the WGMMA that computes S^T of a tile, when the tile is in shared memory.
+
+    The caller must wait for the WGMMA before it uses the result.
+
+    Args:
+        shared: `Shared`, the rings in shared memory.
+        n: number of earlier steps of this program, over all its work items.
+        k: the 64 keys of this consumer, in registers.
+        layout: register layout of the result.
+        pred: whether the tile exists. Otherwise, the function does not wait for a tile, and the
+            result must not be used.
+    """
+    slot = n % Q_SLOTS
+    mbarrier.wait(shared.q_full.index(slot), (n // Q_SLOTS) & 1, pred=pred)
+    return times(k, shared.q.index(slot), layout)
+
+
+@gluon.jit
 def _step(
-    shared, n, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
+    shared, n, is_last, s, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
     HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Process one tile of 64 queries: add its contribution to dk and dv, and store its dS^T.
@@ -208,6 +234,8 @@ def _step(
     Args:
         shared: `Shared`, the rings in shared memory.
         n: number of earlier steps of this program, over all its work items.
+        is_last: whether the work item has no tile after this one.
+        s: S^T of this tile, in registers.
         k, v: the 64 keys and values of this consumer, in registers.
         dk, dv: gradients of these keys and values, summed over earlier tiles, float32 (64, 64), in
             registers. dk is not yet multiplied by the scale.
@@ -222,6 +250,7 @@ def _step(
 
     Returns:
         dk, dv: sums that include this tile.
+        s: S^T of the next tile. Undefined if is_last is True.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -231,13 +260,10 @@ def _step(
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
 
-    mbarrier.wait(shared.q_full.index(q_slot), (n // Q_SLOTS) & 1)
-    s = times(k, q, layout)
     dp = times(v, do, layout)
     lse = row_of(shared.lse.index(q_slot), layout)
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
-    s = warpgroup_mma_wait(1, deps=[s])  # dP^T stays in flight during the exponentials
-    p = gl.exp2(s * scale_log2e - lse[None, :])
+    p = gl.exp2(s * scale_log2e - lse[None, :])  # dP^T is in flight
     if MASKED:
         p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
     p16 = gl.convert_layout(p.to(dtype), operand)
@@ -246,15 +272,18 @@ def _step(
     ds = (p * (dp + minus_delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
-    # Pass dS^T to the dQ warpgroup while dV and dK are in flight. fence_async_shared makes the
+    s = _scores(shared, n + 1, k, layout, pred=not is_last)
+    # Pass dS^T to the dQ warpgroup while dV, dK and S^T are in flight. fence_async_shared makes the
     # stores visible to the WGMMA that reads them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
-    dv, p16, dk, ds16 = warpgroup_mma_wait(0, deps=[dv, p16, dk, ds16])
+    dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight
     mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
-    return dk, dv
+    # ptxas does not allow S^T to stay in flight at the end of an iteration of a loop.
+    s = warpgroup_mma_wait(0, deps=[s])
+    return dk, dv, s
 
 
 @gluon.jit
@@ -278,19 +307,24 @@ def _consume(
         v = shared.v.index(place).load(operand)
         dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
         dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+        end = n + problem.Q_PER_KV * n_tiles  # number of the first step of the next work item
+        scores = warpgroup_mma_wait(0, deps=[_scores(shared, n, k, s_layout)])
         for which in range(problem.Q_PER_KV):
-            before = n + which * n_tiles
             for i in range(n_masked):
-                dk, dv = _step(
-                    shared, before + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                    problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, True,
+                step = n + which * n_tiles + i
+                dk, dv, scores = _step(
+                    shared, step, step + 1 == end, scores, k, v, dk, dv, first_key,
+                    (first_tile + i) * BLOCK_Q, problem.n_keys, scale_log2e, HALF,
+                    problem.IS_CAUSAL, True,
                 )  # fmt: skip
             for i in range(n_masked, n_tiles):
-                dk, dv = _step(
-                    shared, before + i, k, v, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                    problem.n_keys, scale_log2e, HALF, problem.IS_CAUSAL, False,
+                step = n + which * n_tiles + i
+                dk, dv, scores = _step(
+                    shared, step, step + 1 == end, scores, k, v, dk, dv, first_key,
+                    (first_tile + i) * BLOCK_Q, problem.n_keys, scale_log2e, HALF,
+                    problem.IS_CAUSAL, False,
                 )  # fmt: skip
-        n += problem.Q_PER_KV * n_tiles
+        n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         batch = (item_head // problem.n_heads).to(gl.int64)
         head = (item_head % problem.n_heads).to(gl.int64)
