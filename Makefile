@@ -104,9 +104,9 @@ compile-check: $(VENV)/installed
 bench: $(VENV)/installed-test
 	$(BIN)/python scripts/bench_launcher.py
 
-# make report           write the report of the results in logs/h200 to docs/report
+# make report           write the report of the results in logs/h100 and logs/h200 to docs/report
 report: $(VENV)/installed
-	$(BIN)/python aggregate.py report logs/h200 --out docs/report
+	$(BIN)/python aggregate.py report logs/h100 logs/h200 --out docs/report
 
 # make docs             update the generated parts of README.md and docs/
 docs: $(VENV)/installed

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.path.is_relative_to(INTERPRETED) == interprets]
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
+
+
+@pytest.fixture(autouse=True)
+def gpu_memory_for_other_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Return free GPU memory after a test, because processes of xdist share the GPU."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 @pytest.hookimpl(optionalhook=True)

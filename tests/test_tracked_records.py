@@ -1,4 +1,4 @@
-"""The reference results in logs/h200 stay readable, and their runs keep their ids.
+"""The reference results in logs/h100 and logs/h200 stay readable, and their runs keep their ids.
 
 A resumed sweep finds its earlier records by these ids. The source hash of a record is that of its
 commit.
@@ -24,12 +24,12 @@ from jobs.run_id import run_id
 from jobs.sweep.benchmarks import load_benchmark
 from tests.jobs.harness import ROOT
 
-FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_dir())
+FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submissions"))
 # Number of records by (benchmark, version) whose version is older than the benchmark's. Tables show
 # these records, but a sweep would measure their runs again. Version 4 of attention has the same
 # parameters and defaults as version 3, so the ids of version 3 can still be computed.
 OLDER = {("attention", 3): 64}
-# Folders with records that were made before records had a source hash. These count as older code.
+# Folders in logs/h200 with records that were made before records had a source hash. These count as older code.
 WITHOUT_SOURCE_HASH = {
     "all_reduce",
     "attention",
@@ -63,7 +63,9 @@ def id_of(run: Record | Run) -> str:
     return run_id(run.benchmark, run.version, run.params, load(run.benchmark).json_defaults)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
+)
 def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None:
     records, unread = read_records(folder)
     assert records and not unread
@@ -76,7 +78,9 @@ def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None
         assert submitted[record.submission][record.run].params == record.params
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
+)
 def test_benchmarks_still_take_the_parameters(folder: Path) -> None:
     """A parameter that a benchmark got later has its default, with which ids stay the same."""
     for record in read_records(folder)[0]:

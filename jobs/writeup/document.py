@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from jobs.errors import TableError
@@ -15,11 +15,13 @@ from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import Study
 
+# Stands for the answer of a device without some numbers, if another device has all of them
+SOME_NUMBERS = "Some numbers of this answer are not measured here. The tables show the others."
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
 
 
 class State(StrEnum):
-    """Whether a part is answered by the results."""
+    """Whether a part is answered by the results. The best state comes first."""
 
     answered = "answered"
     derived = "no measurement needed"
@@ -34,7 +36,7 @@ class State(StrEnum):
 
 
 _MEANINGS = {
-    State.answered: "All numbers are measured with the present code.",
+    State.answered: "All numbers are measured with the present code, on one kind of GPU or more.",
     State.derived: "The answer is code, arithmetic or a derivation.",
     State.stale: "All numbers are measured, some with code that has changed since.",
     State.partly: "Some numbers, or some parts of the problem, are not measured.",
@@ -67,11 +69,17 @@ class PartResult:
     study: str | None  # name of the study
     state: State
     command: str  # measures the part; "" if the answer needs no records
-    answers: dict[str, Answer]  # by kind of device; the key is "" if the answer needs no records
+    # By kind of device, the best state first. The key is "" if the answer needs no records.
+    answers: dict[str, Answer]
     tables: list[ShownTable] = field(default_factory=list)
     plots: list[ShownPlot] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
+
+    def heading_of(self, device: str) -> str:
+        """Return the device and, unless it is that of the part, the state of its answer."""
+        state = state_of(self.answers[device])
+        return device if state is self.state else f"{device} ({state})"
 
     @property
     def not_measured(self) -> str:
@@ -166,8 +174,15 @@ def _part(
     kept = {device: answer for device, answer in answers.items() if answer.found}
     if not kept:  # the same for every device
         kept = dict(list(answers.items())[:1])
+    order = list(State)
+    kept = dict(sorted(kept.items(), key=lambda item: order.index(state_of(item[1]))))
+    state = state_of(next(iter(kept.values())))
+    if state is not State.partly:
+        for device, answer in kept.items():
+            if state_of(answer) is State.partly:  # another device has all numbers
+                kept[device] = replace(answer, text=SOME_NUMBERS, basis="")
     command = _command(name, part) if name else ""
-    result = PartResult(part, name, _state(kept), command, kept)
+    result = PartResult(part, name, state, command, kept)
     for exhibit in part.show:
         _show(result, exhibit, studies.get(exhibit.sweep or name or ""))
     if study is not None:
@@ -176,15 +191,14 @@ def _part(
     return result
 
 
-def _state(answers: Mapping[str, Answer]) -> State:
-    found = list(answers.values())
-    if not any(answer.found for answer in found):
+def state_of(answer: Answer) -> State:
+    """Return the state of a part with this answer, which is that of one kind of device."""
+    if not answer.found:
         # Without lookups, an answer is arithmetic or a derivation.
-        complete = all(answer.text and not answer.missing for answer in found)
-        return State.derived if complete else State.missing
-    if any(answer.missing for answer in found):
+        return State.derived if answer.text and not answer.missing else State.missing
+    if answer.missing:
         return State.partly
-    return State.stale if any(answer.stale for answer in found) else State.answered
+    return State.stale if answer.stale else State.answered
 
 
 def _command(study: str, part: Part) -> str:

@@ -96,7 +96,7 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
         if part.not_measured:
             continue
         if len(part.answers) > 1:
-            yield f"On {escaped(device)}:"
+            yield f"On {escaped(part.heading_of(device))}:"
             yield ""
         yield without_marks(answer.text)
         yield ""

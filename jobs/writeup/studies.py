@@ -9,7 +9,7 @@ from pathlib import Path
 from jobs.report.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
 from jobs.results.record import Record
-from jobs.results.run_states import Observation, TaskState, observe
+from jobs.results.run_states import Observation, TaskKey, TaskState, observe
 from jobs.results.stale import with_stale
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Plot, Sweep, Table
@@ -27,6 +27,7 @@ class Study:
     observation: Observation
     results: list[Result]
     folders: dict[str, Path]  # results folder of each submission, by its id
+    stale: dict[Path, frozenset[TaskKey]]  # tasks with results of older code, by results folder
     is_stock: bool  # whether the sweep is one of this project
 
     @property
@@ -39,7 +40,7 @@ class Study:
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
-        return (record.run, record.repeat) in self.observation.stale
+        return (record.run, record.repeat) in self.stale[self.folder_of(record)]
 
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""
@@ -108,10 +109,29 @@ def _study(name: str, observations: Sequence[Observation]) -> Study:
         name,
         load_sweep(stock).sweep if is_stock else observation.manifests[-1].sweep,
         observation,
-        list_results(observation),
+        _submitted(list_results(observation), observations),
         {manifest.id: each.folder for each in observations for manifest in each.manifests},
+        {each.folder: each.stale for each in observations},
         is_stock,
     )
+
+
+def _submitted(results: list[Result], observations: Sequence[Observation]) -> list[Result]:
+    """Return the results without those of tasks that no folder of their kind of device has.
+
+    A folder of another GPU may have only a part of the sweep. The rest does not count as missing.
+    """
+    tasks: dict[str, set[TaskKey]] = {}  # tasks of all folders with a kind of device
+    for each in observations:
+        for device in {record.device for record in each.records}:
+            tasks.setdefault(device, set()).update(task.key for task in each.tasks)
+    return [
+        result
+        for result in results
+        if result.record is not None
+        or result.device not in tasks
+        or (result.run.id, result.repeat) in tasks[result.device]
+    ]
 
 
 def merged(observations: Sequence[Observation]) -> Observation:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.writeup.document import Document, State, make_document
+from jobs.writeup.document import SOME_NUMBERS, Document, State, make_document
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked_data
 from jobs.writeup.problem import Exhibit, Part, Problem
@@ -122,6 +122,23 @@ def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder
     assert set(table.table.columns["device"]) == {H200, H100}
 
 
+def test_the_state_of_a_part_is_the_best_of_its_devices(
+    tmp_path: Path, measured: ResultsFolder
+) -> None:
+    other = ResultsFolder(tmp_path / "h100")
+    older = ok(6.0, 6.0) | {"source_hash": "0123"}
+    other.submit(load(tmp_path, TOY + GRID), lambda *_: older, H100)
+    both = SPEED + ' and {{ value("time", "forward", size=2, mode="exact") | n(3) }} ms'
+    shown = document(problem(SPEED, both), folders=[other.path, measured.path])
+    first, second = shown.problems[0].parts
+    assert first.state is State.answered and list(first.answers) == [H200, H100]
+    assert [first.heading_of(device) for device in first.answers] == [H200, f"{H100} (stale)"]
+    # All numbers of older code say more than some numbers of the present code.
+    assert second.state is State.stale and list(second.answers) == [H100, H200]
+    assert second.heading_of(H200) == f"{H200} (partly)"
+    assert second.answers[H200].text == SOME_NUMBERS
+
+
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     text = '{{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
     (result,) = document(problem(text), folders=[measured.path]).problems
@@ -201,3 +218,18 @@ def test_a_single_cpu_run_makes_a_report(tmp_path: Path, folder: ResultsFolder) 
     (result,) = document(problem('{{ value("time", "forward") }}'), folders=[folder.path]).problems
     assert result.state is State.answered
     assert list(result.parts[0].answers) == [CPU]
+
+
+def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    toy = TOY + "resources: {gpus_per_node: 1}\n"
+    folder.submit(load(tmp_path, toy + GRID), lambda *_: ok(4.0), H200)
+    other = ResultsFolder(tmp_path / "h100")
+    part = load(tmp_path, toy + "grid: {size: [1], mode: [fast, exact]}\n")
+    other.submit(part, lambda params, _: ok(6.0) if params["mode"] == "fast" else None, H100)
+    shown = problem(SPEED, show=[Exhibit(table="toy")])
+    (result,) = document(shown, folders=[folder.path, other.path]).problems
+    keys = result.parts[0].tables[0].table.keys
+    assert [key for key in keys if H100 in key] == [(H100, 1, "fast"), (H100, 1, "exact")]
+    assert len(keys) == 4 + 2

@@ -25,6 +25,7 @@ from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 CONFIDENCE = 6.0
 FLUSHED = 2.0**-126  # a GPU may flush smaller float32 numbers to zero
 NAMES = ("out", "lse", "dq", "dk", "dv")
+LARGE = 2**22  # scores of a head from which the heads of k are processed one at a time
 
 
 class Precision(NamedTuple):
@@ -110,13 +111,31 @@ def attention_limits(
 ) -> Limits:
     """Return exact out, lse, dq, dk and dv, and the standard deviation of each element's error.
 
-    Materializes several score matrices in float64: about 2 GB per head of 4,096 tokens.
+    Materializes several score matrices in float64: about 2 GB per head of 4,096 tokens. If they are
+    large, only the heads of q that share one head of k are in memory at a time.
 
     Args:
         q, dout: (..., n_queries, head_dim or value_dim). k, v: (..., n_keys, the same), with the
             leading dimensions of q, or with fewer heads.
         dlse: gradient of lse, (..., n_queries); zero by default.
     """
+    kv_heads = k.shape[-3] if k.dim() > 2 else 1
+    if kv_heads > 1 and q.shape[-2] * k.shape[-2] >= LARGE:
+        parts = []
+        for i in range(kv_heads):
+            inputs = [x.chunk(kv_heads, -3)[i] for x in (q, k, v, dout)]
+            lse_gradient = None if dlse is None else dlse.chunk(kv_heads, -2)[i]
+            parts.append(
+                attention_limits(
+                    inputs[0], inputs[1], inputs[2], inputs[3], is_causal, scale, precision,
+                    variant, lse_gradient,
+                )
+            )  # fmt: skip
+        joined = [
+            {name: torch.cat([x[name] for x in of], -2 if name == "lse" else -3) for name in NAMES}
+            for of in zip(*parts, strict=True)
+        ]
+        return Limits(joined[0], joined[1])
     if q.dim() > 2 and k.shape[-3] not in (0, q.shape[-3]):
         # Heads of q with the same head of k are like more queries of one head.
         group = q.shape[-3] // k.shape[-3]
