@@ -29,7 +29,8 @@ FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submiss
 # these records, but a sweep would measure their runs again. Version 4 of attention has the same
 # parameters and defaults as version 3, so the ids of version 3 can still be computed.
 OLDER = {("attention", 3): 64}
-# Folders in logs/h200 with records that were made before records had a source hash. These count as older code.
+# Folders in logs/h200 with records that were made before records had a source hash. These count as
+# older code.
 WITHOUT_SOURCE_HASH = {
     "all_reduce",
     "attention",
