@@ -16,8 +16,8 @@ from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.status import Status
 from jobs.submit import fail
+from jobs.sweep.benchmark_conditions import comparison
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
-from jobs.sweep.check_parameters import comparison
 from jobs.sweep.check_schema import literal_check
 from jobs.sweep.conditions import Check, ConditionError
 
@@ -55,8 +55,9 @@ def matching(seen: Observation, where: str | None) -> Observation:
         kept = [
             task
             for task in seen.tasks
-            if (condition := parsed.get(task.run.benchmark)) is not None
-            and condition(_values(task, benchmarks.by_name[task.run.benchmark], staleness))
+            if parsed[task.run.benchmark](
+                _values(task, benchmarks.by_name[task.run.benchmark], staleness)
+            )
         ]
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -78,8 +79,7 @@ def matching_runs(runs: list[Run], where: str) -> set[str]:
         found = {
             run.id
             for run in runs
-            if (condition := parsed.get(run.benchmark)) is not None
-            and condition(_parameters(run, benchmarks.by_name[run.benchmark]))
+            if parsed[run.benchmark](_parameters(run, benchmarks.by_name[run.benchmark]))
         }
     except ConditionError as error:
         fail(f"--where: {error}")

@@ -5,144 +5,30 @@ values such as `$nodes` in the keys `resources` and `launch`.
 
 A scope is an entry of `cases`, or the top level of the file. Each case may have a different
 benchmark. A parameter at the top level applies to every case whose benchmark has this parameter. A
-comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has all parameters in the
+comparison, such as `seq_len > 4096`, applies to the runs whose benchmark has the parameters in the
 comparison.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from jobs.errors import ENOUGH, Problem, nearest
+from jobs.sweep.benchmark_conditions import BENCHMARK, comparison, equality, unknown_benchmark
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.check_schema import (
     benchmark_of,
-    literal_check,
     run_scopes,
     valid_entries,
     value_check,
 )
-from jobs.sweep.conditions import Check, Condition, ConditionError, UnknownParameter
-from jobs.sweep.schema import AXES, Scalar, Sweep
+from jobs.sweep.conditions import Check, ConditionError
+from jobs.sweep.schema import AXES, Scalar
 from jobs.sweep.strict_yaml import DataPath, Document
 
-BENCHMARK = "benchmark"  # name in conditions that stands for the benchmark of a run
 SHOWN_VALUES = 5  # maximum number of wrong values of one list that are reported one by one
-ByBenchmark = dict[str, Condition]  # parsed condition, by name of the benchmark
-
-
-def comparison(
-    text: str,
-    benchmarks: Benchmarks,
-    recorded: Sequence[str] = (BENCHMARK,),
-    check: Callable[[Benchmark], Check] | None = None,
-) -> ByBenchmark:
-    """Parse a comparison for each benchmark that has all parameters in the comparison.
-
-    The name `benchmark` in the comparison stands for the name of the run's benchmark, unless the
-    benchmark has a parameter of this name.
-
-    A value in the comparison needs to be valid in only one of these benchmarks. For example,
-    `mode == exact` is allowed if one benchmark has the mode "exact". For the runs of a benchmark
-    without this mode, the comparison is False.
-
-    Args:
-        text: the comparison, such as `seq_len > 4096`.
-        benchmarks: the benchmarks of the sweep.
-        recorded: names that the comparison may contain in addition to parameters. See `Condition`.
-        check: function that returns the check of plain values for a benchmark. Default: values of
-            parameters, and names of benchmarks, must be valid.
-
-    Returns:
-        The parsed condition for each of these benchmarks, by name of the benchmark.
-
-    Raises:
-        ConditionError: if the text is not a comparison, if no benchmark has all parameters in the
-            comparison, or if all benchmarks with these parameters reject a value.
-    """
-    found: ByBenchmark = {}
-    refused: list[ConditionError] = []
-    accepted = False
-    for benchmark in benchmarks:
-        checked = check(benchmark) if check else _check_with_benchmark(benchmark, benchmarks)
-        try:
-            found[benchmark.name] = Condition(text, benchmark.fields, checked, recorded)
-            accepted = True
-        except UnknownParameter:
-            continue
-        except ConditionError as error:
-            refused.append(error)
-            plain = _unchecked(text, benchmark, recorded)
-            # An unquoted word may be a parameter of another benchmark. This benchmark then lacks
-            # a parameter of the comparison and is skipped.
-            if plain is not None and not plain.words & set(benchmarks.fields):
-                found[benchmark.name] = plain
-    if accepted:
-        return found
-    if refused:
-        raise refused[0]
-    # Raise an error that names the unknown parameter.
-    Condition(text, benchmarks.fields, recorded=recorded)
-    raise ConditionError(
-        f"{text!r}: no benchmark of this sweep has all these parameters; "
-        "compare parameters of one benchmark only"
-    )
-
-
-def _check_with_benchmark(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
-    """Return a function that checks a plain value in a comparison, also of the name `benchmark`."""
-    of_parameter = literal_check(benchmark)
-
-    def check(name: str, value: Any) -> str | None:
-        if name in benchmark.fields:
-            return of_parameter(name, value)
-        return _unknown_benchmark(value, benchmarks)
-
-    return check
-
-
-def _unknown_benchmark(value: Any, benchmarks: Benchmarks) -> str | None:
-    """Return an error message if no run of the sweep has this benchmark, else None."""
-    known = list(benchmarks.by_name)
-    if value in known:
-        return None
-    return f"no run of this sweep has benchmark {value!r}{nearest(str(value), known)}"
-
-
-def _unchecked(text: str, benchmark: Benchmark, recorded: Sequence[str]) -> Condition | None:
-    try:
-        return Condition(text, benchmark.fields, recorded=recorded)
-    except ConditionError:
-        return None
-
-
-def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
-    """Return conditions that are True if every given parameter has its given value.
-
-    Args:
-        values: for each parameter, the required value or a list of allowed values.
-        benchmarks: the benchmarks of the sweep.
-
-    Returns:
-        One condition for each benchmark that has all given parameters, by name of the benchmark.
-    """
-    condition = Condition.equal(values)
-    return {b.name: condition for b in benchmarks if values.keys() <= {*b.fields, BENCHMARK}}
-
-
-def exclusions(sweep: Sweep, benchmarks: Benchmarks) -> list[ByBenchmark]:
-    """Parse the `exclude` entries of a valid sweep. Runs that match an entry are left out.
-
-    Returns:
-        For each entry, the condition for each benchmark to which it applies, by name of the
-        benchmark.
-    """
-    return [
-        equality(item, benchmarks) if isinstance(item, dict) else comparison(item, benchmarks)
-        for item in sweep.exclude
-    ]
 
 
 def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem]:
@@ -352,7 +238,7 @@ class _Checks:
             if name in unknown:
                 continue
             checks = [self.checks[b.name] for b in self.benchmarks if name in b.fields] or [
-                lambda _, one: _unknown_benchmark(one, self.benchmarks)
+                lambda _, one: unknown_benchmark(one, self.benchmarks)
             ]
             for i, one in enumerate(value if isinstance(value, list) else [value]):
                 wrong = [check(name, one) for check in checks]

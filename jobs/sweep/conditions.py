@@ -12,7 +12,8 @@ import ast
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
@@ -37,6 +38,16 @@ _LISTS = (ast.List, ast.Tuple)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of a condition."""
+
+    # Returns True or False, or None if the run does not have the compared parameters.
+    decide: Callable[[Mapping[str, Any]], bool | None]
+    can_hold: bool  # whether it can be True
+    can_fail: bool  # whether it can be False
+
+
 class ConditionError(ValueError):
     """Raised if a text is not a valid comparison, or cannot be evaluated for a run."""
 
@@ -44,7 +55,8 @@ class ConditionError(ValueError):
 class UnknownParameter(ConditionError):
     """Raised if a comparison contains no known parameter, or starts with an unknown name.
 
-    A comparison starts with an unknown name if its left side is a word that is not a parameter.
+    A comparison starts with an unknown name if its left side is a word that is not a parameter,
+    neither of the run nor of another run.
     """
 
 
@@ -59,6 +71,9 @@ class Condition:
             equal the value, else None. If `check` is None, plain values are not checked.
         recorded: other names that the comparison may contain, such as `commit`. They count as a
             name only at the start of a comparison. Elsewhere they are words, as in `store == gpu`.
+        of_others: parameters that other runs have. A comparison of them is neither True nor False
+            for a run without them: `size == small or seq_len == 128` depends on seq_len alone, and
+            `not size == small` is not True. Runs without them do not satisfy `size != small`.
 
     Raises:
         ConditionError: if the text is not a valid comparison of these parameters.
@@ -70,12 +85,13 @@ class Condition:
         names: list[str],
         check: Check | None = None,
         recorded: Sequence[str] = (),
+        of_others: Collection[str] = (),
     ):
         self.text = text
-        self.named: set[str] = set()  # parameters in the comparison
-        self.words: set[str] = set()  # unquoted words that are values
+        self.named: set[str] = set()  # parameters in the comparison, without those of others
         self._names = set(names)
         self._recorded = set(recorded)
+        self._of_others = set(of_others) - self._names
         self._start: ast.expr | None = None  # left side of the comparison that is being parsed
         self._check = check
         if len(text) > MAX_LENGTH:
@@ -90,7 +106,7 @@ class Condition:
                 raise ConditionError(
                     f"a comparison must not be nested more than {MAX_DEPTH} levels deep"
                 )
-            self._evaluate = self._logic(tree)
+            self._part = self._logic(tree)
         except ConditionError:
             raise
         except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -108,14 +124,21 @@ class Condition:
                 values are not checked.
         """
         condition = cls.__new__(cls)
-        condition.named, condition.words = set(values), set()
+        condition.named = set(values)
         condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
         wanted = {
             name: [as_in_runs(one) for one in (given if isinstance(given, list) else [given])]
             for name, given in values.items()
         }
-        condition._evaluate = lambda params: all(params[k] in v for k, v in wanted.items())
+        condition._part = _Part(
+            lambda params: all(params[k] in v for k, v in wanted.items()), True, True
+        )
         return condition
+
+    @property
+    def can_hold(self) -> bool:
+        """False if the condition compares parameters of other runs, so that it is never True."""
+        return self._part.can_hold
 
     def __call__(self, params: Mapping[str, Any]) -> bool:
         """Return True if the comparison is True for these parameters.
@@ -124,16 +147,16 @@ class Condition:
             ConditionError: if `<`, `<=`, `>` or `>=` compares values that have no order, such as
                 a number and a text.
         """
-        return bool(self._evaluate(params))
+        return self._part.decide(params) is True
 
-    def _logic(self, node: ast.expr) -> Evaluate:
+    def _logic(self, node: ast.expr) -> _Part:
         if isinstance(node, ast.BoolOp):
             parts = [self._logic(value) for value in node.values]
-            combine = all if isinstance(node.op, ast.And) else any
-            return lambda params: combine(part(params) for part in parts)
+            if isinstance(node.op, ast.And):
+                return _all(parts)
+            return _negation(_all([_negation(part) for part in parts]))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            part = self._logic(node.operand)
-            return lambda params: not part(params)
+            return _negation(self._logic(node.operand))
         if isinstance(node, ast.Compare):
             return self._compare(node)
         raise ConditionError(
@@ -141,15 +164,17 @@ class Condition:
             "write for example seq_len > 4096"
         )
 
-    def _compare(self, node: ast.Compare) -> Evaluate:
+    def _compare(self, node: ast.Compare) -> _Part:
         terms = [node.left, *node.comparators]
         self._start = node.left
+        if any(self._is_missing(term, terms) for term in terms):
+            return _Part(lambda params: None, can_hold=False, can_fail=False)
         if not any(self._is_parameter(term) for term in terms) or (
             isinstance(node.left, ast.Name) and not self._is_parameter(node.left)
         ):
             words = [term.id for term in terms if isinstance(term, ast.Name)]
             given = words[0] if words else ast.unparse(node.left)
-            known = [*self._names, *self._recorded]
+            known = [*self._names, *self._of_others, *self._recorded]
             raise UnknownParameter(
                 f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
             )
@@ -184,12 +209,27 @@ class Condition:
                     ) from None
             return True
 
-        return holds
+        return _Part(holds, can_hold=True, can_fail=True)
 
     def _is_parameter(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name):
             return False
         return node.id in self._names or (node is self._start and node.id in self._recorded)
+
+    def _is_missing(self, node: ast.expr, terms: list[ast.expr]) -> bool:
+        """Return True if a side of a comparison is a parameter that the run does not have.
+
+        A word after the operator is not such a parameter if it is a valid value of the compared
+        parameter.
+        """
+        if not isinstance(node, ast.Name) or node.id not in self._of_others:
+            return False
+        if self._is_parameter(node):  # a name such as `commit`
+            return False
+        if node is self._start or self._check is None:
+            return True
+        compared = [term.id for term in terms if isinstance(term, ast.Name)]
+        return not any(name in self._names and not self._check(name, node.id) for name in compared)
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
         """Raise ConditionError if a parameter can never equal the plain value in a comparison.
@@ -227,7 +267,6 @@ class Condition:
         ):
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
-            self.words.add(node.id)
             return _WORDS.get(node.id.lower(), node.id)
         if isinstance(node, _LISTS):
             return [self._literal(item) for item in node.elts]
@@ -240,6 +279,30 @@ class Condition:
             "(number, text, true, false, null, or a list of these); "
             "write text with other characters than letters, digits and _ in quotes"
         )
+
+
+def _all(parts: list[_Part]) -> _Part:
+    """Return the part that is False if one part is False, else None if one is None, else True."""
+
+    def decide(params: Mapping[str, Any]) -> bool | None:
+        result: bool | None = True
+        for part in parts:
+            held = part.decide(params)
+            if held is False:  # as in Python, the later parts are not evaluated
+                return False
+            if held is None:
+                result = None
+        return result
+
+    return _Part(decide, all(part.can_hold for part in parts), any(part.can_fail for part in parts))
+
+
+def _negation(part: _Part) -> _Part:
+    def decide(params: Mapping[str, Any]) -> bool | None:
+        held = part.decide(params)
+        return None if held is None else not held
+
+    return _Part(decide, can_hold=part.can_fail, can_fail=part.can_hold)
 
 
 def _quotes_hint(text: str) -> str:

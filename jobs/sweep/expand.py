@@ -23,8 +23,8 @@ from jobs.block import Block
 from jobs.errors import ENOUGH, InputError, Position, Problem
 from jobs.run import Run, Shape
 from jobs.run_id import run_id
+from jobs.sweep.benchmark_conditions import BENCHMARK, comparison, exclusions
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
-from jobs.sweep.check_parameters import BENCHMARK, comparison, exclusions
 from jobs.sweep.check_slurm import LEAST_MEM_GB
 from jobs.sweep.check_views import view_problems
 from jobs.sweep.conditions import Condition, ConditionError
@@ -179,8 +179,7 @@ class _Expander:
             return True
         if self.filters is None:
             return False
-        keep = self.filters.get(benchmark.name)
-        if keep is None or not self.holds(keep, params, ("filter",)):
+        if not self.holds(self.filters[benchmark.name], params, ("filter",)):
             self.filtered += 1
             return True
         return False

@@ -14,8 +14,8 @@ from jobs.code.short_names import as_in_runs
 from jobs.errors import ENOUGH, Problem, nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
+from jobs.sweep.benchmark_conditions import ByBenchmark, comparison
 from jobs.sweep.benchmarks import Benchmarks
-from jobs.sweep.check_parameters import ByBenchmark, comparison
 from jobs.sweep.conditions import ConditionError
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document

@@ -110,9 +110,14 @@ def test_an_exclude_is_for_the_runs_whose_benchmark_has_all_that_it_names(
         ("depth == 1", 0, 2),  # toy has no depth
         ("causal == true and size == 2", 1, 0),
         ("mode != exact", 2, 4),
+        ("depth == 1 or size == 2", 1, 3),
+        (f"benchmark == '{TOY}' or depth == 3", 2, 2),
+        ("not depth == 1", 0, 2),
+        ("not (depth == 1 or size == 2)", 0, 1),
+        ("not (depth == 1 and size == 2)", 1, 3),  # False without depth if size is not 2
     ],
 )
-def test_a_filter_keeps_no_run_whose_benchmark_lacks_a_parameter(
+def test_a_comparison_neither_keeps_nor_drops_runs_that_lack_its_parameter(
     tmp_path: Path, filter: str, toys: int, counters: int
 ) -> None:
     found = [name for name, _ in points(tmp_path, MIXED, filter=filter)]
@@ -125,8 +130,9 @@ def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     assert problem.startswith("--filter: ") and "did you mean 'depth'?" in problem
     (problem,) = errors(path, filter="depth == 1 and causal == true")
     assert "no benchmark of this sweep has all these parameters" in problem
-    (problem,) = errors(path, filter="mode == exakt")
-    assert "mode: got 'exakt'" in problem
+    for text in ("mode == exakt", "mode == exakt or depth == 1", "depth == 1 or mode != exakt"):
+        (problem,) = errors(path, filter=text)
+        assert "mode: got 'exakt'" in problem
 
 
 # ---- errors --------------------------------------------------------------------------------------
