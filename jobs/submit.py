@@ -230,7 +230,8 @@ def submit(
     if out is not None and (file := not_a_folder(out)):
         fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
-        loaded = load_sweep(sweep, overrides or [], filter, _cluster_file(cluster_file))
+        settings = _cluster_file(cluster_file)
+        loaded = load_sweep(sweep, overrides or [], filter, settings)
         options = Options(
             executor,
             out or LOGS / loaded.sweep.name,
@@ -245,7 +246,7 @@ def submit(
         if dry_run:
             prepared = prepare(loaded, options, str(sweep))
             show_notes(prepared)
-            show_plan(prepared, executor, sbatch)
+            show_plan(prepared, executor, settings, sbatch)
             return
         code = plan_and_start(loaded, options, str(sweep))
     except (InputError, CommandError) as error:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table as Grid
 
@@ -25,8 +26,17 @@ SHOWN_RUNS = 10
 console = plain_console()
 
 
-def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
-    """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours."""
+def show_plan(
+    prepared: Prepared, executor: Executor, cluster_file: Path | None, sbatch: bool
+) -> None:
+    """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours.
+
+    Args:
+        prepared: the planned submission.
+        executor: where the jobs would run.
+        cluster_file: path of the file with the settings of the cluster, or None.
+        sbatch: whether to print the sbatch scripts.
+    """
     manifest, expansion = prepared.manifest, prepared.expansion
     tasks = sum(len(job.tasks) for job in manifest.jobs)
     grid = Grid.grid(padding=(0, 2))
@@ -65,6 +75,9 @@ def show_plan(prepared: Prepared, executor: Executor, sbatch: bool) -> None:
         from jobs.launch.slurm_executor import arrays, max_array_size
 
         rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
+        # Without the file, the jobs go to the default partition, which often has no GPUs.
+        from_file = f"settings of {cluster_file}" if cluster_file else "no cluster.yaml here"
+        rows.append(("cluster", from_file))
     durations = _durations(prepared)
     if expansion.blocks:
         rows.append(("paired", _rounds(expansion.blocks, prepared, durations)))

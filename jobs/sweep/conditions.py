@@ -228,8 +228,12 @@ class Condition:
             return False
         if node is self._start or self._check is None:
             return True
-        compared = [term.id for term in terms if isinstance(term, ast.Name)]
-        return not any(name in self._names and not self._check(name, node.id) for name in compared)
+        return not any(
+            isinstance(term, ast.Name)
+            and self._is_parameter(term)
+            and not self._check(term.id, node.id)
+            for term in terms
+        )
 
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
         """Raise ConditionError if a parameter can never equal the plain value in a comparison.

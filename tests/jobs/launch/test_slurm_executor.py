@@ -201,6 +201,7 @@ def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for option in ("partition=h100", "account=lab", "qos=long", "constraint=nvlink"):
         assert f"#SBATCH --{option}\n" in done.stdout
+    assert f"settings of {cluster}" in done.stdout
     assert not out.exists()
 
 
