@@ -12,7 +12,7 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     items(...)                   list that a run returned
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
-    sizes, device                names of the models; kind of GPU, None without results
+    sizes, device, devices       names of the models; kind of GPU, None without results; all kinds
     sci                          filter that formats small numbers
 
 The templates are part of this project, so they are rendered without the limits that texts of users
@@ -41,8 +41,8 @@ from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups
 from jobs.results.record import Record
-from jobs.writeup.studies import Study
-from jobs.writeup.traced import Recorded, Traced, marked, shown
+from jobs.writeup.studies import Study, is_of
+from jobs.writeup.traced import MISSING, Recorded, Traced, marked, shown
 from systems import accounting
 from systems.accounting import feed_forward, xxl_model
 
@@ -81,6 +81,18 @@ class Answer:
     problem: str = ""  # why the template could not be rendered
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def notes(self) -> list[str]:
+        """Notes on what the numbers rest. Empty if there are none."""
+        older = f"; {counted(self.stale, 'record')} of older code" if self.stale else ""
+        return [self.basis + older] if self.basis else []
+
+    @property
+    def complete_paragraphs(self) -> list[str]:
+        """The paragraphs of the text in which no number is missing."""
+        paragraphs = [] if self.text == MISSING_NUMBER else re.split(r"\n\s*\n", self.text)
+        return [each for each in paragraphs if MISSING not in each]
+
 
 def devices_of(studies: list[Study]) -> list[str]:
     """Return the kinds of device for which an answer is rendered.
@@ -106,8 +118,7 @@ def render_answer(
         template: Markdown with Jinja2.
         study: study of the part. None: the answer needs no records, or there are none.
         studies: all studies, by name.
-        device: kind of GPU. Results of CPUs also count, because a study can have runs of both
-            kinds. None: there are no results.
+        device: kind of GPU, see `is_of`. None: there are no results.
         registry: numbers the records behind the answer.
     """
     answer = Answer("")
@@ -121,6 +132,7 @@ def render_answer(
             accounting=_Accounting(),
             sizes=list(accounting.MODEL_SIZES),
             device=device,
+            devices=devices_of(list(studies.values())),
         )
         answer.text = text.strip()
     except Compared:
@@ -135,7 +147,7 @@ def render_answer(
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, (float, Recorded)) and not isinstance(value, bool)
+    return isinstance(value, (float, Recorded, NotMeasured))
 
 
 def _n(number: Any, digits: int = 4) -> str:
@@ -335,7 +347,7 @@ class _Lookups:
         ]
         if spreads:
             typical = sorted(spreads)[len(spreads) // 2]
-            notes.append(f"interquartile range {typical:.1%} of the median in a typical process, "
+            notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
                          f"at most {max(spreads):.1%}")  # fmt: skip
         return ". ".join(notes)
 
@@ -363,19 +375,18 @@ class _Lookups:
 
     def _results(self, study: Study, params: dict[str, Any]) -> list[Result]:
         """Return the results of the device that have all parameters that a lookup names."""
-        here = [r for r in study.results if r.device in (self._device, "") or _is_cpu(r.device)]
         benchmark = params.get("benchmark")
         named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
-        found = [
+        having = [
             result
-            for result in here
+            for result in study.results
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]
-        if here and not found:
+        if study.results and not having:
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        return found
+        return [result for result in having if is_of(result, self._device)]
 
     def _lookups(self, results: list[Result]) -> Lookups:
         return Lookups(results, self._answer.warnings.append)
@@ -406,10 +417,6 @@ def _traced(value: Any, record: int) -> Any:
 def _chosen(params: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a lookup that are parameters of runs."""
     return {name: value for name, value in params.items() if name != "benchmark"}
-
-
-def _is_cpu(device: str) -> bool:
-    return device.startswith("cpu:")
 
 
 def _published(file: str, column: str, **params: Any) -> Any:

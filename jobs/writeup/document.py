@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.views import select_results
 from jobs.sweep.schema import Plot, Table
 from jobs.writeup.answer import Answer, Registry, devices_of, render_answer
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import Study
+from jobs.writeup.traced import joined, without_marks
 
-# Stands for the answer of a device without some numbers, if another device has all of them
-SOME_NUMBERS = "Some numbers of this answer are not measured here. The tables show the others."
+# Follows the answer of a device without some numbers, if another device has all of them
+SOME_NUMBERS = (
+    "Some runs of this answer are not measured on this GPU. The tables have those that are."
+)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
 
 
@@ -59,6 +64,21 @@ class ShownPlot:
 
     study: Study
     plot: Plot
+    device: str = ""  # kind of GPU, if the study has another plot of another one
+
+    @property
+    def title(self) -> str:
+        title = self.plot.title or self.plot.name
+        return f"{title}, {self.device}" if self.device else title
+
+
+@dataclass
+class ShownAnswer:
+    """An answer of one or several kinds of device."""
+
+    devices: str  # with their states if they are not that of the part; "" if it has no numbers
+    text: str  # Markdown with marks, see `jobs.writeup.traced`
+    notes: list[str]  # on what the numbers rest
 
 
 @dataclass
@@ -76,8 +96,27 @@ class PartResult:
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
 
-    def heading_of(self, device: str) -> str:
-        """Return the device and, unless it is that of the part, the state of its answer."""
+    @property
+    def shown_answers(self) -> Iterator[ShownAnswer]:
+        """The answers. Devices whose answers differ only in the records have one together."""
+        texts = {device: self._text(answer) for device, answer in self.answers.items()}
+        for _, group in groupby(texts, lambda device: without_marks(texts[device])):
+            devices = list(group)
+            answers = [self.answers[device] for device in devices]
+            named = [self._with_state(device) for device in devices if device]
+            yield ShownAnswer(
+                " and ".join(named) if any(a.found or a.missing for a in answers) else "",
+                joined([texts[device] for device in devices]),
+                [note for answer in answers for note in answer.notes],
+            )
+
+    def _text(self, answer: Answer) -> str:
+        is_best = state_of(answer) is self.state
+        if is_best or not answer.missing:
+            return answer.text
+        return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
+
+    def _with_state(self, device: str) -> str:
         state = state_of(self.answers[device])
         return device if state is self.state else f"{device} ({state})"
 
@@ -171,23 +210,24 @@ def _part(
         device or "": render_answer(part.answer, study, studies, device, registry)
         for device in devices or [None]
     }
-    kept = {device: answer for device, answer in answers.items() if answer.found}
-    if not kept:  # the same for every device
-        kept = dict(list(answers.items())[:1])
-    order = list(State)
-    kept = dict(sorted(kept.items(), key=lambda item: order.index(state_of(item[1]))))
-    state = state_of(next(iter(kept.values())))
-    if state is not State.partly:
-        for device, answer in kept.items():
-            if state_of(answer) is State.partly:  # another device has all numbers
-                kept[device] = replace(answer, text=SOME_NUMBERS, basis="")
     command = _command(name, part) if name else ""
-    result = PartResult(part, name, state, command, kept)
+    result = PartResult(part, name, State.missing, command, {})
     for exhibit in part.show:
         _show(result, exhibit, studies.get(exhibit.sweep or name or ""))
     if study is not None:
         for table in part.more:
             _add_table(result, study, study.tables.get(table), None, folded=True)
+    in_tables = {device for shown in result.tables for device in shown.table.measured_devices}
+    kept = {
+        device: answer
+        for device, answer in answers.items()
+        if answer.found or (answer.missing and device in in_tables)
+    }
+    if not any(answer.found for answer in kept.values()):  # the same for every device
+        kept = dict(list(answers.items())[:1])
+    order = list(State)
+    result.answers = dict(sorted(kept.items(), key=lambda item: order.index(state_of(item[1]))))
+    result.state = state_of(next(iter(result.answers.values())))
     return result
 
 
@@ -213,9 +253,26 @@ def _show(result: PartResult, exhibit: Exhibit, study: Study | None) -> None:
         table = study.tables.get(exhibit.table)
         _add_table(result, study, table, exhibit.where, folded=False)
     elif exhibit.plot is not None and exhibit.plot in study.plots:
-        result.plots.append(ShownPlot(study, study.plots[exhibit.plot]))
+        result.plots += _plots(study, study.plots[exhibit.plot])
     elif exhibit.images is not None:
         result.drawings += drawings_of(study, exhibit.images, exhibit.where)
+
+
+def _plots(study: Study, plot: Plot) -> list[ShownPlot]:
+    """Return a plot for each kind of GPU, because their values are seldom of one scale."""
+    of_device = {device: study.on(device) for device in devices_of([study])}
+    having = {device: one for device, one in of_device.items() if _has_values(one, plot)}
+    if len(having) < 2:
+        return [ShownPlot(study, plot)]
+    return [ShownPlot(one, plot, device) for device, one in having.items()]
+
+
+def _has_values(study: Study, plot: Plot) -> bool:
+    try:
+        results, _ = select_results(study.observation, plot, study.results)
+    except TableError:
+        return False
+    return any(result.status == "ok" for result in results)
 
 
 def _add_table(
@@ -248,7 +305,8 @@ def _own_sweeps(studies: list[Study], registry: Registry) -> ProblemResult:
         result = PartResult(part, study.name, state, command, {"": Answer("")})
         for table in study.tables.values():
             _add_table(result, study, table, None, folded=False)
-        result.plots += [ShownPlot(study, plot) for plot in study.plots.values()]
+        for plot in study.plots.values():
+            result.plots += _plots(study, plot)
         result.drawings += drawings_of(study, None, None)
         parts.append(result)
     problem = Problem(id=OWN_SWEEPS, title="Other sweeps", parts=[each.part for each in parts])

@@ -22,9 +22,16 @@ class Drawing:
 
     study: Study
     record: Record
-    label: str  # parameters in which the run differs from others with this figure
+    label: str  # parameters and device in which the run differs from others with this figure
     png: Path
     data: Stack | Spans | None  # None: the run has kept no data, or they are not valid
+
+    @property
+    def title(self) -> str:
+        """What the figure shows, and in which run."""
+        what = self.data.title if self.data else self.png.stem.replace("_", " ")
+        more = ", ".join(part for part in self.label.split(", ") if part not in what)
+        return f"{what} ({more})" if more else what
 
 
 def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:
@@ -57,17 +64,21 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
                 key = result.run.id, result.device, path.stem
                 found.setdefault(key, (result, path))
     differing = varying([result.run for result, _ in found.values()])
-    return [_drawing(study, result, path, differing) for result, path in found.values()]
+    several = len({device for _, device, _ in found}) > 1
+    return [_drawing(study, result, path, differing, several) for result, path in found.values()]
 
 
 def _pngs(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.png")) if folder.is_dir() else []
 
 
-def _drawing(study: Study, result: Result, png: Path, differing: list[str]) -> Drawing:
+def _drawing(
+    study: Study, result: Result, png: Path, differing: list[str], with_device: bool
+) -> Drawing:
     assert result.record is not None
     params = result.run.params
-    label = ", ".join(f"{name} {format_scalar(params.get(name))}" for name in differing)
+    parts = [f"{name} {format_scalar(params.get(name))}" for name in differing]
+    label = ", ".join([*parts, *([result.device] if with_device else [])])
     path = png.with_name(png.stem + SUFFIX)
     data = None
     if path.is_file():

@@ -92,16 +92,14 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
     if part.not_measured:
         yield part.not_measured
         yield ""
-    for device, answer in part.answers.items():
-        if part.not_measured:
-            continue
-        if len(part.answers) > 1:
-            yield f"On {escaped(part.heading_of(device))}:"
+    for answer in [] if part.not_measured else part.shown_answers:
+        if answer.devices:
+            yield f"On {escaped(answer.devices)}:"
             yield ""
         yield without_marks(answer.text)
         yield ""
-        if answer.basis:
-            yield f"*{escaped(answer.basis)}*"
+        for note in answer.notes:
+            yield f"*{escaped(note)}*"
             yield ""
     for shown in part.tables:
         heading = escaped(shown.table.heading)
@@ -122,14 +120,14 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
         path = draw_plot(
             plot.study.observation,
             plot.plot,
-            folder / PLOTS / _as_name(plot.study.name),
+            folder / PLOTS / _as_name(plot.study.name) / _as_name(plot.device),
             plot.study.results,
         )
         if path is not None:
-            yield _image(plot.plot.title or plot.plot.name, path, folder)
+            yield _image(plot.title, path, folder)
             yield ""
     for drawing in part.drawings:
-        yield _image(drawing.label or drawing.png.stem, copied(drawing, folder), folder)
+        yield _image(drawing.title, copied(drawing, folder), folder)
         yield ""
     for note in part.notes:
         yield escaped(note)
@@ -156,4 +154,4 @@ def path_of(drawing: Drawing) -> Path:
 
 
 def _as_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or "_"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or ("_" if text else "")

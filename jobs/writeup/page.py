@@ -121,17 +121,16 @@ class _Page:
             except TableError:
                 continue
             if figure is not None:
-                yield self._add(figure), shown.plot.title or shown.plot.name
+                yield self._add(figure), shown.title
         for drawing in part.drawings:
             if drawing.data is not None:
-                label = f" ({drawing.label})" if drawing.label else ""
-                yield self._add(drawn_figure(drawing.data)), drawing.data.title + label
+                yield self._add(drawn_figure(drawing.data)), drawing.title
 
     def images(self, part: PartResult) -> Iterator[tuple[str, str]]:
         """Yield the source and the title of each figure of which the run kept no data."""
         for drawing in part.drawings:
             if drawing.data is None:
-                yield quote(str(path_of(drawing))), drawing.label or drawing.png.stem
+                yield quote(str(path_of(drawing))), drawing.title
 
     def _add(self, figure: Figure) -> int:
         self.figures.append(figure)

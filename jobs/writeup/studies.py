@@ -38,6 +38,15 @@ class Study:
     def plots(self) -> dict[str, Plot]:
         return {plot.name: plot for plot in plots_of(self.sweep)}
 
+    def on(self, device: str) -> Study:
+        """Return the study with only the results of one kind of GPU, of CPUs, and missing ones."""
+        records = [record for record in self.observation.records if is_of(record, device)]
+        return replace(
+            self,
+            observation=replace(self.observation, records=records),
+            results=[result for result in self.results if is_of(result, device)],
+        )
+
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
         return (record.run, record.repeat) in self.stale[self.folder_of(record)]
@@ -45,6 +54,14 @@ class Study:
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""
         return self.folders.get(record.submission, self.observation.folder)
+
+
+def is_of(result: Result | Record, device: str | None) -> bool:
+    """Return whether a result counts for a kind of GPU: its own, those of CPUs and missing ones.
+
+    A study can have runs on CPUs beside those on GPUs.
+    """
+    return result.device in (device, "") or result.device.startswith("cpu:")
 
 
 def results_folders(given: Iterable[Path]) -> list[Path]:

@@ -35,7 +35,8 @@ TERMS = {
     ),
     "OOM": (
         "Out of memory. The number in parentheses is the memory in use plus the request that "
-        "failed. It can be larger than the memory of the GPU."
+        "failed. It can be larger than the memory of the GPU, or smaller, if the free memory is in "
+        "blocks that are too small."
     ),
     "MFU": (
         "Model FLOPs utilization: the FLOPs of the matmuls by systems.accounting, divided by the "

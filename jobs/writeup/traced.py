@@ -16,6 +16,7 @@ from jobs.report.texts.language import NotMeasured
 # Characters of the Unicode private use area. They occur in no text of a record.
 OPEN, MIDDLE, CLOSE = "\ue000", "\ue001", "\ue002"
 MARK = re.compile(f"{OPEN}([0-9,]*){MIDDLE}([^{CLOSE}]*){CLOSE}")
+MISSING = f"{OPEN}{MIDDLE}not measured{CLOSE}"  # stands for a number that was not measured
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
 
 
@@ -70,6 +71,8 @@ def marked(text: str, records: Iterable[int]) -> str:
 
 def shown(value: Any, text: str) -> str:
     """Return the text of a value of a template, marked if the value has records."""
+    if isinstance(value, NotMeasured):
+        return MISSING
     if isinstance(value, Traced):
         return marked(text, value.records)
     return escaped(text) if isinstance(value, Recorded) else text
@@ -79,6 +82,22 @@ def escaped(text: str) -> str:
     """Escape a text for Markdown, on one line and without marks."""
     plain = re.sub(f"[{OPEN}{MIDDLE}{CLOSE}]", "", " ".join(text.split()))
     return _SPECIAL.sub(r"\\\1", plain)
+
+
+def joined(texts: list[str]) -> str:
+    """Return the first of several texts that differ only in the records of their numbers.
+
+    Its numbers have the records of all texts.
+    """
+    first, *others = texts
+    marks = [iter(MARK.findall(text)) for text in others]
+
+    def together(found: re.Match[str]) -> str:
+        records = {found[1], *(next(each)[0] for each in marks)}
+        numbers = {number for one in records for number in one.split(",") if number}
+        return marked(found[2], map(int, numbers))
+
+    return MARK.sub(together, first)
 
 
 def without_marks(text: str) -> str:

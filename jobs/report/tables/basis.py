@@ -207,5 +207,8 @@ def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str
         return ""
     capped = sum(POWER_CAP in each for each in reasons)
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
-    text = f"{capped} of {counted(len(reasons), noun)} power-capped"
+    of = counted(len(reasons), noun)
+    if len(reasons) < len(records):  # records of older code have no conditions
+        of += " with a record of the clock"
+    text = f"{capped} of {of} power-capped"
     return f"{text}, {throttled} throttled by heat or hardware" if throttled else text

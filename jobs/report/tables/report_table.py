@@ -40,6 +40,12 @@ class ReportTable:
     records: dict[str, list[list[Record]]] = field(default_factory=dict)
     text: str = ""  # text below the notes, from jobs.report.texts.templates
 
+    @property
+    def measured_devices(self) -> set[str]:
+        """The kinds of device of the successful records that the table shows."""
+        shown = [record for cells in self.records.values() for cell in cells for record in cell]
+        return {record.device for record in shown if record.status == "ok"}
+
     def add_column(
         self, header: str, cells: list[str], records: list[list[Record]] | None = None
     ) -> None:

@@ -52,8 +52,8 @@ class Speedup:
         if self.interval is None:
             return f"{self.ratio:.2f}x{'*' if self.elsewhere and with_details else ''}"
         low, high = self.interval
-        # Two decimals would give a narrow interval the same ends.
-        digits = 3 if high - low < 0.02 else 2
+        # Two decimals would give a narrow interval the same ends, or hide whether 1 is inside.
+        digits = 3 if high - low < 0.02 or 1 in (round(low, 2), round(high, 2)) else 2
         interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
         return f"{self.ratio:.{digits}f}x{interval}"
 

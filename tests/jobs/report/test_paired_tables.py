@@ -161,7 +161,8 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
         "the 95% interval of the mean over processes",
         f"30 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor {floor:.1%}; "
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
-        "12 of 24 processes power-capped, 6 throttled by heat or hardware",
+        "12 of 24 processes with a record of the clock power-capped, "
+        "6 throttled by heat or hardware",
     ]
 
 

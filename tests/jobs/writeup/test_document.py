@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -11,7 +13,7 @@ from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked_data
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies, results_folders
-from jobs.writeup.traced import without_marks
+from jobs.writeup.traced import MARK, without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
 
 HOSTILE = "<script>document.title='run'</script>\"'&|*`"
@@ -132,11 +134,72 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     shown = document(problem(SPEED, both), folders=[other.path, measured.path])
     first, second = shown.problems[0].parts
     assert first.state is State.answered and list(first.answers) == [H200, H100]
-    assert [first.heading_of(device) for device in first.answers] == [H200, f"{H100} (stale)"]
+    assert [shown.devices for shown in first.shown_answers] == [H200, f"{H100} (stale)"]
     # All numbers of older code say more than some numbers of the present code.
     assert second.state is State.stale and list(second.answers) == [H100, H200]
-    assert second.heading_of(H200) == f"{H200} (partly)"
-    assert second.answers[H200].text == SOME_NUMBERS
+    _, partly = second.shown_answers
+    assert partly.devices == f"{H200} (partly)"
+    assert partly.text == SOME_NUMBERS
+
+
+def test_a_device_without_some_numbers_has_its_complete_paragraphs(
+    tmp_path: Path, measured: ResultsFolder
+) -> None:
+    other = ResultsFolder(tmp_path / "h100")
+    other.submit(
+        load(tmp_path, TOY + "grid: {size: [1], mode: [fast]}\n"), lambda *_: ok(6.0), H100
+    )
+    text = (
+        SPEED + '.\n\n{{ value("time", "forward", size=1, mode="exact") | n(3) }} ms was not '
+        "measured everywhere."
+    )
+    (result,) = document(problem(text), folders=[measured.path, other.path]).problems
+    h200, h100 = result.parts[0].shown_answers
+    assert h200.devices == H200 and SOME_NUMBERS not in h200.text
+    assert without_marks(h100.text) == f"6.00 ms.\n\n{SOME_NUMBERS}"
+
+
+def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: ResultsFolder) -> None:
+    """The parameters of the answer are those of runs that this device does not have."""
+    other = ResultsFolder(tmp_path / "h100")
+    other.submit(load(tmp_path, TOY + "fixed: {size: 8}\n"), lambda *_: ok(6.0), H100)
+    for table, devices in (
+        ([Exhibit(table="toy")], [H200, f"{H100} (not measured)"]),
+        ([], [H200]),
+    ):
+        shown = document(problem(SPEED, show=table), folders=[measured.path, other.path])
+        assert [one.devices for one in shown.problems[0].parts[0].shown_answers] == devices
+
+
+def test_equal_answers_of_two_devices_are_one(tmp_path: Path, measured: ResultsFolder) -> None:
+    other = ResultsFolder(tmp_path / "h100")
+    other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0), H100)
+    (result,) = document(problem(SPEED), folders=[measured.path, other.path]).problems
+    (answer,) = result.parts[0].shown_answers
+    assert answer.devices == f"{H200} and {H100}"
+    assert without_marks(answer.text) == "4.00 ms" and len(answer.notes) == 2
+    ((records, _),) = MARK.findall(answer.text)
+    assert len(records.split(",")) == 2  # one record of each device
+
+
+def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: ResultsFolder) -> None:
+    other = ResultsFolder(tmp_path / "h100")
+    plot = "plots: [{name: p, x: size, series: [mode], phase: forward}]\n"
+    for one, device in ((folder, H200), (other, H100)):
+        (one.path / "artifacts").mkdir(parents=True)
+        (one.path / "artifacts" / "timeline.png").write_bytes(device.encode())
+        drawn = ok(4.0) | {"artifacts": "artifacts"}
+        one.submit(
+            load(tmp_path, TOY + "grid: {size: [1, 2]}\n" + plot), lambda *_, d=drawn: d, device
+        )
+    shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
+    result = document(shown, folders=[folder.path, other.path])
+    part = result.problems[0].parts[0]
+    assert [plot.title for plot in part.plots] == [f"p, {H200}", f"p, {H100}"]
+    text = markdown_report(result, tmp_path)
+    files = [tmp_path / unquote(link) for link in re.findall(r"\]\((plots/.*?)\)", text)]
+    assert len(files) == 4 and all(file.is_file() for file in files)
+    assert [file.read_bytes().decode() for file in files[2:]] == [H200, H100]
 
 
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
