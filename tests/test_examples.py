@@ -83,6 +83,7 @@ def test_an_attention_in_pytorch(folder: Path) -> None:
     assert ATTENTION in tables and "| forward MyAttention vs naive |" in tables
 
 
+@pytest.mark.slow
 def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
     submitted, tables = outputs("wrong_attention.py", folder, submit_exits_with=1)
     assert "1 ok, 1 wrong" in submitted

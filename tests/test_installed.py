@@ -160,10 +160,10 @@ PYTHON = "env/bin/python"
 @pytest.mark.parametrize(
     ("commands", "submit", "tables"),
     [
-        ("sweeps", "sweeps submit", "sweeps tables"),
         *(
             pytest.param(*words, marks=pytest.mark.slow)
             for words in [
+                ("sweeps", "sweeps submit", "sweeps tables"),
                 ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
                 ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
                 (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m aggregate"),

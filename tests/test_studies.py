@@ -22,16 +22,10 @@ from tests.jobs.harness import ROOT, records, run
 from tests.jobs.results_folder import Outcome, ResultsFolder, rows_of
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
-FAST = ("flash_heads",)  # It has plots.
 
 
-@pytest.mark.parametrize(
-    "sweep",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem in FAST else pytest.mark.slow)
-        for path in STUDIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", STUDIES, ids=lambda path: path.stem)
 def test_study_on_a_processor(sweep: Path, tmp_path: Path) -> None:
     done = run("jobs.submit", sweep, "--local", "--out", tmp_path / "results")
     assert done.returncode == 0, done.stdout

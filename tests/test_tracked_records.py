@@ -130,6 +130,7 @@ def hashes_at(commit: str, folder: Path, target: Path) -> dict[str, str]:
     return {line.split()[0]: line.split()[1] for line in lines}
 
 
+@pytest.mark.slow
 def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
     """Someone who checks out the commit of a record has the code that was measured."""
     if not (ROOT / ".git").exists():

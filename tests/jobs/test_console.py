@@ -175,6 +175,11 @@ def test_completion_of_keys(elsewhere: Path) -> None:
     found = complete(elsewhere, *words, "")
     assert {"size=", "kind=", "careful=", "repeats=", "slurm.partition="} < set(found)
     assert complete(elsewhere, *words, "s") == ["size=", *(k for k in found if k[:5] == "slurm")]
+
+
+@pytest.mark.slow
+def test_completion_of_one_key(elsewhere: Path) -> None:
+    words = ("submit", "my.yaml")
     # Two candidates, so that the shell adds no space.
     assert complete(elsewhere, *words, "si") == ["size=", "size=VALUE"]
     assert complete(elsewhere, *words, "ki") == ["kind=big", "kind=small", "kind=smaller"]

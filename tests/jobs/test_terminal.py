@@ -179,6 +179,7 @@ def test_runs_on_this_machine_continue_if_their_output_is_on_a_full_disk(
     assert [record.status for record in records(out)] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_any_text_can_be_printed_in_any_encoding(done: Path, tmp_path: Path) -> None:
     sweep = tmp_path / "swé….yaml"
     sweep.write_text((done.parent / "sweep.yaml").read_text().replace("ok}", 'ok, path: "é…"}'))

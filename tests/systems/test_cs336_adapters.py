@@ -205,6 +205,9 @@ def share(tensors: tuple[Tensor, Tensor], here: RankContext) -> Iterator[Tensor]
     return (tensor.chunk(here.world_size)[here.rank] for tensor in tensors)
 
 
+ONE_FAST_MODEL = [
+    pytest.param(name, marks=() if name == "Tokens" else pytest.mark.slow) for name in MODELS
+]
 # The tests of the assignment use Gloo on GPUs, too, with one or several ranks per GPU.
 two_gloo_ranks = pytest.mark.parametrize(
     ("ranks", "device_type"),
@@ -282,7 +285,7 @@ def ddp_trains_as_one_process(
     assert all(map(torch.equal, frozen, still)) and all(p.grad is None for p in still)
 
 
-@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize("model_name", ONE_FAST_MODEL)
 @pytest.mark.parametrize("name", DDP)
 @two_gloo_ranks
 def test_ddp(ranks, device_type: str, name: str, model_name: str) -> None:
@@ -435,7 +438,7 @@ def sharded_optimizer_steps_as_one_process(
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize("model_name", ONE_FAST_MODEL)
 @two_gloo_ranks
 def test_sharded_optimizer(ranks, device_type: str, model_name: str, grouped: bool) -> None:
     ranks.assert_passes(

@@ -110,7 +110,9 @@ def test_more_rounds_go_on_and_a_new_run_repeats_all_rounds(tmp_path: Path) -> N
     assert [n for n, _ in order(records(out)[9:])] == [0] * 4 + [1] * 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_round_that_was_cut_is_repeated(tmp_path: Path, number: signal.Signals) -> None:
     fifo = Fifo(tmp_path / "fifo")
     waiting = {"what": "pause", "tag": 1, "path": str(fifo.path)}

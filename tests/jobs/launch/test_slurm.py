@@ -134,6 +134,7 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     assert attempts == {0: ["cancelled", "ok"], 1: ["ok"], 2: ["ok"]}
 
 
+@pytest.mark.slow
 def test_cancel_some_runs_and_resubmit_them(scenarios: Scenarios) -> None:
     """A job of which all runs match is cancelled. Another skips the runs that have not started."""
     scenario = scenarios["partly"]

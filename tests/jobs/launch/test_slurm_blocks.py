@@ -57,6 +57,7 @@ def test_requeued_job_repeats_the_cut_round(
     assert len({record.slurm["job_id"] for record in records}) == 1
 
 
+@pytest.mark.slow
 def test_worker_that_is_killed_repeats_the_cut_round(scenarios: Scenarios) -> None:
     scenario = scenarios["killed"]
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")

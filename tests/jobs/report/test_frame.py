@@ -174,6 +174,7 @@ def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.* runs? not shown")
+@pytest.mark.slow
 def test_the_reference_folders_together(tmp_path: Path) -> None:
     """Benchmarks with different parameters, devices and statuses share one frame."""
     frame = checked(*STUDIES)

@@ -109,7 +109,11 @@ def test_an_edit_of_a_wrapper(project: Checkout, before: dict[str, str]) -> None
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("\nimport", "\n# A comment.\nimport"), ('"""', '"""More. '), ("\n\n", "\n\n\n")],
+    [
+        ("\nimport", "\n# A comment.\nimport"),
+        pytest.param('"""', '"""More. ', marks=pytest.mark.slow),
+        pytest.param("\n\n", "\n\n\n", marks=pytest.mark.slow),
+    ],
 )
 def test_an_edit_of_a_comment(
     project: Checkout, before: dict[str, str], old: str, new: str

@@ -175,6 +175,7 @@ def label_boxes(figure) -> dict[str, tuple[float, float]]:
     return {name: (box["y"], box["y"] + box["height"]) for name, box in boxes.items() if box}
 
 
+@pytest.mark.slow
 def test_lines_have_their_names_beside_them(open_page) -> None:
     page = open_page("#own_sweeps")
     figure = own_section(page).locator("figure.plot")
@@ -194,6 +195,7 @@ def test_lines_have_their_names_beside_them(open_page) -> None:
     )
 
 
+@pytest.mark.slow
 def test_names_of_lines_that_end_together_do_not_overlap(open_page) -> None:
     page = open_page("#own_sweeps")
     figure = own_section(page).locator("figure.plot")
@@ -207,6 +209,7 @@ def test_names_of_lines_that_end_together_do_not_overlap(open_page) -> None:
     assert first[1] <= second[0] + 1
 
 
+@pytest.mark.slow
 def test_a_phone_has_no_names_beside_lines(open_page) -> None:
     figure = own_section(open_page("#own_sweeps", PHONE)).locator("figure.plot")
     figure.scroll_into_view_if_needed()
@@ -215,6 +218,7 @@ def test_a_phone_has_no_names_beside_lines(open_page) -> None:
 
 
 @pytest.mark.parametrize(("button", "start"), [("csv", "series,panel,x,y"), ("svg", "<svg")])
+@pytest.mark.slow
 def test_a_figure_can_be_saved(open_page, button: str, start: str) -> None:
     page = open_page("#own_sweeps")
     figure = own_section(page).locator("figure.plot")
@@ -278,7 +282,7 @@ def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     assert not page.locator("#sidebar").is_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_it_is_accessible(open_page, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

@@ -92,10 +92,9 @@ def _assert_right(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -
     ("dtype", "lengths"),
     [
         pytest.param(dtype, lengths, marks=pytest.mark.slow if sum(lengths) > 2000 else ())
-        for dtype in (BF16, F16)
+        for dtype in (BF16, F16, F32)
         for lengths in LENGTHS
-    ]
-    + [(F32, lengths) for lengths in LENGTHS],
+    ],
 )
 def test_against_float64(dtype, lengths, causal):
     _assert_right(*_inputs(lengths, dtype, (1, 2), head_dim=64), causal)
