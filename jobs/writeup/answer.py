@@ -22,7 +22,7 @@ have.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,19 +30,12 @@ from jinja2 import TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted
-from jobs.published.figures import published_figure
-from jobs.report.metrics import fact_at
-from jobs.report.results import Result
-from jobs.report.statistics import relative_spread
-from jobs.report.tables.basis import basis_note
-from jobs.report.tables.cell import Cell
-from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
-from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups
-from jobs.results.record import Record
-from jobs.writeup.studies import Study, is_of
-from jobs.writeup.traced import MISSING, Recorded, Traced, marked, shown
+from jobs.writeup.lookups import AnswerLookups
+from jobs.writeup.registry import Registry
+from jobs.writeup.studies import Study
+from jobs.writeup.traced import MISSING, Recorded, shown
 from systems import accounting
 from systems.accounting import feed_forward, xxl_model
 
@@ -51,22 +44,6 @@ MISSING_NUMBER = "Not measured: a number that this answer depends on is missing.
 _RAISED = (
     TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
 )  # fmt: skip
-
-
-class Registry:
-    """The records that a document shows, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[Study, Record]] = []
-        self._numbers: dict[int, int] = {}  # by identity of the record
-
-    def number(self, study: Study, record: Record) -> int:
-        """Return the number of a record. A record that is not known gets the next number."""
-        known = self._numbers.get(id(record))
-        if known is None:
-            known = self._numbers[id(record)] = len(self.entries)
-            self.entries.append((study, record))
-        return known
 
 
 @dataclass
@@ -122,7 +99,7 @@ def render_answer(
         registry: numbers the records behind the answer.
     """
     answer = Answer("")
-    lookups = _Lookups(study, studies, device, registry, answer)
+    lookups = AnswerLookups(study, studies, device, registry)
     jinja = language.environment()
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
@@ -141,6 +118,8 @@ def render_answer(
     except _RAISED as error:
         answer.text, answer.problem = MISSING_NUMBER, str(error)
         answer.missing += 1
+    answer.found, answer.warnings = lookups.found, lookups.warnings
+    answer.missing += lookups.missing
     answer.basis = lookups.basis()
     answer.stale = lookups.stale()
     return answer
@@ -175,255 +154,3 @@ class _Accounting:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(accounting, name)
-
-
-# Numbers in the message of torch's OutOfMemoryError, in GiB
-_OUT_OF_MEMORY = {
-    "capacity": r"total capacity of ([\d.]+) GiB",
-    "unused": r"([\d.]+) GiB is reserved by PyTorch but unallocated",
-}
-
-
-class _Lookups:
-    """Functions of a template that look up results of one kind of device."""
-
-    def __init__(
-        self,
-        study: Study | None,
-        studies: Mapping[str, Study],
-        device: str | None,
-        registry: Registry,
-        answer: Answer,
-    ):
-        self._study, self._studies, self._device = study, studies, device
-        self._registry, self._answer = registry, answer
-        self._used: dict[int, tuple[Study, Record]] = {}
-        self._cells: list[Cell] = []
-
-    @property
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "value": self.value,
-            "state": self.state,
-            "speed": self.speed,
-            "items": self.items,
-            "failure": self.failure,
-            "published": _published,
-        }
-
-    def value(
-        self,
-        name: str,
-        phase: str | None = None,
-        statistic: str = "median",
-        unit: str | None = None,
-        sweep: str | None = None,
-        **params: Any,
-    ) -> Any:
-        """Return a metric of one run, see `Lookups.value`. The number knows its records."""
-        study = self._named(sweep)
-        cell = self._cell(study, name, phase, statistic, unit, params)
-        if study is None or cell is None:
-            return self._missing()
-        number = cell.number(statistic)
-        if number is None:
-            texts = [text for text in cell.texts if text != "–"]
-            if not texts:
-                return self._missing()
-            self._use(study, cell)
-            return Recorded(texts[0])
-        return Traced(number, self._use(study, cell))
-
-    def state(self, sweep: str | None = None, **params: Any) -> str:
-        """Return the status of one run, see `Lookups.state`."""
-        study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
-        return self._lookups(results).state(**_chosen(params)) if results else "missing"
-
-    def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
-        """Return the items of a list that a run returned, such as kernels.forward.
-
-        Args:
-            path: path of the list in the facts of the run.
-            sweep: name of the study. None: that of the part.
-            params: parameters that select the run. Of several repeats, the first is used.
-
-        Returns:
-            A list of dicts whose numbers know their record. NotMeasured if there is none.
-        """
-        study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
-        found = [r for r in results if self._has(r, _chosen(params)) and r.status == "ok"]
-        record = found[0].record if found else None
-        if study is None or record is None or record.measurements is None:
-            return self._missing()
-        if len({result.run.id for result in found}) > 1:
-            raise TableError(f"items({path!r}): {len(found)} runs have {params}")
-        fact = fact_at(record.measurements.facts, path.split("."))
-        if not isinstance(fact, list):
-            return self._missing()
-        number = self._use_record(study, record)
-        return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
-
-    def failure(self, sweep: str | None = None, **params: Any) -> Any:
-        """Return how one run failed, as a dict of the fields of `failure` in its record.
-
-        If GPU memory ran out, the dict also has the numbers in torch's message, in GiB: `capacity`
-        of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed.
-        """
-        study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
-        failed = [
-            (result.run.id, result.record)
-            for result in results
-            if self._has(result, _chosen(params)) and result.record and result.record.failure
-        ]
-        if len({run for run, _ in failed}) > 1:
-            raise TableError(f"failure(): {len(failed)} runs have {params}")
-        record = failed[0][1] if failed else None
-        if study is None or record is None or record.failure is None:
-            return self._missing()
-        number = self._use_record(study, record)
-        fields = record.failure.model_dump()
-        for name, pattern in _OUT_OF_MEMORY.items():
-            found = re.search(pattern, record.failure.message)
-            fields[name] = float(found[1]) if found else None
-        return {name: _traced(value, number) for name, value in fields.items()}
-
-    @staticmethod
-    def _has(result: Result, params: dict[str, Any]) -> bool:
-        return all(result.coordinate(name) == value for name, value in params.items())
-
-    def speed(
-        self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
-    ) -> Any:
-        """Return how many times as fast a run is as another, as text.
-
-        Args:
-            phase: phase whose median times are compared.
-            baseline: parameters in which the other run differs.
-            sweep: name of the study. None: that of the part.
-            params: parameters that select the run.
-
-        Returns:
-            The text, such as `1.95 [1.93, 1.97]` for runs that were measured in the same rounds and
-            `1.95 (not paired)` for others.
-        """
-        study = self._named(sweep)
-        cells = [
-            self._cell(study, "time", phase, "median", None, each)
-            for each in (params, params | baseline)
-        ]
-        run, other = cells
-        if study is None or run is None or other is None:
-            return self._missing()
-        speedup = speedup_of(run, other, "median")
-        if speedup.ratio is None:
-            return self._missing()
-        text = speedup.text().replace("x", "", 1) if speedup.paired else f"{speedup.ratio:.2f}"
-        text += "" if speedup.paired else " (not paired)"
-        return marked(text, self._use(study, run) | self._use(study, other))
-
-    def basis(self) -> str:
-        """Return what the numbers of the answer rest on, such as the number of processes."""
-        notes = []
-        for study in dict.fromkeys(study.name for study, _ in self._used.values()):
-            used = {id(record) for own, record in self._used.values() if own.name == study}
-            own = self._studies[study]
-            results = [r for r in own.results if r.record is not None and id(r.record) in used]
-            commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
-                       for r in results if r.record is not None}  # fmt: skip
-            note = basis_note(own.observation, results, [], None, "median", True)
-            if len(commits) > 1:
-                note += f"; {counted(len(commits), 'commit')}"
-            devices = ", ".join(dict.fromkeys(r.device for r in results))
-            notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
-        spreads = [
-            relative_spread(process.samples)
-            for cell in self._cells
-            if cell.metric.is_timed
-            for process in cell.processes
-            if len(process.samples) > 1
-        ]
-        if spreads:
-            typical = sorted(spreads)[len(spreads) // 2]
-            notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
-                         f"at most {max(spreads):.1%}")  # fmt: skip
-        return ". ".join(notes)
-
-    def stale(self) -> int:
-        return sum(study.is_stale(record) for study, record in self._used.values())
-
-    def _named(self, sweep: str | None) -> Study | None:
-        return self._study if sweep is None else self._studies.get(sweep)
-
-    def _cell(
-        self,
-        study: Study | None,
-        name: str,
-        phase: str | None,
-        statistic: str,
-        unit: str | None,
-        params: dict[str, Any],
-    ) -> Cell | None:
-        results = [] if study is None else self._results(study, params)
-        if not results:
-            return None
-        cell = self._lookups(results).cell(name, phase, statistic, unit, _chosen(params))
-        self._cells.append(cell)
-        return cell
-
-    def _results(self, study: Study, params: dict[str, Any]) -> list[Result]:
-        """Return the results of the device that have all parameters that a lookup names."""
-        benchmark = params.get("benchmark")
-        named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
-        having = [
-            result
-            for result in study.results
-            if all(name in result.run.params for name in named)
-            and benchmark in (None, result.run.benchmark)
-        ]
-        if study.results and not having:
-            given = ", ".join(map(str, params))
-            raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        return [result for result in having if is_of(result, self._device)]
-
-    def _lookups(self, results: list[Result]) -> Lookups:
-        return Lookups(results, self._answer.warnings.append)
-
-    def _use(self, study: Study, cell: Cell) -> set[int]:
-        self._answer.found += 1
-        numbers = {self._registry.number(study, record) for record in cell.behind}
-        self._used |= {number: self._registry.entries[number] for number in numbers}
-        return numbers
-
-    def _use_record(self, study: Study, record: Record) -> int:
-        self._answer.found += 1
-        number = self._registry.number(study, record)
-        self._used[number] = self._registry.entries[number]
-        return number
-
-    def _missing(self) -> NotMeasured:
-        self._answer.missing += 1
-        return NotMeasured()
-
-
-def _traced(value: Any, record: int) -> Any:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Traced(value, {record})
-    return Recorded(value) if isinstance(value, str) else value
-
-
-def _chosen(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a lookup that are parameters of runs."""
-    return {name: value for name, value in params.items() if name != "benchmark"}
-
-
-def _published(file: str, column: str, **params: Any) -> Any:
-    found = published_figure(str(file), str(column), **params)
-    if found is None:
-        raise TableError(f"{file} has no {column} for {params}")
-    try:
-        return float(found)
-    except ValueError:
-        return Recorded(found)

@@ -12,9 +12,10 @@ from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select_results
 from jobs.sweep.schema import Plot, Table
-from jobs.writeup.answer import Answer, Registry, devices_of, render_answer
+from jobs.writeup.answer import Answer, devices_of, render_answer
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
+from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import joined, without_marks
 
