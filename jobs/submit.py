@@ -122,10 +122,16 @@ def submit(
         str | None,
         typer.Option(
             "--filter",
-            "--where",  # the name of this option in all other commands
             help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
             "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
             "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            help="Same as --filter. It is the name of this option in all other commands.",
         ),
     ] = None,
     out: Annotated[
@@ -224,6 +230,8 @@ def submit(
         fail("--sbatch requires --dry-run")
     if parallel is not None and executor is not Executor.local:
         fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
+    if filter is not None and where is not None:
+        fail("only one of --filter and --where is allowed; join two conditions with 'and'")
     for option, given in (("--snapshot", snapshot), ("--against", against is not None)):
         if given and executor is Executor.debug:
             fail(f"{option} is not allowed together with --debug")
@@ -231,7 +239,13 @@ def submit(
         fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
         settings = _cluster_file(cluster_file)
-        loaded = load_sweep(sweep, overrides or [], filter, settings)
+        loaded = load_sweep(
+            sweep,
+            overrides or [],
+            where if filter is None else filter,
+            settings,
+            "--where" if filter is None else "--filter",
+        )
         options = Options(
             executor,
             out or LOGS / loaded.sweep.name,

@@ -56,9 +56,7 @@ def show_plan(
         paired = sum(len(block.all_tasks()) for block in expansion.blocks)
         alone = len(expansion.runs) - sum(len(block.runs) for block in expansion.blocks)
         runs += f", {counted(paired + alone, 'process')} (rounds and A/A)"
-    largest = manifest.sweep.runs_per_job or max(
-        (len(job.tasks) for job in manifest.jobs), default=1
-    )
+    largest = max((len(job.tasks) for job in manifest.jobs), default=0)
     per_job = f"with at most {counted(largest, 'run')} each"
     if manifest.sweep.runs_per_job is None:
         per_job += " (chosen automatically; runs_per_job sets it)"
@@ -67,7 +65,7 @@ def show_plan(
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         (
             "to run",
-            f"{tasks} ({len(prepared.done)} done, {len(prepared.in_flight)} queued or running)",
+            f"{tasks} ({_known_text(prepared)}, {len(prepared.in_flight)} queued or running)",
         ),
         ("jobs", f"{len(manifest.jobs)}, {per_job}"),
     ]
@@ -109,6 +107,16 @@ def show_plan(
 
         for text in sbatch_texts(manifest):
             print(text)
+
+
+def _known_text(prepared: Prepared) -> str:
+    """Return how many runs are skipped because they succeeded or failed before."""
+    failed = Counter(str(record.status) for record in prepared.failed_before)
+    text = f"{len(prepared.done) - failed.total()} done"
+    if failed:
+        kinds = ", ".join(f"{count} {status}" for status, count in failed.items())
+        text += f", {failed.total()} failed before: {kinds}; --retry-failed repeats them"
+    return text
 
 
 @dataclass(frozen=True)

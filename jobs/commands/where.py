@@ -133,6 +133,8 @@ def _check(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
             return of_parameter(name, value)
         if name == OLDER and not isinstance(value, bool):
             return f"{OLDER}: got {value!r}, expected true or false"
+        if name == "repeat" and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"repeat: got {value!r}, expected an integer"
         if name not in valid or value in valid[name]:
             return None
         return f"{name}: got {value!r}{nearest(str(value), valid[name])}"

@@ -24,7 +24,8 @@ class Staleness:
 
     def __init__(self, runs: Iterable[Run]):
         sources = RunSources()
-        self._now = {run.id: sources.source_hash(run) for run in runs}
+        by_id = {run.id: run for run in runs}
+        self._now = {id: sources.source_hash(run) for id, run in by_id.items()}
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is from older code.
@@ -36,17 +37,22 @@ class Staleness:
         return now is not None and record.source_hash != now
 
 
-def with_stale(observation: Observation) -> Observation:
+def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:
     """Return the state of a results folder with its stale tasks, and with a note that tells them.
 
-    A task is one repeat of a run.
+    A task is one repeat of a run. Tasks that are queued or running are not stale.
+
+    Args:
+        observation: the results folder.
+        staleness: of the runs of the folder, and possibly of others. None: it is determined.
     """
     measured = {
         task.key: task
         for task in observation.tasks
         if task.record is not None and not task.status.is_live
     }
-    staleness = Staleness({task.run.id: task.run for task in measured.values()}.values())
+    if staleness is None:
+        staleness = Staleness(task.run for task in measured.values())
     stale = {
         key: task.record
         for key, task in measured.items()

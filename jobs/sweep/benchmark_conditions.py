@@ -6,8 +6,7 @@ whose benchmark has the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs.errors import nearest
@@ -51,53 +50,23 @@ def comparison(
             benchmarks with a parameter reject its value, or if `and` joins parameters that no
             benchmark has together.
     """
-    known = benchmarks.fields
-    values = _Values()
     found: ByBenchmark = {}
     for benchmark in benchmarks:
         checked = check(benchmark) if check else _check_with_benchmark(benchmark, benchmarks)
-        tolerant = partial(values.check, checked, known)
-        found[benchmark.name] = Condition(text, benchmark.fields, tolerant, recorded, known)
-    wrong = values.wrong()
-    if wrong:
-        raise ConditionError(f"{text!r}: {wrong}")
+        found[benchmark.name] = Condition(
+            text, benchmark.fields, checked, recorded, of_others=benchmarks.fields, collect=True
+        )
+    valid = {value for condition in found.values() for value in condition.valid}
+    for condition in found.values():
+        for value, message in condition.wrong.items():
+            if value not in valid:
+                raise ConditionError(message)
     if not any(condition.can_hold for condition in found.values()):
         raise ConditionError(
             f"{text!r}: no benchmark of this sweep has all these parameters; "
             "compare parameters of one benchmark only"
         )
     return found
-
-
-class _Values:
-    """Collects which values of a comparison are valid in at least one benchmark."""
-
-    def __init__(self) -> None:
-        self.valid: set[tuple[str, str]] = set()  # (parameter, representation of the value)
-        self.messages: dict[tuple[str, str], str] = {}
-
-    def check(self, check: Check, known: Collection[str], name: str, value: Any) -> str | None:
-        """Note if a benchmark accepts a value of a parameter. See `Check`.
-
-        Args:
-            check: the check of the benchmark.
-            known: parameters of all benchmarks. A value of this name may mean the parameter, so
-                the error message is returned. Other error messages are only noted.
-            name: the parameter.
-            value: the value.
-        """
-        wrong = check(name, value)
-        if wrong is None:
-            self.valid.add((name, repr(value)))
-        elif isinstance(value, str) and value in known:
-            return wrong
-        else:
-            self.messages[name, repr(value)] = wrong
-        return None
-
-    def wrong(self) -> str | None:
-        """Return the error message for a value that no benchmark accepts, or None."""
-        return next((self.messages[one] for one in self.messages if one not in self.valid), None)
 
 
 def _check_with_benchmark(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:

@@ -34,6 +34,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda a, b: a not in b,
 }
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_ORDERED = tuple(_OPERATORS[order] for order in _ORDERS)
 _LISTS = (ast.List, ast.Tuple)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -74,6 +75,7 @@ class Condition:
         of_others: parameters that other runs have. A comparison of them is neither True nor False
             for a run without them: `size == small or seq_len == 128` depends on seq_len alone, and
             `not size == small` is not True. Runs without them do not satisfy `size != small`.
+        collect: keep the messages of `check` in `wrong` instead of raising ConditionError.
 
     Raises:
         ConditionError: if the text is not a valid comparison of these parameters.
@@ -86,13 +88,19 @@ class Condition:
         check: Check | None = None,
         recorded: Sequence[str] = (),
         of_others: Collection[str] = (),
+        collect: bool = False,
     ):
         self.text = text
+        # Parameters and plain values that `check` accepts, and the error messages of the others.
+        self.valid: set[tuple[str, str]] = set()
+        self.wrong: dict[tuple[str, str], str] = {}
+        self._collect = collect
         self.named: set[str] = set()  # parameters in the comparison, without those of others
         self._names = set(names)
         self._recorded = set(recorded)
         self._of_others = set(of_others) - self._names
         self._start: ast.expr | None = None  # left side of the comparison that is being parsed
+        self._compared: list[str] = []  # parameters in this comparison
         self._check = check
         if len(text) > MAX_LENGTH:
             raise ConditionError(
@@ -144,8 +152,7 @@ class Condition:
         """Return True if the comparison is True for these parameters.
 
         Raises:
-            ConditionError: if `<`, `<=`, `>` or `>=` compares values that have no order, such as
-                a number and a text.
+            ConditionError: if `<`, `<=`, `>` or `>=` compares other values than numbers.
         """
         return self._part.decide(params) is True
 
@@ -178,6 +185,9 @@ class Condition:
             raise UnknownParameter(
                 f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
             )
+        self._compared = [
+            term.id for term in terms if isinstance(term, ast.Name) and self._is_parameter(term)
+        ]
         steps = []
         for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
             compare = _OPERATORS.get(type(op))
@@ -196,17 +206,15 @@ class Condition:
                 self._check_literals(term, other, op)
             steps.append((self._term(left), compare, self._term(right)))
 
+        names = list(self._compared)
+
         def holds(params: Mapping[str, Any]) -> bool:
             for left, compare, right in steps:
                 a, b = left(params), right(params)
-                try:
-                    if not compare(a, b):
-                        return False
-                except TypeError:
-                    raise ConditionError(
-                        f"{self.text!r} compares {a!r} with {b!r}, which have no order; "
-                        "<, <=, > and >= need two numbers or two texts"
-                    ) from None
+                if compare in _ORDERED and not (_is_number(a) and _is_number(b)):
+                    raise ConditionError(_no_order(self.text, a, b, names))
+                if not compare(a, b):
+                    return False
             return True
 
         return _Part(holds, can_hold=True, can_fail=True)
@@ -235,6 +243,14 @@ class Condition:
             for term in terms
         )
 
+    def _is_value(self, word: str) -> bool:
+        """Return whether a compared parameter has a word such as `none` as a value, not null."""
+        return self._check is not None and any(
+            self._check(name, word) is None and self._check(name, _WORDS[word.lower()]) is not None
+            for name in self._compared
+            if word.lower() in _WORDS
+        )
+
     def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
         """Raise ConditionError if a parameter can never equal the plain value in a comparison.
 
@@ -254,7 +270,16 @@ class Condition:
             if isinstance(op, _ORDERS) and not isinstance(one, str):
                 continue  # a bound need not be a valid value of the parameter
             wrong = self._check(other.id, one)
-            if wrong:
+            if isinstance(op, _ORDERS) and wrong is None:
+                raise ConditionError(
+                    f"{self.text!r}: words such as {one!r} have no order; "
+                    "<, <=, > and >= need two numbers"
+                )
+            if wrong is None:
+                self.valid.add((other.id, repr(one)))
+            elif self._collect:
+                self.wrong[other.id, repr(one)] = f"{self.text!r}: {wrong}"
+            else:
                 raise ConditionError(f"{self.text!r}: {wrong}")
 
     def _term(self, node: ast.expr) -> Evaluate:
@@ -271,7 +296,8 @@ class Condition:
         ):
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
-            return _WORDS.get(node.id.lower(), node.id)
+            word = node.id
+            return word if self._is_value(word) else _WORDS.get(word.lower(), word)
         if isinstance(node, _LISTS):
             return [self._literal(item) for item in node.elts]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -309,9 +335,25 @@ def _negation(part: _Part) -> _Part:
     return _Part(decide, can_hold=part.can_fail, can_fail=part.can_hold)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _no_order(text: str, a: Any, b: Any, names: list[str]) -> str:
+    """Return the error message for two values that cannot be ordered."""
+    message = f"{text!r} compares {_shown(a)} with {_shown(b)}, which have no order; "
+    if None in (a, b) and names:
+        return f"{message}add a comparison before it: {names[0]} != null and {text}"
+    return f"{message}<, <=, > and >= need two numbers"
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(value)
+
+
 def _quotes_hint(text: str) -> str:
     """Return a hint on a word that starts with a digit, such as 4bb999b, or "" without one."""
-    word = re.search(r"(?<![\w'\".+-])\d\w*[A-Za-z]\w*(?!['\"])", text)
+    word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)
     return f"; write {word[0]} in quotes" if word else ""
 
 

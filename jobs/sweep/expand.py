@@ -111,7 +111,7 @@ class _Expander:
         formed = form_blocks(ordered, self.sweep, self.benchmarks, self.document, wrong)
         if wrong:
             raise InputError(wrong)
-        warnings = [*self.without_effect(), *self.lists_all_cases_replace()]
+        warnings = [*self.without_effect(), *self.all_cases_replace()]
         return Expansion(ordered, self.excluded, self.filtered, self.duplicates, warnings, formed)
 
     def error(self) -> InputError:
@@ -224,14 +224,13 @@ class _Expander:
                     "exclude: no run matches this entry, so it has no effect",
                 )
 
-    def lists_all_cases_replace(self) -> Iterator[Problem]:
-        """Yield a warning for each list at the top level of the sweep file that no case uses.
+    def all_cases_replace(self) -> Iterator[Problem]:
+        """Yield a warning for each parameter at the top level of the sweep file that no case uses.
 
-        A list in the keys `grid` and `zip` gives the values of one parameter. A case that sets this
-        parameter itself does not use the list. Cases whose benchmark does not have the parameter
-        are ignored.
+        A case that sets the parameter itself does not use the values at the top level. Cases whose
+        benchmark does not have the parameter are ignored.
         """
-        for axis in ("grid", "zip"):
+        for axis in AXES:
             for name in getattr(self.sweep, axis):
                 having = [
                     {*case.fixed, *case.grid, *case.zip}
@@ -241,7 +240,7 @@ class _Expander:
                 if having and all(name in case for case in having):
                     where = self.document.at_key((axis, name))
                     yield Problem(
-                        where, f"{axis}: every case replaces {name!r}, so this list has no effect"
+                        where, f"{axis}: every case replaces {name!r}, so this has no effect"
                     )
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:

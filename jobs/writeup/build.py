@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from jobs.writeup.document import Document, make_document
 from jobs.writeup.markdown import PLOTS, markdown_report
@@ -21,7 +23,7 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
 
     Args:
         given: results folders, and folders that contain results folders.
-        out: folder to write, created if needed. Other files in it are kept.
+        out: folder to write, created if needed. Files in it that are not of a report are kept.
 
     Raises:
         FileNotFoundError: if a folder does not exist or has no results.
@@ -40,9 +42,27 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
         page = html_report(document)
         (made / PAGE).write_text(page, encoding="utf-8")
         (made / MARKDOWN).write_text(text, encoding="utf-8")
-        for file in (PAGE, MARKDOWN):
+        older = _linked_images(out / MARKDOWN)
+        images = {path.relative_to(made) for path in (made / PLOTS).rglob("*.png")}
+        for file in (*sorted(images), Path(PAGE), Path(MARKDOWN)):
+            (out / file).parent.mkdir(parents=True, exist_ok=True)
             (made / file).replace(out / file)
-        shutil.rmtree(out / PLOTS, ignore_errors=True)
-        if (made / PLOTS).exists():
-            (made / PLOTS).replace(out / PLOTS)
+        _remove(out, older - images)
     return document
+
+
+def _linked_images(report: Path) -> set[Path]:
+    """Return the images in the folder `PLOTS` that an older report shows, as relative paths."""
+    if not report.is_file():
+        return set()
+    links = re.findall(rf"]\(({PLOTS}/[^)]*[.]png)\)", report.read_text(errors="replace"))
+    return {path for path in map(Path, map(unquote, links)) if ".." not in path.parts}
+
+
+def _remove(folder: Path, files: Iterable[Path]) -> None:
+    """Remove some files of a folder, and their subfolders if they are empty then."""
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
+        for above in file.parents[:-1]:  # without the folder itself
+            with suppress(OSError):
+                (folder / above).rmdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -96,6 +97,7 @@ class PartResult:
     plots: list[ShownPlot] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
+    failures: str = ""  # statuses of the runs, if none of them succeeded
 
     @property
     def shown_answers(self) -> Iterator[ShownAnswer]:
@@ -112,8 +114,7 @@ class PartResult:
             )
 
     def _text(self, answer: Answer) -> str:
-        is_best = state_of(answer) is self.state
-        if is_best or not answer.missing:
+        if not answer.missing or (self.state is State.missing and not answer.found):
             return answer.text
         return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
 
@@ -126,6 +127,8 @@ class PartResult:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
         if self.state is not State.missing or self.study is None:
             return ""
+        if self.failures:
+            return f"All runs of this answer failed ({self.failures})."
         if not self.tables:
             return "Not measured."
         return "The runs of this answer are not measured. The tables show other runs of the study."
@@ -229,6 +232,12 @@ def _part(
     order = list(State)
     result.answers = dict(sorted(kept.items(), key=lambda item: order.index(state_of(item[1]))))
     result.state = state_of(next(iter(result.answers.values())))
+    statuses = Counter(
+        str(record.status) for each in involved for record in each.observation.records
+    )
+    if statuses and "ok" not in statuses:
+        result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        result.command += " --retry-failed"
     return result
 
 
@@ -293,15 +302,22 @@ def _add_table(
         result.tables.append(ShownTable(study, made, folded))
 
 
+def _state_of_sweep(study: Study) -> State:
+    measured = [result for result in study.results if result.status == "ok"]
+    if not measured:
+        return State.missing
+    if any(result.status not in ("ok", "oom", "unsupported") for result in study.results):
+        return State.partly
+    stale = any(r.record is not None and study.is_stale(r.record) for r in measured)
+    return State.stale if stale else State.answered
+
+
 def _own_sweeps(studies: list[Study], registry: Registry) -> ProblemResult:
     """Return a section with the tables and plots of sweeps that answer no problem."""
     parts = []
     for study in studies:
         part = Part(part=study.name, question=study.sweep.description, answer="")
-        measured = any(record.status == "ok" for record in study.observation.records)
-        state = State.missing
-        if measured:
-            state = State.stale if study.observation.stale else State.answered
+        state = _state_of_sweep(study)
         command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""
         result = PartResult(part, study.name, state, command, {"": Answer("")})
         for table in study.tables.values():

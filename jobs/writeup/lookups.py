@@ -22,7 +22,7 @@ from jobs.report.texts.language import NotMeasured
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups
 from jobs.results.record import Record
 from jobs.writeup.registry import Registry
-from jobs.writeup.studies import Study, is_of
+from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
 # Numbers in the message of torch's OutOfMemoryError, in GiB
@@ -38,7 +38,7 @@ class AnswerLookups:
     Args:
         study: study of the part, or None.
         studies: all studies, by name.
-        device: kind of GPU, see `is_of`. None: there are no results.
+        device: kind of GPU, see `Study.results_on`. None: there are no results.
         registry: numbers the records behind the answer.
     """
 
@@ -54,6 +54,7 @@ class AnswerLookups:
         self.warnings: list[str] = []
         self._study, self._studies, self._device = study, studies, device
         self._registry = registry
+        self._counting: dict[str, set[int]] = {}  # see _on_device, by name of the study
         self._used: dict[int, tuple[Study, Record]] = {}
         self._cells: list[Cell] = []
 
@@ -243,7 +244,15 @@ class AnswerLookups:
         if study.results and not having:
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        return [result for result in having if is_of(result, self._device)]
+        here = self._on_device(study)
+        return [result for result in having if id(result) in here]
+
+    def _on_device(self, study: Study) -> set[int]:
+        """Return the identities of the results that count for the device."""
+        if study.name not in self._counting:
+            results = study.results_on(self._device)
+            self._counting[study.name] = {id(result) for result in results}
+        return self._counting[study.name]
 
     def _lookups(self, results: list[Result]) -> Lookups:
         return Lookups(results, self.warnings.append)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from jobs.report.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskKey, TaskState, observe
-from jobs.results.stale import with_stale
+from jobs.results.stale import Staleness, with_stale
+from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Plot, Sweep, Table
 
@@ -27,7 +28,7 @@ class Study:
     observation: Observation
     results: list[Result]
     folders: dict[str, Path]  # results folder of each submission, by its id
-    stale: dict[Path, frozenset[TaskKey]]  # tasks with results of older code, by results folder
+    staleness: Staleness  # tells which records are from older code
     is_stock: bool  # whether the sweep is one of this project
 
     @property
@@ -39,42 +40,60 @@ class Study:
         return {plot.name: plot for plot in plots_of(self.sweep)}
 
     def on(self, device: str) -> Study:
-        """Return the study with only the results of one kind of GPU, of CPUs, and missing ones."""
-        records = [record for record in self.observation.records if is_of(record, device)]
-        return replace(
-            self,
-            observation=replace(self.observation, records=records),
-            results=[result for result in self.results if is_of(result, device)],
-        )
+        """Return the study with only the results that count for a kind of device."""
+        results = self.results_on(device)
+        kinds = {result.device for result in results}
+        records = [record for record in self.observation.records if record.device in kinds]
+        observation = replace(self.observation, records=records)
+        return replace(self, observation=observation, results=results)
+
+    def results_on(self, device: str | None) -> list[Result]:
+        """Return the results that count for a kind of device: its own, and missing ones.
+
+        A sweep can have runs that need no GPU. Their results on CPUs count for a GPU, too, if they
+        are in a results folder of this GPU.
+        """
+        folders = {
+            self.folder_of(result.record)
+            for result in self.results
+            if result.record is not None and result.device == device
+        }
+        return [
+            result
+            for result in self.results
+            if result.device in (device, "")
+            or (
+                result.device.startswith("cpu:")
+                and not result.run.shape.gpus_per_node
+                and result.record is not None
+                and self.folder_of(result.record) in folders
+            )
+        ]
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
-        return (record.run, record.repeat) in self.stale[self.folder_of(record)]
+        return self.staleness.is_stale(record)
 
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""
         return self.folders.get(record.submission, self.observation.folder)
 
 
-def is_of(result: Result | Record, device: str | None) -> bool:
-    """Return whether a result counts for a kind of GPU: its own, those of CPUs and missing ones.
-
-    A study can have runs on CPUs beside those on GPUs.
-    """
-    return result.device in (device, "") or result.device.startswith("cpu:")
-
-
 def results_folders(given: Iterable[Path]) -> list[Path]:
-    """Return the results folders among some folders and their direct subfolders.
+    """Return the results folders among some folders.
+
+    If a folder is none, those of its subfolders are returned, or else of the subfolders of these.
 
     Raises:
-        FileNotFoundError: if a folder does not exist, or neither it nor a subfolder has results.
+        FileNotFoundError: if a folder does not exist, or has no results at these levels.
     """
     found: list[Path] = []
     for folder in given:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is not a folder")
-        inside = [each for each in (folder, *sorted(folder.iterdir())) if _has_results(each)]
+        below = sorted(folder.iterdir())
+        inside = [each for each in (folder, *below) if _has_results(each)]
+        inside = inside or [each for each in sorted(folder.glob("*/*")) if _has_results(each)]
         if not inside:
             raise FileNotFoundError(
                 f"{folder} is not a results folder and contains none (a results folder has a "
@@ -104,32 +123,72 @@ def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
         The studies by name, and notes on what could not be read.
 
     Raises:
-        UnreadableResults: if the submissions or records of a folder cannot be read.
+        UnreadableResults: if the submissions or records of no folder can be read.
     """
     by_name: dict[str, list[Observation]] = {}
     notes: list[str] = []
+    unreadable: list[UnreadableResults] = []
     for folder in folders:
-        observation = with_stale(observe(folder))
+        try:
+            observation = observe(folder)
+        except UnreadableResults as error:
+            notes.append(f"{shown_path(folder)}: not in this report: {error}")
+            unreadable.append(error)
+            continue
+        by_name.setdefault(_name_of(observation, by_name), []).append(observation)
+    if unreadable and not by_name:
+        raise unreadable[0]
+    studies = {}
+    for name, found in by_name.items():
+        staleness = Staleness(task.run for each in found for task in each.tasks)
+        told = [with_stale(each, staleness) for each in found]
         notes += [
-            f"{shown_path(folder)}: {note}" for note in (*observation.bad_lines, *observation.notes)
+            f"{shown_path(each.folder)}: {note}"
+            for each in told
+            for note in (*each.bad_lines, *each.notes)
         ]
-        name = observation.manifests[-1].sweep.name.removeprefix(SMALL)
-        by_name.setdefault(name, []).append(observation)
-    return {name: _study(name, found) for name, found in by_name.items()}, notes
+        studies[name] = _study(name, told, staleness)
+    return studies, notes
 
 
-def _study(name: str, observations: Sequence[Observation]) -> Study:
-    stock = STOCK / f"{name}.yaml"
-    is_stock = "/" not in name and stock.is_file()
+def _name_of(observation: Observation, known: Mapping[str, Sequence[Observation]]) -> str:
+    """Return the name of the study to which a results folder belongs.
+
+    Another sweep of the same name is a study of its own, with the folder in its name.
+    """
+    sweep = observation.manifests[-1].sweep
+    name = sweep.name.removeprefix(SMALL)
+    stock = _stock_sweep(name)
+    if stock is not None:
+        benchmarks = {task.run.benchmark for task in observation.tasks}
+        is_known = bool(benchmarks & set(load_sweep(stock).benchmarks.by_name))
+    else:
+        others = [each.manifests[-1].sweep for each in known.get(name, ())]
+        is_known = all(
+            (other.benchmark, other.tables, other.plots)
+            == (sweep.benchmark, sweep.tables, sweep.plots)
+            for other in others
+        )
+    return name if is_known else f"{name} ({shown_path(observation.folder)})"
+
+
+def _stock_sweep(name: str) -> Path | None:
+    """Return the sweep file of this project with a name, or None."""
+    path = STOCK / f"{name}.yaml"
+    return path if "/" not in name and path.is_file() else None
+
+
+def _study(name: str, observations: Sequence[Observation], staleness: Staleness) -> Study:
+    stock = _stock_sweep(name)
     observation = merged(observations)
     return Study(
         name,
-        load_sweep(stock).sweep if is_stock else observation.manifests[-1].sweep,
+        observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep,
         observation,
         _submitted(list_results(observation), observations),
         {manifest.id: each.folder for each in observations for manifest in each.manifests},
-        {each.folder: each.stale for each in observations},
-        is_stock,
+        staleness,
+        stock is not None,
     )
 
 

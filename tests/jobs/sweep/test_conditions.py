@@ -62,6 +62,7 @@ def test_meaning(text: str, holds: bool) -> None:
         ("", "is not a comparison"),
         ("seq_len == 08", "is not a comparison"),
         ("dtype == 4bb999b", "write 4bb999b in quotes"),
+        ("dtype in [2.7b, xl]", "write 2.7b in quotes"),
         ("dtype == abc-dirty", "write text with other characters"),
         ("seq_len in 128", "is required after 'in'"),
         ("seq_len == [128]", "is required after 'in'"),
@@ -111,11 +112,18 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 
 def test_values_without_order_are_an_error_not_false() -> None:
     """A comparison of values without order, such as None and 5, is an error and not False."""
-    with pytest.raises(ConditionError, match=r"compares None with 5, which have no order"):
+    with pytest.raises(
+        ConditionError, match=r"compares null with 5.*: window != null and window > 5"
+    ):
         Condition("window > 5", NAMES)(PARAMS)
     assert not Condition("window != null and window > 5", NAMES)(PARAMS)
     with pytest.raises(ConditionError, match="no order"):
         Condition("dtype < 5", NAMES)(PARAMS)
+    with pytest.raises(ConditionError, match="no order"):
+        Condition("dtype < fp32", NAMES)(PARAMS)
+    toy = load_benchmark("tests.benchmarks.toy")
+    with pytest.raises(ConditionError, match="words such as 'fast' have no order"):
+        Condition("mode > fast", toy.fields, literal_check(toy))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +145,13 @@ def test_a_value_that_a_parameter_never_has_is_an_error(text: str, words: str) -
     toy = load_benchmark("tests.benchmarks.toy")
     with pytest.raises(ConditionError, match=words):
         Condition(text, toy.fields, literal_check(toy))
+
+
+def test_none_is_a_word_where_the_parameter_has_this_word() -> None:
+    benchmark = load_benchmark("train_step")
+    for text in ("checkpointing == none", "checkpointing in [none, nested]"):
+        condition = Condition(text, benchmark.fields, literal_check(benchmark))
+        assert condition({"checkpointing": "none"}) and not condition({"checkpointing": "every_k"})
 
 
 @pytest.mark.parametrize(

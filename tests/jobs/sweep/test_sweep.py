@@ -301,7 +301,7 @@ def test_where_without_order_is_told_before_anything_runs(tmp_path: Path) -> Non
     """A `where` that cannot be evaluated for a run is an error before the submission."""
     text = "fixed: {size: 1}\ntables: [{name: t, where: window > 5}]\n"
     (problem,) = toy_errors(tmp_path, text)
-    assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares None with 5")
+    assert problem.startswith("sweep.yaml:4:27: 'window > 5' compares null with 5")
 
 
 def test_references_must_give_whole_numbers(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ cases:
   - {fixed: {size: 4, mode: fast, ranks: 2}}
 """
     assert warnings(tmp_path, text) == [
-        "sweep.yaml:3:8: grid: every case replaces 'size', so this list has no effect",
-        "sweep.yaml:4:7: zip: every case replaces 'ranks', so this list has no effect",
+        "sweep.yaml:3:8: grid: every case replaces 'size', so this has no effect",
+        "sweep.yaml:4:7: zip: every case replaces 'ranks', so this has no effect",
     ]
     assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
 

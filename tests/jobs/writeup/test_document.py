@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from jobs.results.unreadable import UnreadableResults
+from jobs.writeup.build import build_report
 from jobs.writeup.document import SOME_NUMBERS, Document, State, make_document
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked_data
@@ -296,3 +298,90 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
     keys = result.parts[0].tables[0].table.keys
     assert [key for key in keys if H100 in key] == [(H100, 1, "fast"), (H100, 1, "exact")]
     assert len(keys) == 4 + 2
+
+
+def test_a_device_has_results_of_cpus_only_from_its_own_folders(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
+    text = (
+        TOY + "cases: [{fixed: {size: 1}, resources: {gpus_per_node: 1}}, {fixed: {size: 2}, "
+        "resources: {gpus_per_node: 0}}]\n"
+    )
+    sweep = load(tmp_path, text)
+    other = ResultsFolder(tmp_path / "h100")
+    for one, gpu, cpu, ms in (
+        (folder, H200, CPU, 4.0),
+        (other, H100, f"{CPU} of another kind", 6.0),
+    ):
+        one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, gpu)
+        one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
+    both = '{{ value("time", size=1) | n(2) }} {{ value("time", size=2) | n(2) }}'
+    both = both.replace('"time"', '"time", "forward"')
+    (result,) = document(problem(both), folders=[folder.path, other.path]).problems
+    texts = {one.devices: without_marks(one.text) for one in result.parts[0].shown_answers}
+    assert texts == {H200: "4.0 5.0", H100: "6.0 7.0"}
+
+
+def test_staleness_is_that_of_each_record(tmp_path: Path, measured: ResultsFolder) -> None:
+    """A newer result of another device in the same folder does not hide an older one."""
+    older = ok(6.0) | {"source_hash": "0123"}
+    measured.submit(
+        load(tmp_path, TOY + "grid: {size: [1], mode: [fast]}\n"), lambda *_: older, H100
+    )
+    (result,) = document(problem(SPEED), folders=[measured.path]).problems
+    assert {one.devices for one in result.parts[0].shown_answers} == {H200, f"{H100} (stale)"}
+
+
+def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolder) -> None:
+    (own,) = document(folders=[measured.path]).problems
+    assert own.state is State.partly
+    whole = ResultsFolder(tmp_path / "whole")
+    whole.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), H200)
+    (own,) = document(folders=[whole.path]).problems
+    assert own.state is State.answered
+
+
+def test_two_sweeps_of_one_name_are_shown(tmp_path: Path, measured: ResultsFolder) -> None:
+    other = ResultsFolder(tmp_path / "other")
+    text = TOY + "fixed: {size: 1}\ntables: [{name: another, phase: forward, rows: [size]}]\n"
+    other.submit(load(tmp_path, text), lambda *_: ok(1.0), H200)
+    (own,) = document(folders=[measured.path, other.path]).problems
+    assert [part.part.part for part in own.parts] == ["toy", f"toy ({other.path})"]
+    assert own.parts[1].tables[0].table.heading.startswith("another")
+
+
+def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) -> None:
+    broken = ResultsFolder(tmp_path / "broken")
+    broken.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), H200)
+    (manifest,) = broken.path.glob("submissions/*/manifest.json")
+    manifest.write_text("{")
+    shown = document(problem(SPEED), folders=[broken.path, measured.path])
+    assert shown.problems[0].state is State.answered
+    assert any(note.startswith(f"{broken.path}: not in this report") for note in shown.notes)
+    with pytest.raises(UnreadableResults):
+        document(problem(SPEED), folders=[broken.path])
+
+
+def test_runs_that_all_failed_are_not_called_unmeasured(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TOY + GRID), lambda *_: failed("error"), H200)
+    (result,) = document(problem(SPEED), folders=[folder.path]).problems
+    assert result.parts[0].not_measured == "All runs of this answer failed (4 error)."
+    assert result.parts[0].command.endswith(" --retry-failed")
+
+
+def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFolder) -> None:
+    out = tmp_path / "out"
+    drawn = ok(4.0) | {"artifacts": "artifacts"}
+    (out / "plots").mkdir(parents=True)
+    (out / "plots" / "mine.png").touch()
+    measured.submit(load(tmp_path, TOY + GRID), lambda *_: drawn, H200)
+    (measured.path / "artifacts").mkdir()
+    (measured.path / "artifacts" / "timeline.png").touch()
+    build_report([measured.path], out)
+    assert len(list(out.rglob("*.png"))) > 1
+    (measured.path / "artifacts" / "timeline.png").unlink()
+    build_report([measured.path], out)
+    assert [path.name for path in out.rglob("*.png")] == ["mine.png"]
