@@ -33,6 +33,8 @@ from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_rea
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 Window = tuple[int | None, int | None]
+# Implementations that allow for a negative scale. The others mask scores before they scale them.
+ANY_SCALE = ("naive", "flash_pytorch", "flash_triton", "flash_hopper")
 
 
 def flash_attention(
@@ -63,9 +65,8 @@ def flash_attention(
         is_causal: if True, a query sees only keys up to its position.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper,
-                            or flash_triton if only flash_triton supports the inputs (not for
-                            grouped heads or another value_dim in 16 bits). Otherwise
+            auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper
+                            or flash_triton, see `best_implementation`. Otherwise
                             sdpa, for example on other devices, for float64, and for small inputs,
                             whose time is mostly launch overhead. For features that sdpa lacks: the
                             first of flash_hopper, flash_triton and naive that supports the call
@@ -228,6 +229,8 @@ def _attend(
             raise RuntimeError(
                 f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
             )
+    if scale is not None and scale < 0 and implementation not in ANY_SCALE:
+        q, scale = -q, -scale
     if torch.compiler.is_compiling():
         # torch.compile rejects an autograd.Function that gets the same tensor twice.
         q, k, v = (x.view_as(x) for x in (q, k, v))

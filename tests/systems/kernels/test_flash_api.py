@@ -53,7 +53,8 @@ def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_every_implementation_is_the_same_function(implementation, lengths, causal):
     _assert_right(implementation, *_inputs(lengths), causal)
-    _assert_right(implementation, *_inputs(lengths), causal, scale=0.3)
+    for scale in (0.3, -0.5):
+        _assert_right(implementation, *_inputs(lengths), causal, scale=scale)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

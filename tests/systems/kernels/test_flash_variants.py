@@ -393,6 +393,14 @@ class TestDropIn:
         with pytest.raises(TypeError, match=next(iter(wrong))):
             scaled_dot_product_attention(x, x, x, **wrong)
 
+    def test_it_needs_no_fallback_under_autocast(self):
+        """Autocast gives all of them one dtype, also keys in float32 after RoPE."""
+        q, k, v, _ = inputs((5, 5), 8, F32, (2, 4))
+        with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            out = scaled_dot_product_attention(q, k, v.bfloat16(), is_causal=True)
+        assert out.dtype == torch.bfloat16
+
     def test_errors_are_torchs(self):
         q, k, v, _ = inputs((5, 5), 8, F64, (2, 4), kv_heads=2)
         with pytest.warns(UserWarning), pytest.raises(RuntimeError, match="size of tensor"):
