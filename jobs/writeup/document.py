@@ -22,7 +22,7 @@ from jobs.writeup.traced import joined, without_marks
 
 # Follows the answer of a device without some numbers, if another device has all of them
 SOME_NUMBERS = (
-    "Some runs of this answer are not measured on this GPU. The tables have those that are."
+    "Some runs of this answer are not measured on this device. The tables have those that are."
 )
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
 
