@@ -58,6 +58,7 @@ def mixed(tmp_path: Path, folder: ResultsFolder) -> Path:
         ("status in [error, missing] and repeat == 0", 3, 1),
         ("size == 2 and mode == exact", 2, 1),
         ("depth > 2", 2, 1),
+        ("depth > 2 or status == ok", 4, 1),  # toy has no depth
         ("benchmark == 'tests.benchmarks.counter'", 2, 1),
         ("size > 9", 0, 0),
     ],
@@ -80,6 +81,7 @@ def test_status_shows_and_counts_only_matching_runs(
         ("status == oks", "status: got 'oks'; did you mean 'ok'?"),
         ("benchmark == counter", "benchmark: got 'counter'"),
         ("status < 3", "which have no order"),
+        ("repeat == zero", "repeat: got 'zero', expected an integer"),
     ],
 )
 @pytest.mark.parametrize("command", ["status", "retry", "cancel"])

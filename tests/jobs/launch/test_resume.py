@@ -33,6 +33,8 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
     assert "skipping 1 run with a result" in again.stdout
     assert "skipping 1 run that failed before (1 error); --retry-failed" in again.stdout
     assert len(records(out)) == before
+    plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run")
+    assert "0 (1 done, 1 failed before: 1 error; --retry-failed repeats them" in plan.stdout
 
 
 @pytest.mark.slow
