@@ -48,6 +48,7 @@ def apply_override(
         if wrong:
             problems.append(Problem(where, wrong))
             return
+        _remove_from_cases(document, path)
     forget(document, {path})
     document.positions[path] = document.keys[path] = where
     for end in range(1, len(path)):  # mappings that the override has created
@@ -123,6 +124,25 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
         data = data[str(parent)]
     data[str(path[-1])] = value
     return None
+
+
+def _remove_from_cases(document: Document, path: DataPath) -> None:
+    """Remove a key such as `resources.mem_gb` from all cases, which would replace its new value.
+
+    Args:
+        document: the parsed sweep file. It is changed in place.
+        path: the key. Only keys that a case can have, beside parameters, are removed.
+    """
+    if path[0] not in ("resources", "launch", "timeout_s"):
+        return
+    cases = document.data.get("cases")
+    for i, case in enumerate(cases if isinstance(cases, list) else []):
+        inner = case
+        for parent in path[:-1]:
+            inner = inner.get(parent) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and path[-1] in inner:
+            del inner[path[-1]]
+            forget(document, {("cases", i, *path)})
 
 
 def remove_parameters(

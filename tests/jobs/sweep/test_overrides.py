@@ -177,6 +177,18 @@ def test_an_override_sets_a_key_of_the_sweep(tmp_path: Path) -> None:
     assert (sweep.resources.nodes, sweep.resources.mem_gb) == (2, 4)
 
 
+def test_an_override_of_resources_is_also_for_cases_that_set_them(tmp_path: Path) -> None:
+    text = (
+        TOY + "resources: {nodes: 2}\ncases:\n- {fixed: {size: 1}, resources: {mem_gb: 8}}\n"
+        "- {fixed: {size: 2}, timeout_s: 9, resources: {mem_gb: 16, cpus_per_task: 3}}\n"
+    )
+    loaded = load(tmp_path, text, "resources.mem_gb=4", "timeout_s=7")
+    runs = expand(loaded).runs
+    assert [run.shape.mem_gb for run in runs] == [4, 4]
+    assert [run.shape.cpus_per_task for run in runs] == [None, 3]
+    assert [run.timeout_s for run in runs] == [7, 7]
+
+
 def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> None:
     text = "name: a\nbenchmark: attention\nfixed: {size: 1}\n"
     loaded = load(tmp_path, text, "mode=exact", "benchmark=tests.benchmarks.toy")
