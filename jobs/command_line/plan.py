@@ -92,9 +92,11 @@ def show_plan(
     console.print(grid, highlight=False)
     shapes = Counter(job.shape for job in manifest.jobs)
     for shape, count in shapes.items():
-        limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
-        jobs = counted(count, "job")
-        console.print(f"  {jobs} of {shape}, at most {limit} min each", highlight=False)
+        text = f"  {counted(count, 'job')} of {shape}"
+        if executor is Executor.slurm or sbatch:  # only Slurm limits the time of a whole job
+            limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
+            text += f", at most {limit} min each"
+        console.print(text, highlight=False)
     names = varying(expansion.runs)
     to_run = list(dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks))
     for run in to_run[:SHOWN_RUNS]:
