@@ -149,8 +149,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         keep_stale=options.keep_stale,
     )
     notes += [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
-    notes += too_short(manifest.jobs, manifest.runs)
-    if options.executor is not Executor.slurm:
+    if options.executor is Executor.slurm:
+        notes += too_short(manifest.jobs, manifest.runs)
+    else:
         notes += _without_gpus(todo, sweep_path)
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}

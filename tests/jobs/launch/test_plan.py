@@ -246,6 +246,7 @@ def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:
     done = call("jobs.submit", sweep, "--dry-run")
     assert "note: resources.timeout_min is 1 min, but timeout_s allows a run 300 s" in done.stderr
     assert "note: " not in call("jobs.submit", sweep, "timeout_s=60", "--dry-run").stderr
+    assert "timeout_min" not in call("jobs.submit", sweep, "--local", "--dry-run").stderr
 
 
 def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
