@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.command_line.plan import time_text
+from jobs.command_line.expected_time import ExpectedTime
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import Task, split_done, tasks_of
@@ -279,7 +279,7 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     ("minutes", "text"), [(0.02, "1 s"), (0.5, "30 s"), (1.25, "1.2 min"), (14.4, "14 min")]
 )
 def test_short_times_are_in_seconds(minutes: float, text: str) -> None:
-    assert time_text(minutes) == text
+    assert ExpectedTime(minutes, gpu_hours=0, known=1, folders=[]).text == text
 
 
 def test_exclusive_jobs_take_the_whole_queue() -> None:

@@ -1,0 +1,132 @@
+"""Estimates how long a planned submission takes, from the records of earlier runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.formatting import format_number, relative
+from jobs.launch.plan_submission import Prepared
+from jobs.results.latest import LOGS, folders_in
+from jobs.results.record import Record
+from jobs.results.record_reader import iter_records
+from jobs.results.unreadable import UnreadableResults
+from jobs.run import Run
+
+_Seconds = dict[str, float]  # mean run time in seconds, by benchmark and parameters, see `_point`
+
+
+@dataclass(frozen=True)
+class ExpectedTime:
+    """The expected time of some runs that are executed one after another."""
+
+    minutes: float
+    gpu_hours: float
+    known: int  # number of runs with an earlier time
+    folders: list[Path]  # the results folders of these times
+
+    @property
+    def text(self) -> str:
+        """The time, such as `12 min`, with the GPU-hours if the runs need GPUs."""
+        minutes = self.minutes
+        if minutes < 1:
+            text = f"{minutes * 60:.0f} s"
+        else:
+            text = f"{minutes:.{0 if minutes >= 10 else 1}f} min"
+        return text + (f", {format_number(self.gpu_hours, 2)} GPU-hours" if self.gpu_hours else "")
+
+
+@dataclass(frozen=True)
+class EarlierTimes:
+    """Run times of earlier runs that ended as ok, by results folder.
+
+    The run times in a block are not equal: its first round takes longer than the others. This is
+    why the mean over the records of a run is used.
+    """
+
+    by_folder: dict[Path, _Seconds]
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> EarlierTimes:
+        """Read how long the runs of a planned submission took before.
+
+        The times in its results folder count first. For the other runs, one further folder counts:
+        the folder in ./logs with the name of the sweep and with times of the most runs. The times
+        of two further folders are not mixed, because they can be of different devices.
+        """
+        manifest = prepared.manifest
+        if not manifest.jobs:
+            return cls({})
+        wanted = {_point(run) for run in manifest.runs.values()}
+        own = manifest.folder.resolve()
+        others: list[Path] = []
+        with suppress(UnreadableResults):
+            named = (path for path in folders_in(LOGS) if path.name == manifest.sweep.name)
+            others = [path for path in dict.fromkeys(map(Path.resolve, named)) if path != own]
+        found = {folder: _seconds(folder, wanted) for folder in others}
+        most = max(found, key=lambda folder: len(found[folder]), default=None)
+        return cls({own: _seconds(own, wanted)} | ({most: found[most]} if most else {}))
+
+    def expected(self, runs: list[Run]) -> ExpectedTime | None:
+        """Return the expected time of some runs, each of which may occur several times.
+
+        A run without an earlier time counts as the mean of the others. None if no run has one.
+        """
+        sources = [self._source(run) for run in runs]
+        known = [
+            self.by_folder[source][_point(run)]
+            for run, source in zip(runs, sources, strict=True)
+            if source is not None
+        ]
+        if not known:
+            return None
+        mean = sum(known) / len(known)
+        seconds = [
+            mean if source is None else self.by_folder[source][_point(run)]
+            for run, source in zip(runs, sources, strict=True)
+        ]
+        gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
+        gpu_seconds = sum(one * count for one, count in zip(seconds, gpus, strict=True))
+        folders = [folder for folder in self.by_folder if folder in sources]
+        return ExpectedTime(sum(seconds) / 60, gpu_seconds / 3600, len(known), folders)
+
+    def _source(self, run: Run) -> Path | None:
+        """Return the first folder that has a time of the run, or None."""
+        point = _point(run)
+        return next((path for path, times in self.by_folder.items() if point in times), None)
+
+
+def _seconds(folder: Path, wanted: Iterable[str]) -> _Seconds:
+    """Return the mean run time of each wanted point in a results folder. Empty if unreadable."""
+    times: dict[str, list[float]] = {}
+    with suppress(UnreadableResults):  # another folder must not stop the submission
+        for record in iter_records(folder):
+            if isinstance(record, Record) and record.status == "ok":
+                point = _point(record)
+                times.setdefault(point, []).append(record.finished_at - record.started_at)
+    return {point: sum(times[point]) / len(times[point]) for point in wanted if point in times}
+
+
+def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:
+    """Return an estimate of the total run time of a planned submission, as text."""
+    manifest = prepared.manifest
+    wanted = [manifest.runs[run] for job in manifest.jobs for run, _ in job.tasks]
+    if not wanted:
+        return "nothing to run"
+    expected = earlier.expected(wanted)
+    if expected is None:
+        return "unknown: these runs have no earlier records"
+    folders = " and ".join(str(relative(folder)) for folder in expected.folders)
+    return f"{expected.text} (from records of {expected.known} of {len(wanted)} runs in {folders})"
+
+
+def _point(of: Run | Record) -> str:
+    """Return a key that is equal for runs and records with the same benchmark and parameters.
+
+    The key does not contain the version of the benchmark, because a new version hardly changes the
+    run time.
+    """
+    return json.dumps([of.benchmark, of.params], sort_keys=True)
