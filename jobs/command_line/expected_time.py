@@ -29,14 +29,17 @@ class ExpectedTime:
     folders: list[Path]  # the results folders of these times
 
     @property
-    def text(self) -> str:
-        """The time, such as `12 min`, with the GPU-hours if the runs need GPUs."""
+    def time_text(self) -> str:
+        """The time as text, in seconds if it is below one minute."""
         minutes = self.minutes
         if minutes < 1:
-            text = f"{minutes * 60:.0f} s"
-        else:
-            text = f"{minutes:.{0 if minutes >= 10 else 1}f} min"
-        return text + (f", {format_number(self.gpu_hours, 2)} GPU-hours" if self.gpu_hours else "")
+            return f"{minutes * 60:.0f} s"
+        return f"{minutes:.{0 if minutes >= 10 else 1}f} min"
+
+    @property
+    def gpu_text(self) -> str:
+        """The GPU-hours with a comma before them. Empty if the runs need no GPUs."""
+        return f", {format_number(self.gpu_hours, 2)} GPU-hours" if self.gpu_hours else ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,10 @@ def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:
     if expected is None:
         return "unknown: these runs have no earlier records"
     folders = " and ".join(str(relative(folder)) for folder in expected.folders)
-    return f"{expected.text} (from records of {expected.known} of {len(wanted)} runs in {folders})"
+    return (
+        f"{expected.time_text} of run time{expected.gpu_text} (from records of {expected.known} of "
+        f"{len(wanted)} runs in {folders})"
+    )
 
 
 def _point(of: Run | Record) -> str:

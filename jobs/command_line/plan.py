@@ -130,4 +130,4 @@ def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> s
     each = f"{len(runs)} processes a round"
     if expected is None:
         return f"{text}, {each}"
-    return f"{text}, {each}, about {expected.text} a round"
+    return f"{text}, {each}, about {expected.time_text}{expected.gpu_text} a round"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -48,10 +48,11 @@ def matching(seen: Observation, where: str | None) -> Observation:
     """
     if where is None or not seen.tasks:
         return seen
-    benchmarks = _benchmarks(task.run for task in seen.tasks)
-    staleness = Staleness(task.run for task in seen.tasks) if OLDER in where else None
+    runs = [task.run for task in seen.tasks]
+    benchmarks = _benchmarks(runs)
+    staleness = Staleness(runs) if OLDER in where else None
     try:
-        parsed = comparison(where, benchmarks, NAMES, lambda one: _check(one, benchmarks))
+        parsed = comparison(where, benchmarks, NAMES, _checks(benchmarks, runs))
         kept = [
             task
             for task in seen.tasks
@@ -75,7 +76,7 @@ def matching_runs(runs: list[Run], where: str) -> set[str]:
     """
     benchmarks = _benchmarks(runs)
     try:
-        parsed = comparison(where, benchmarks, NAMES[:1], lambda one: _check(one, benchmarks))
+        parsed = comparison(where, benchmarks, NAMES[:1], _checks(benchmarks, runs))
         found = {
             run.id
             for run in runs
@@ -123,20 +124,32 @@ def _parameters(run: Run, benchmark: Benchmark) -> dict[str, Any]:
     return {"benchmark": run.benchmark} | benchmark.json_defaults | run.params
 
 
-def _check(benchmark: Benchmark, benchmarks: Benchmarks) -> Check:
-    """Return a function that checks a plain value in a condition. See `literal_check`."""
-    of_parameter = literal_check(benchmark)
+def _checks(benchmarks: Benchmarks, runs: Iterable[Run]) -> Callable[[Benchmark], Check]:
+    """Return a function that returns the check of plain values in a condition, by benchmark.
+
+    Besides what `literal_check` allows, the values of the runs themselves are valid. They can name
+    code that no longer exists.
+    """
     valid = {"status": [str(status) for status in Status], "benchmark": list(benchmarks.by_name)}
+    of_runs = {
+        (run.benchmark, name, repr(value)) for run in runs for name, value in run.params.items()
+    }
 
-    def checked(name: str, value: Any) -> str | None:
-        if name in benchmark.fields:
-            return of_parameter(name, value)
-        if name == OLDER and not isinstance(value, bool):
-            return f"{OLDER}: got {value!r}, expected true or false"
-        if name == "repeat" and (isinstance(value, bool) or not isinstance(value, int)):
-            return f"repeat: got {value!r}, expected an integer"
-        if name not in valid or value in valid[name]:
-            return None
-        return f"{name}: got {value!r}{nearest(str(value), valid[name])}"
+    def check_of(benchmark: Benchmark) -> Check:
+        of_parameter = literal_check(benchmark)
 
-    return checked
+        def checked(name: str, value: Any) -> str | None:
+            if name in benchmark.fields:
+                known = (benchmark.name, name, repr(value)) in of_runs
+                return None if known else of_parameter(name, value)
+            if name == OLDER and not isinstance(value, bool):
+                return f"{OLDER}: got {value!r}, expected true or false"
+            if name == "repeat" and (isinstance(value, bool) or not isinstance(value, int)):
+                return f"repeat: got {value!r}, expected an integer"
+            if name not in valid or value in valid[name]:
+                return None
+            return f"{name}: got {value!r}{nearest(str(value), valid[name])}"
+
+        return checked
+
+    return check_of

@@ -71,7 +71,9 @@ class Condition:
             name of a parameter and a value. It returns an error message if the parameter can never
             equal the value, else None. If `check` is None, plain values are not checked.
         recorded: other names that the comparison may contain, such as `commit`. They count as a
-            name only at the start of a comparison. Elsewhere they are words, as in `store == gpu`.
+            name only as the first word of a comparison, as in `status == ok` or `'ok' == status`.
+            Elsewhere they are words, as in `store == gpu`. Their other side is a value, never a
+            parameter: `benchmark == attention` is about the benchmark with this name.
         of_others: parameters that other runs have. A comparison of them is neither True nor False
             for a run without them: `size == small or seq_len == 128` depends on seq_len alone, and
             `not size == small` is not True. Runs without them do not satisfy `size != small`.
@@ -99,7 +101,7 @@ class Condition:
         self._names = set(names)
         self._recorded = set(recorded)
         self._of_others = set(of_others) - self._names
-        self._start: ast.expr | None = None  # left side of the comparison that is being parsed
+        self._start: ast.expr | None = None  # first word of the comparison that is being parsed
         self._compared: list[str] = []  # parameters in this comparison
         self._check = check
         if len(text) > MAX_LENGTH:
@@ -173,7 +175,7 @@ class Condition:
 
     def _compare(self, node: ast.Compare) -> _Part:
         terms = [node.left, *node.comparators]
-        self._start = node.left
+        self._start = next((term for term in terms if isinstance(term, ast.Name)), None)
         if any(self._is_missing(term, terms) for term in terms):
             return _Part(lambda params: None, can_hold=False, can_fail=False)
         if not any(self._is_parameter(term) for term in terms) or (
@@ -222,7 +224,14 @@ class Condition:
     def _is_parameter(self, node: ast.expr) -> bool:
         if not isinstance(node, ast.Name):
             return False
-        return node.id in self._names or (node is self._start and node.id in self._recorded)
+        if node is self._start:
+            return node.id in self._names or node.id in self._recorded
+        return node.id in self._names and self._starts_with_a_parameter()
+
+    def _starts_with_a_parameter(self) -> bool:
+        """Return False if the comparison starts with a recorded name, such as `benchmark`."""
+        start = self._start
+        return not isinstance(start, ast.Name) or start.id not in self._recorded - self._names
 
     def _is_missing(self, node: ast.expr, terms: list[ast.expr]) -> bool:
         """Return True if a side of a comparison is a parameter that the run does not have.

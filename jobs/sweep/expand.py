@@ -322,11 +322,12 @@ class _Expander:
             for part in itertools.chain.from_iterable(parts):
                 for name, value in part.items():
                     seen.setdefault(name, {})[value] = None
-        text = self.sweep.filter or ""
+        filters = (self.filters or {}).values()
+        compared = {name for condition in filters for name in condition.named}
         return "".join(
             f"; {name} has the values {list(values)[:20]}"
             for name, values in seen.items()
-            if re.search(rf"\b{name}\b", text)
+            if name in compared
         )
 
 

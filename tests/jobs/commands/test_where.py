@@ -55,6 +55,7 @@ def mixed(tmp_path: Path, folder: ResultsFolder) -> Path:
     [
         ("size == 1", 4, 1),
         ("status == ok", 2, 0),
+        ("'ok' == status", 2, 0),
         ("status in [error, missing] and repeat == 0", 3, 1),
         ("size == 2 and mode == exact", 2, 1),
         ("depth > 2", 2, 1),
@@ -106,6 +107,23 @@ def test_a_benchmark_that_no_longer_imports_has_conditions(
     monkeypatch.delitem(sys.modules, "vanishing.toy")
     done = call("jobs", "status", folder.path, "--where", "size == 2 and status == ok")
     assert done.returncode == 0 and "1 of 2 runs" in done.stdout
+
+
+def test_runs_of_code_that_no_longer_exists_can_be_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: ResultsFolder
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.py"
+    mine.write_text("def attend(q, k, v, *, causal): ...\n")
+    text = "{name: a, benchmark: attention, fixed: {seq_len: 16, head_dim: 8}, grid: "
+    implementations = "{implementation: ['mine.py:attend', sdpa]}}"
+    folder.submit(load(tmp_path, text + implementations), lambda *_: ok(1.0))
+    mine.unlink()
+    monkeypatch.chdir(ROOT)
+    done = call("jobs", "status", folder.path, "--where", "implementation == 'mine.py:attend'")
+    assert done.returncode == 0 and "1 of 2 runs" in done.stdout, done.stdout
+    done = call("jobs", "status", folder.path, "--where", "implementation == 'other.py:attend'")
+    assert done.returncode == 2 and "there is no file 'other.py'" in done.stdout
 
 
 @pytest.mark.slow

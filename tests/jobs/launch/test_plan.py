@@ -279,7 +279,7 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     ("minutes", "text"), [(0.02, "1 s"), (0.5, "30 s"), (1.25, "1.2 min"), (14.4, "14 min")]
 )
 def test_short_times_are_in_seconds(minutes: float, text: str) -> None:
-    assert ExpectedTime(minutes, gpu_hours=0, known=1, folders=[]).text == text
+    assert ExpectedTime(minutes, gpu_hours=0, known=1, folders=[]).time_text == text
 
 
 def test_exclusive_jobs_take_the_whole_queue() -> None:

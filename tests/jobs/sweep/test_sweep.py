@@ -22,6 +22,15 @@ def toy_errors(folder: Path, text: str, *overrides: str, filter: str | None = No
     return errors(write(folder, TOY + text), *overrides, filter=filter)
 
 
+MIXED_BENCHMARKS = """
+name: mixed
+benchmark: attention
+cases:
+- fixed: {seq_len: 128, head_dim: 64, implementation: naive}
+- benchmark: train_step
+  fixed: {size: small, context_length: 128, batch_size: 1, attention: naive}
+"""
+
 # ---- errors --------------------------------------------------------------------------------------
 
 
@@ -288,6 +297,14 @@ def test_nothing_left_says_why(tmp_path: Path) -> None:
     ]
     (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
     assert problem == "sweep.yaml:4:10: the sweep has no runs (2 left out by exclude)"
+
+
+def test_values_are_listed_only_of_what_the_filter_compares(tmp_path: Path) -> None:
+    """The word `attention` is also the name of a parameter of train_step."""
+    (problem,) = errors(
+        write(tmp_path, MIXED_BENCHMARKS), filter="benchmark == attention and size == small"
+    )
+    assert problem.endswith("(2 left out by the filter); size has the values ['small']"), problem
 
 
 def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
