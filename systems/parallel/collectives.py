@@ -145,6 +145,8 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     options = AllreduceCoalescedOptions()
     options.reduceOp, options.asyncOp = mean_or_sum(group), True
     if not supports_average(group):
+        # Gloo refuses contiguous tensors with an unusual stride in a dimension of size 1.
+        tensors = [tensor.view(-1) for tensor in tensors]
         torch._foreach_div_(tensors, group.size())
     # This calls the process group directly, because the wrapper in torch.distributed takes another
     # 10 us of host time per call.

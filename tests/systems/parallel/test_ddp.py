@@ -186,12 +186,18 @@ def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> 
         assert (counted[0] - before > 0) == (expected > 0)
 
 
-def strided_parameters(here: RankContext, wrapper: str) -> None:
-    """Gradients that are not contiguous, of a channels_last convolution, are averaged."""
+def strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
+    """Gradients of a channels_last convolution are averaged.
+
+    With two channels, they are not contiguous. With one, they are, although they have the stride 1
+    in two dimensions.
+    """
     torch.manual_seed(here.rank)
-    model = nn.Conv2d(2, 3, 2).to(here.device, memory_format=torch.channels_last)
+    model = nn.Conv2d(channels, 3, 2).to(here.device, memory_format=torch.channels_last)
+    model.bias.requires_grad_(False)
+    assert model.weight.is_contiguous() == (channels == 1)
     wrapped = WRAPPERS[wrapper](model)
-    x = torch.full((1, 2, 3, 3), here.rank + 1.0, device=here.device)
+    x = torch.full((1, channels, 3, 3), here.rank + 1.0, device=here.device)
     wrapped(x).sum().backward()
     wrapped.finish_gradient_synchronization()
     mean = (here.world_size + 1) / 2
@@ -286,10 +292,17 @@ def test_steps_of_every_kind(ranks, wrapper, case):
 
 
 @two_ranks
-@pytest.mark.parametrize("case", [mixed_dtypes, strided_parameters, sparse_gradients_are_refused])
+@pytest.mark.parametrize("case", [mixed_dtypes, sparse_gradients_are_refused])
 @all_wrappers
 def test_parameters_of_every_kind(ranks, wrapper, case):
     ranks.assert_passes(case, wrapper)
+
+
+@two_ranks
+@pytest.mark.parametrize("channels", [1, 2])
+@all_wrappers
+def test_strided_parameters(ranks, wrapper, channels):
+    ranks.assert_passes(strided_parameters, wrapper, channels)
 
 
 @two_ranks
