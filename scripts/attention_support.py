@@ -17,16 +17,13 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.arguments import DTYPES
+from systems.kernels.flash_attention.features import FEATURES
 from systems.kernels.flash_attention.hopper.forward_launch import hopper_form_reason
 from systems.kernels.flash_attention.peers.flash_attn_4 import flash_attn_4_form_reason
 from systems.kernels.flash_attention.peers.flex import flex_form_reason
 from systems.kernels.flash_attention.peers.sdpa import SDPA_BACKENDS
-from systems.kernels.flash_attention.registry import (
-    ATTENTIONS,
-    FEATURES,
-    HAS,
-    triton_form_reason,
-)
+from systems.kernels.flash_attention.registry import ATTENTIONS, HAS
+from systems.kernels.flash_attention.triton.attention import triton_form_reason
 
 Reason = Callable[[torch.dtype, int], str | None]  # (dtype, head_dim) -> why not, or None
 # GPUs on which an implementation runs, and the forms of inputs that it supports. Those without an

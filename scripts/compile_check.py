@@ -260,16 +260,21 @@ def compile_hopper(
     def rows(n: int) -> str:
         return descriptor("bf16", [1, 1, n, head_dim], gl.bfloat16)
 
-    is_causal = form != "full"
+    is_causal = form not in ("full", "window")
+    features = {
+        "BOUNDED": form in ("packed", "window"), "LOWER_RIGHT": form == "window",
+        "PACKED": form == "packed", "SOFTCAP": form == "softcap",
+    }  # fmt: skip
     if name == "forward":
         kernel, tile = hopper_forward_kernel, tile or FORWARD[head_dim]
         kinds = {
             "q_desc": rows(64), "out_desc": rows(64), "k_desc": rows(tile.block_k),
-            "v_desc": rows(tile.block_k), "partials": "*fp32", "lse": "*fp32", "counters": "*i32",
+            "v_desc": rows(tile.block_k), "out": "*bf16", "partials": "*fp32", "lse": "*fp32",
+            "counters": "*i32",
         }  # fmt: skip
         constants = {
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
-            "IS_CAUSAL": is_causal, "MASKED": is_causal, "STAGES": tile.stages,
+            "IS_CAUSAL": is_causal, "MASKED": form != "full", **features, "STAGES": tile.stages,
             "SPLIT": form == "split", "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
@@ -283,13 +288,14 @@ def compile_hopper(
             "dq_desc": descriptor("fp32", [64, 64], gl.float32),
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(64)),
             "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
-            "dk_partials": "*fp32", "dv_partials": "*fp32",
         }  # fmt: skip
-        constants = {"IS_CAUSAL": is_causal, "Q_PER_KV": q_per_kv}
+        constants = {"IS_CAUSAL": is_causal, **features, "Q_PER_KV": q_per_kv}
         if head_dim > 64:
             constants["SPLIT"] = form == "split"
         kinds = {name: kind for name, kind in kinds.items() if name in kernel.arg_names}
-    signature = {**dict.fromkeys(kernel.arg_names, "i32"), "scale_log2e": "fp32", **kinds}
+    kinds |= dict.fromkeys(("starts_q", "starts_k", "blocks"), "*i32")
+    kinds |= dict.fromkeys(("scale_log2e", "cap_log2e"), "fp32")
+    signature = {**dict.fromkeys(kernel.arg_names, "i32"), **kinds}
     made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
     with tempfile.TemporaryDirectory() as folder:
         used = resources(made, Path(folder))

@@ -13,7 +13,7 @@ from systems.dtypes import TORCH_DTYPES
 from systems.external.reference import is_reference
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.kernels.flash_attention.external import PROBE_LENGTH, ExternalAttention
-from systems.kernels.flash_attention.registry import features
+from systems.kernels.flash_attention.features import features
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from systems.measure.attention_accuracy import check_attention
 

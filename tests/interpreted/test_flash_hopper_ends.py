@@ -9,6 +9,96 @@ import torch
 from torch import Tensor
 
 F16 = torch.float16
+# Lengths of packed sequences, with empty ones
+LENGTHS = [0, 100, 1, 64, 0, 130, 63]
+
+
+def in_order(x: Tensor, *shape: int) -> Tensor:
+    """Return numbers in the order of rows.
+
+    The kernel stores them by (thread of four, pair of columns, column of the pair).
+    """
+    return x.view(-1, 4, 8, 2).transpose(1, 2).reshape(shape)
+
+
+def packed_starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def padded_places(lengths: list[int]) -> tuple[list[int], int]:
+    """Return the padded row of each row, if sequence s starts at the multiple of 64 below
+    starts[s] + 64 s, and the number of padded rows.
+    """
+    starts = packed_starts(lengths).tolist()
+    places = [
+        (starts[s] + 64 * s) // 64 * 64 + row for s, n in enumerate(lengths) for row in range(n)
+    ]
+    return places, (starts[-1] + 64 * len(lengths)) // 64 * 64
+
+
+@pytest.mark.parametrize("from_end", [False, True])
+@pytest.mark.parametrize("block", [64, 192])
+@pytest.mark.parametrize("lengths", [LENGTHS, [5], [0], [70 * n % 400 for n in range(150)], [9000]])
+def test_blocks_of_packed_sequences(lengths, block, from_end):
+    from systems.kernels.flash_attention.hopper.packed_blocks import CHUNK, packed_blocks_kernel
+
+    most = sum(lengths) // block + len(lengths)
+    blocks = torch.full((2 * (most + 1),), -1, dtype=torch.int32)
+    chunks = max(lengths) // (block * CHUNK) + 1
+    packed_blocks_kernel[len(lengths), chunks](
+        packed_starts(lengths), blocks, len(lengths), sum(lengths), most,
+        BLOCK=block, FROM_END=from_end, CHUNK=CHUNK,
+    )  # fmt: skip
+    counts = [-(-n // block) for n in lengths]
+    ranked = sorted((-j, s) for s, count in enumerate(counts) for j in range(count))
+    expected = [(s, counts[s] - 1 + j if from_end else -j) for j, s in ranked]
+    assert blocks[0] == len(expected) <= most
+    assert blocks[2 : 2 + 2 * len(expected)].view(-1, 2).tolist() == [list(x) for x in expected]
+
+
+def test_overlapping_sequences_do_not_overflow_the_list():
+    from systems.kernels.flash_attention.hopper.packed_blocks import CHUNK, packed_blocks_kernel
+
+    starts = torch.tensor([0, 640, 0, 640, 0, 640], dtype=torch.int32)
+    blocks = torch.full((40,), -1, dtype=torch.int32)
+    packed_blocks_kernel[5, 1](starts, blocks, 5, 640, 15, BLOCK=64, FROM_END=False, CHUNK=CHUNK)
+    assert blocks[0] == 15 and (blocks[32:] == -1).all()
+
+
+def test_preparation_and_conversion_of_packed_sequences():
+    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+    from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
+
+    torch.manual_seed(0)
+    heads, n, d = 3, sum(LENGTHS), 64
+    starts, (places, padded) = packed_starts(LENGTHS), padded_places(LENGTHS)
+    out, dout = (torch.randn(n, heads, d).to(F16).transpose(0, 1)[None] for _ in range(2))
+    lse = torch.randn(1, heads, n)
+    log2_lse, minus_delta = torch.full((2, 1, heads, padded), math.nan)
+    dq_sum = torch.full((heads * padded * d,), math.nan)
+    counter = torch.full((1,), 7, dtype=torch.int32)
+    prepare_kernel[heads * padded // 64,](
+        out, dout, lse, lse, starts, log2_lse, minus_delta, dq_sum, counter,
+        *out.stride()[:3], *dout.stride()[:3], heads, n, padded, len(LENGTHS),
+        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True, HAS_DLSE=False,
+    )  # fmt: skip
+    log2_lse, minus_delta = (in_order(x, heads, padded) for x in (log2_lse, minus_delta))
+    empty = torch.ones(padded, dtype=torch.bool)
+    empty[places] = False
+    assert torch.allclose(log2_lse[:, places], lse[0] * math.log2(math.e), rtol=1e-6)
+    assert (log2_lse[:, empty] == math.inf).all() and (minus_delta[:, empty] == 0).all()
+    want = -(out.float() * dout.float()).sum(-1)[0]
+    assert torch.allclose(minus_delta[:, places], want, atol=1e-4)
+    assert (dq_sum == 0).all() and counter.item() == 0
+
+    right = torch.randn(heads, padded, d)
+    tiles = right.view(heads, padded // 64, 64, d).mT.contiguous()
+    dq = torch.full((n, heads, d), math.nan, dtype=F16).transpose(0, 1)[None]
+    convert_kernel[heads * padded // 64,](
+        tiles, dq, starts, *dq.stride()[:3], heads, n, padded, len(LENGTHS), 0.5,
+        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True,
+    )  # fmt: skip
+    assert torch.equal(dq[0], (right[:, places] * 0.5).to(F16))
 
 
 @pytest.mark.parametrize("has_dlse", [False, True])
@@ -24,20 +114,17 @@ def test_preparation_is_of_whole_tiles(d, columns, has_dlse):
     dq_sum = torch.full((batch * heads * padded * columns,), math.nan)
     counter = torch.full((1,), 7, dtype=torch.int32)
     prepare_kernel[batch * heads * padded // 64,](
-        out, dout, lse, dlse, log2_lse, minus_delta, dq_sum, counter,
-        *out.stride()[:3], *dout.stride()[:3], heads, n, padded,
-        HEAD_DIM=d, COLUMNS=columns, ROWS=64, HAS_DLSE=has_dlse,
+        out, dout, lse, dlse, counter, log2_lse, minus_delta, dq_sum, counter,
+        *out.stride()[:3], *dout.stride()[:3], heads, n, padded, 1,
+        HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False, HAS_DLSE=has_dlse,
     )  # fmt: skip
 
-    # The kernel stores numbers by (thread of four, pair of columns, column of the pair).
-    def in_order(x: Tensor) -> Tensor:
-        return x.view(-1, 4, 8, 2).transpose(1, 2).reshape(batch, heads, padded)
-
-    assert torch.allclose(in_order(log2_lse)[..., :n], lse * math.log2(math.e), rtol=1e-6)
-    assert (in_order(log2_lse)[..., n:] == math.inf).all()
+    log2_lse, minus_delta = (in_order(x, batch, heads, padded) for x in (log2_lse, minus_delta))
+    assert torch.allclose(log2_lse[..., :n], lse * math.log2(math.e), rtol=1e-6)
+    assert (log2_lse[..., n:] == math.inf).all()
     want = -(out.float() * dout.float()).sum(-1) + has_dlse * dlse
-    assert torch.allclose(in_order(minus_delta)[..., :n], want, atol=1e-4)
-    assert (in_order(minus_delta)[..., n:] == 0).all()
+    assert torch.allclose(minus_delta[..., :n], want, atol=1e-4)
+    assert (minus_delta[..., n:] == 0).all()
     assert (dq_sum == 0).all() and counter.item() == 0
 
 
@@ -50,6 +137,7 @@ def test_conversion_turns_the_tiles(d, columns):
     tiles = right.view(batch, heads, padded // 64, 64, columns).mT.contiguous()
     dq = torch.full((batch, n, heads, d), math.nan, dtype=F16).transpose(1, 2)
     convert_kernel[batch * heads * padded // 64,](
-        tiles, dq, *dq.stride()[:3], heads, n, padded, 0.5, HEAD_DIM=d, COLUMNS=columns, ROWS=64
-    )
+        tiles, dq, tiles, *dq.stride()[:3], heads, n, padded, 1, 0.5,
+        HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False,
+    )  # fmt: skip
     assert torch.equal(dq, (right[:, :, :n, :d] * 0.5).to(F16))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors
+from systems.kernels.flash_attention.features import features
 from systems.kernels.flash_attention.hopper.splits import BLOCK_K
-from systems.kernels.flash_attention.registry import HAS, features, unsupported_reason
+from systems.kernels.flash_attention.registry import HAS, unsupported_reason
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
 # Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The

@@ -64,11 +64,12 @@ class FlashAttentionHopper(torch.autograd.Function):
     """FlashAttention-3 with the Hopper kernels, differentiable with respect to q, k and v.
 
         out = FlashAttentionHopper.apply(q, k, v, is_causal, scale)
-        out, lse = FlashAttentionHopper.apply(q, k, v, is_causal, scale, True)
+        out, lse = FlashAttentionHopper.apply(q, k, v, is_causal, scale, True, variant, packing)
 
-    The arguments and the outputs are those of `FlashAttentionTriton`, without precision, variant
-    and packing. The class needs an H100 or H200, bfloat16 or float16 inputs, and the same head_dim
-    for q, k and v: 64, or a multiple of 8 from 72 to 128.
+    The arguments after v are optional, and they and the outputs are those of
+    `FlashAttentionTriton`, without precision. The class needs an H100 or H200, bfloat16 or float16
+    inputs, and the same head_dim for q, k and v: 64, or a multiple of 8 from 72 to 128. With packed
+    sequences, it must be 64 or 128. A softcap must be at most 512.
 
     Backward uses the Triton kernels, which are deterministic, under
     `torch.use_deterministic_algorithms(True)`, and if q does not need a gradient or neither k nor v
@@ -85,14 +86,16 @@ class FlashAttentionHopper(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
         return_lse: bool = False,
+        variant: Variant = NO_VARIANT,
+        packing: Packing | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         options = is_causal, scale, "fp16x3", "hopper"
-        return _forward(ctx, q, k, v, options, NO_VARIANT, None, return_lse)
+        return _forward(ctx, q, k, v, options, variant, packing, return_lse)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_backward(ctx, *grads), *[None] * 3)
+        return (*_backward(ctx, *grads), *[None] * 5)
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

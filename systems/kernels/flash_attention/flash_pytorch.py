@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from systems.kernels.flash_attention.features import VALUE_DIM
+
+HAS = frozenset({VALUE_DIM})
 # Number of queries and number of keys per tile. A tile of scores takes 1 MiB per head in float32,
 # and backward holds three such tiles at the same time. Tiles of this size give each kernel enough
 # work to hide Python's launch overhead.

@@ -26,7 +26,7 @@ def forward(
 
     Args:
         q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
-            kernels need equal head dimensions, no variant and no packing.
+            kernels need inputs for which `forward_launch.unsupported_reason` is None.
         precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
             "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".
@@ -37,10 +37,10 @@ def forward(
         out, lse: see `triton.launch.flash_forward`.
     """
     if kernels == "hopper":
-        assert variant == NO_VARIANT and packing is None
         return forward_launch.flash_forward(
-            q, k, v, is_causal, scale, reuse_counters=reuse_counters
-        )
+            q, k, v, is_causal, scale, variant=variant, packing=packing,
+            reuse_counters=reuse_counters,
+        )  # fmt: skip
     return launch.flash_forward(
         q, k, v, is_causal, scale, variant=variant, packing=packing, precision=precision
     )
@@ -81,8 +81,11 @@ def backward(
         dq, dk, dv: None for gradients that are not needed.
     """
     on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
-    if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv) is None:
-        return backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal, scale, dlse=dlse)
+    call = variant, packing is not None
+    if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv, *call) is None:
+        return backward_launch.flash_backward(
+            q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse
+        )
     return launch.flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing,
         precision=precision, needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,

@@ -1,4 +1,8 @@
-"""Table of the implementations of attention, and the inputs that each implementation supports."""
+"""Table of the implementations of attention, and the inputs that each implementation supports.
+
+An implementation says in its own module which features it has, so that an edit of it does not count
+as an edit of the others (see `systems.implementation_sources`).
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,32 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from systems.kernels.device import runs_kernels
-from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
+from systems.kernels.flash_attention.features import FEATURES, features
+from systems.kernels.flash_attention.flash_pytorch import HAS as FLASH_PYTORCH_HAS
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
 from systems.kernels.flash_attention.hopper import forward_launch
+from systems.kernels.flash_attention.hopper.attention import HAS as FLASH_HOPPER_HAS
+from systems.kernels.flash_attention.hopper.attention import flash_hopper
 from systems.kernels.flash_attention.naive import naive, naive_packed, naive_with_lse
+from systems.kernels.flash_attention.peers.flash_attn_4 import HAS as FLASH_ATTN_4_HAS
 from systems.kernels.flash_attention.peers.flash_attn_4 import (
     flash_attn_4,
     flash_attn_4_unsupported_reason,
 )
+from systems.kernels.flash_attention.peers.sdpa import HAS as SDPA_HAS
 from systems.kernels.flash_attention.peers.sdpa import (
     SDPA_BACKENDS,
     sdpa,
     sdpa_auto,
     sdpa_unsupported_reason,
 )
-from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX_HEAD_DIM
+from systems.kernels.flash_attention.triton.attention import HAS as FLASH_TRITON_HAS
+from systems.kernels.flash_attention.triton.attention import (
+    flash_triton,
+    triton_unsupported_reason,
+)
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 
@@ -41,42 +52,12 @@ def flex(
     return flex(q, k, v, is_causal, scale)
 
 
-# `torch.autograd.Function.apply` does not accept keyword arguments; the next three functions do.
+# `torch.autograd.Function.apply` does not accept keyword arguments; this function does.
 def flash_pytorch(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """Compute attention with FlashAttention-2 in plain torch; see `FlashAttentionPyTorch`."""
     return FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
-
-
-def flash_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
-    return_lse: bool = False,
-) -> Any:
-    """Compute attention with FlashAttention-2 in Triton; see `FlashAttentionTriton`."""
-    return FlashAttentionTriton.apply(
-        q, k, v, is_causal, scale, "fp16x3", variant, packing, return_lse
-    )
-
-
-def flash_hopper(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    *,
-    return_lse: bool = False,
-) -> Any:
-    """Compute attention with FlashAttention-3 on a Hopper GPU; see `FlashAttentionHopper`."""
-    return FlashAttentionHopper.apply(q, k, v, is_causal, scale, return_lse)
 
 
 def naive_with_options(
@@ -113,48 +94,15 @@ ATTENTIONS: dict[str, Callable[..., Any]] = {
     **{name: partial(sdpa, implementation=name) for name in SDPA_BACKENDS},
 }
 
-# Features beyond a causal mask and a scale
-GROUPED, VALUE_DIM, WINDOW, LOWER_RIGHT, SOFTCAP, LSE, PACKED = FEATURES = (
-    "grouped heads", "another head dimension of v", "windows", "lower-right alignment", "softcap",
-    "log-sum-exp", "packed sequences",
-)  # fmt: skip
 # Features that each implementation has
 HAS: dict[str, frozenset[str]] = {
     "naive": frozenset(FEATURES),
-    "flash_pytorch": frozenset({VALUE_DIM}),
-    "flash_triton": frozenset(FEATURES),
-    "flash_hopper": frozenset({GROUPED, LSE}),
-    "flash_attn_4": frozenset(FEATURES) - {LSE},
-    "flex": frozenset({GROUPED, VALUE_DIM}),
-    **dict.fromkeys(("sdpa", *SDPA_BACKENDS), frozenset({GROUPED, VALUE_DIM})),
+    "flash_pytorch": FLASH_PYTORCH_HAS,
+    "flash_triton": FLASH_TRITON_HAS,
+    "flash_hopper": FLASH_HOPPER_HAS,
+    "flash_attn_4": FLASH_ATTN_4_HAS,
+    **dict.fromkeys(("sdpa", *SDPA_BACKENDS, "flex"), SDPA_HAS),
 }
-
-
-def features(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool = False,
-    variant: Variant = NO_VARIANT,
-    is_packed: bool = False,
-    return_lse: bool = False,
-) -> list[str]:
-    """Return the features of FEATURES that a call of attention needs.
-
-    Args:
-        q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
-        is_causal, variant, return_lse: see `api.flash_attention`.
-        is_packed: whether the rows belong to packed sequences.
-    """
-    mask = variant.mask(is_causal)
-    has_window = variant.window_left is not None or variant.window_right is not None
-    # Without packing, equal lengths make both alignments the same.
-    shifts = mask.lower_right and (is_packed or q.shape[-2] != k.shape[-2])
-    needs = (
-        q.shape[-3] != k.shape[-3], q.shape[-1] != v.shape[-1], has_window, shifts,
-        variant.softcap is not None, return_lse, is_packed,
-    )  # fmt: skip
-    return [feature for feature, needed in zip(FEATURES, needs, strict=True) if needed]
 
 
 def unsupported_reason(
@@ -175,7 +123,7 @@ def unsupported_reason(
         q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
         is_causal: whether attention has a causal mask.
         implementation: name of the implementation, a key of the table ATTENTIONS.
-        variant, is_packed, return_lse: see `features`.
+        variant, is_packed, return_lse: see `features.features`.
     """
     needed = features(q, k, v, is_causal, variant, is_packed, return_lse)
     missing = [feature for feature in needed if feature not in HAS[implementation]]
@@ -190,21 +138,5 @@ def unsupported_reason(
     if implementation == "flash_attn_4":
         return flash_attn_4_unsupported_reason(q, k, v, is_causal, variant, is_packed)
     if implementation == "flash_hopper":
-        return forward_launch.unsupported_reason(q)
-    return _triton_unsupported_reason(q, v) if implementation == "flash_triton" else None
-
-
-def _triton_unsupported_reason(q: Tensor, v: Tensor) -> str | None:
-    if not runs_kernels(q.device):
-        return "flash_triton needs a CUDA GPU"
-    return triton_form_reason(q.dtype, max(q.shape[-1], v.shape[-1]))
-
-
-def triton_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Return why flash_triton does not support a dtype or head dimension, or None if it does."""
-    if dtype in KERNEL_DTYPES and head_dim <= MAX_HEAD_DIM:
-        return None
-    return (
-        f"flash_triton needs one of the dtypes {', '.join(map(str, KERNEL_DTYPES))} and a "
-        f"head_dim up to {MAX_HEAD_DIM}, got {dtype} and head_dim {head_dim}"
-    )
+        return forward_launch.unsupported_reason(q, variant, is_packed)
+    return triton_unsupported_reason(q, v) if implementation == "flash_triton" else None

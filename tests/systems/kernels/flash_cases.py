@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -113,6 +113,27 @@ def by_triton(
     return out, lse, dq, dk, dv
 
 
+def by_hopper(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    dlse: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return out, lse, dq, dk and dv of the Hopper kernels."""
+    from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+
+    out, lse = forward_launch.flash_forward(q, k, v, is_causal, scale, **options)
+    gradients = backward_launch.flash_backward(
+        q, k, v, out, lse, dout, is_causal, scale, dlse=dlse, **options
+    )
+    return out, lse, *gradients
+
+
 def assert_right(
     q: Tensor,
     k: Tensor,
@@ -123,10 +144,11 @@ def assert_right(
     *,
     variant: Variant = NO_VARIANT,
     dlse: Tensor | None = None,
+    by: Callable[..., tuple[Tensor, ...]] = by_triton,
     **options: Any,
 ) -> None:
-    """Assert that the results of the Triton kernels have right shapes, dtypes and small errors."""
-    results = by_triton(q, k, v, dout, is_causal, scale, variant=variant, dlse=dlse, **options)
+    """Assert that the results of kernels have right shapes, right dtypes and small errors."""
+    results = by(q, k, v, dout, is_causal, scale, variant=variant, dlse=dlse, **options)
     found = dict(zip(NAMES, results, strict=True))
     lse = found["lse"]
     assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
@@ -172,11 +194,12 @@ def assert_right_packed(
     *,
     variant: Variant = NO_VARIANT,
     dlse: Tensor | None = None,
+    by: Callable[..., tuple[Tensor, ...]] = by_triton,
     **options: Any,
 ) -> None:
-    """Assert that the Triton kernels compute the attention of each packed sequence."""
+    """Assert that kernels compute the attention of each packed sequence."""
     q, k, v, dout = tensors
-    results = by_triton(
+    results = by(
         q, k, v, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse, **options
     )
     starts = packing.starts_q.tolist(), packing.starts_k.tolist()

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.systems.kernels.flash_cases import on_hopper
+from systems.kernels.flash_attention.variant import Variant
+from tests.systems.kernels.flash_cases import by_hopper, inputs, on_hopper, packed_inputs
 
 
 @on_hopper
@@ -49,6 +50,14 @@ def run_both_passes() -> None:
         )
         out, lse = flash_forward(q, k, v, is_causal, n_splits=n_splits)
         flash_backward(q, k, v, out, lse, dout, is_causal, n_splits=n_splits)
+    window, capped = Variant(100, None, lower_right=True), Variant(softcap=5.0)
+    for head_dim, variant in itertools.product((64, 128), (window, capped)):
+        q, k, v, dout = inputs((300, 420), head_dim, torch.bfloat16, (1, 2), "cuda")
+        by_hopper(q, k, v, dout, True, variant=variant)
+    for head_dim in (64, 128):
+        lengths = [(0, 3), (65, 65), (5, 0), (300, 200)]
+        tensors, packing = packed_inputs(lengths, (4, 2), head_dim, torch.bfloat16, device="cuda")
+        by_hopper(*tensors, True, packing=packing)
     torch.cuda.synchronize()
 
 

@@ -18,13 +18,13 @@ from systems.kernels.flash_attention import (
     drop_in,
     flash_attention,
     flash_attention_packed,
-    registry,
     scaled_dot_product_attention,
 )
 from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.peers import flash_attn_4
 from systems.kernels.flash_attention.registry import ATTENTIONS
+from systems.kernels.flash_attention.triton import attention as triton_attention
 from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs
 
@@ -270,8 +270,8 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
 )
 def test_auto_with_grouped_heads_on_a_hopper_gpu(dtype, kv_heads, expected, monkeypatch):
     monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(registry, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda _: "head_dim 80")
+    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: "head_dim 80")
     monkeypatch.setattr(Tensor, "is_cuda", True)
     q, k = (torch.empty(1, h, 16_384, 80, dtype=dtype, device="meta") for h in (32, kv_heads))
     assert auto.best_implementation(q, k, k, True) == expected
@@ -285,7 +285,7 @@ def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected,
     """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
     monkeypatch.setattr(auto, "is_hopper", lambda _: True)
     monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda _: None)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(Tensor, "is_cuda", True)
     q, k = (torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta") for h in heads)
     assert auto.best_implementation(q, k, k, True) == expected

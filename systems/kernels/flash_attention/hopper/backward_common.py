@@ -35,6 +35,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
+from systems.kernels.flash_attention.hopper.packed_blocks import packed_block, padded_start
+from systems.kernels.flash_attention.hopper.registers import reciprocal
+from systems.kernels.flash_attention.triton.mask_ops import seen_by_queries, sequence_rows
 from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 BLOCK_Q = gl.constexpr(64)  # number of queries per step
@@ -59,8 +62,8 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
 
 
 @aggregate
-class ProblemShape:
-    """Numbers of a launch that describe the sizes of the tensors and the order of the work items.
+class BackwardProblem:
+    """Sizes and mask of a launch, and the order of the work items.
 
     The fields have the names and meanings of arguments of `backward_kernel.backward_kernel`.
     """
@@ -74,13 +77,25 @@ class ProblemShape:
     queries_per_split: gl.tensor
     group: gl.tensor
     n_items: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    starts_q: gl.tensor
+    starts_k: gl.tensor
+    blocks: gl.tensor
+    scale_log2e: gl.tensor
+    cap_log2e: gl.tensor
     IS_CAUSAL: gl.constexpr
+    BOUNDED: gl.constexpr
+    LOWER_RIGHT: gl.constexpr
+    PACKED: gl.constexpr
+    SOFTCAP: gl.constexpr
     Q_PER_KV: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL, Q_PER_KV,
+        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, IS_CAUSAL,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV,
     ):  # fmt: skip
         self.n_programs = n_programs
         self.n_heads = n_heads
@@ -91,47 +106,140 @@ class ProblemShape:
         self.queries_per_split = queries_per_split
         self.group = group
         self.n_items = n_items
+        self.left = left
+        self.right = right
+        self.starts_q = starts_q
+        self.starts_k = starts_k
+        self.blocks = blocks
+        self.scale_log2e = scale_log2e
+        self.cap_log2e = cap_log2e
         self.IS_CAUSAL = gl.constexpr(IS_CAUSAL)
+        self.BOUNDED = gl.constexpr(BOUNDED)
+        self.LOWER_RIGHT = gl.constexpr(LOWER_RIGHT)
+        self.PACKED = gl.constexpr(PACKED)
+        self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.Q_PER_KV = gl.constexpr(Q_PER_KV)
 
     @gluon.jit
-    def locate(self, item):
-        """Return the keys and queries of a work item.
-
-        Args:
-            item: index of the work item, in the order of `tile_ops.schedule`.
-
-        Returns:
-            split: index of the range of queries.
-            head: index of the head of k and v, which counts the heads of all batch elements.
-            first_key: index of the first of the 128 keys.
-            first_tile: index of the first tile of 64 queries.
-            n_tiles: number of tiles of each head of q, at least 1.
-            n_masked: number of tiles that need a mask, because some of their queries do not see all
-                keys of the work item, or because keys are past the end. These tiles come first.
-        """
+    def locate(self, index):
+        """Return the `WorkItem` with this index, in the order of `tile_ops.schedule`."""
         BLOCK_K: gl.constexpr = 2 * HALF_K
-        block, head, split = schedule(
-            item, gl.cdiv(self.n_keys, BLOCK_K), self.n_programs, self.n_splits,
-            self.queries_per_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
-        )  # fmt: skip
+        n_queries, n_keys = self.n_queries, self.n_keys
+        query_start, padded_query_start, key_start = 0, 0, 0
+        if self.PACKED:
+            sequence, block, head = packed_block(self.blocks, index, self.n_heads, self.group)
+            split = 0
+            padded_query_start = padded_start(self.starts_q, sequence, n_queries, BLOCK_Q)
+            query_start, n_queries = sequence_rows(self.starts_q, sequence, 1, n_queries, True)
+            key_start, n_keys = sequence_rows(self.starts_k, sequence, 1, n_keys, True)
+        else:
+            block, head, split = schedule(
+                index, gl.cdiv(n_keys, BLOCK_K), self.n_programs, self.n_splits,
+                self.queries_per_split, self.group, BLOCK_K, self.IS_CAUSAL and not self.BOUNDED,
+                True,
+            )  # fmt: skip
         first_key = block * BLOCK_K
         first_query = split * self.queries_per_split
-        last_query = gl.minimum(first_query + self.queries_per_split, self.n_queries)
-        last_tile = gl.cdiv(last_query, BLOCK_Q)
-        first_tile = first_query // BLOCK_Q
-        if self.IS_CAUSAL:
-            # An item has at least one tile, even if no query of its split sees its keys.
-            seen = gl.minimum(first_key // BLOCK_Q, last_tile - 1)
-            first_tile = gl.maximum(first_tile, seen)
-        n_tiles = last_tile - first_tile
-        n_masked = 0
-        if self.IS_CAUSAL:
-            n_masked = (first_key + BLOCK_K) // BLOCK_Q - first_tile
-        if first_key + BLOCK_K > self.n_keys:
-            n_masked = n_tiles
-        n_masked = gl.maximum(gl.minimum(n_masked, n_tiles), 0)
-        return split, head, first_key, first_tile, n_tiles, n_masked
+        last_query = gl.minimum(first_query + self.queries_per_split, n_queries)
+        if self.PACKED:
+            last_query = n_queries
+        lower, upper = 0, 0
+        if self.BOUNDED:
+            shift = n_keys - n_queries if self.LOWER_RIGHT else 0
+            lower = shift - self.left
+            upper = shift + (0 if self.IS_CAUSAL else self.right)
+            first, full_start, full_end, last = seen_by_queries(
+                first_key, first_query, last_query, lower, upper, BLOCK_Q, BLOCK_K, True, True
+            )
+            # An item has at least one tile, even if no query sees its keys.
+            last_tile = gl.maximum(gl.cdiv(last_query, BLOCK_Q), 1)
+            first_tile = gl.minimum(first // BLOCK_Q, last_tile - 1)
+            n_tiles = gl.maximum(gl.minimum(gl.cdiv(last, BLOCK_Q), last_tile) - first_tile, 1)
+            n_first_masked = gl.minimum(gl.maximum(full_start // BLOCK_Q - first_tile, 0), n_tiles)
+            n_full = gl.minimum((full_end - full_start) // BLOCK_Q, n_tiles - n_first_masked)
+            if first_key + BLOCK_K > n_keys:
+                n_full = n_full * 0
+            n_masked = n_tiles - n_full
+            n_first_masked = gl.where(n_full == 0, n_masked, n_first_masked)
+        else:
+            last_tile = gl.cdiv(last_query, BLOCK_Q)
+            first_tile = first_query // BLOCK_Q
+            if self.IS_CAUSAL:
+                # An item has at least one tile, even if no query of its split sees its keys.
+                seen = gl.minimum(first_key // BLOCK_Q, last_tile - 1)
+                first_tile = gl.maximum(first_tile, seen)
+            n_tiles = last_tile - first_tile
+            n_masked = 0
+            if self.IS_CAUSAL:
+                n_masked = (first_key + BLOCK_K) // BLOCK_Q - first_tile
+            if first_key + BLOCK_K > n_keys:
+                n_masked = n_tiles
+            n_masked = gl.maximum(gl.minimum(n_masked, n_tiles), 0)
+            n_first_masked = n_masked
+        return WorkItem(
+            gl.to_tensor(split), head, first_key, first_tile, n_tiles, n_masked, n_first_masked,
+            gl.to_tensor(query_start), gl.to_tensor(padded_query_start), gl.to_tensor(key_start),
+            n_keys, gl.to_tensor(lower), gl.to_tensor(upper), self.BOUNDED,
+        )  # fmt: skip
+
+
+@aggregate
+class WorkItem:
+    """Keys and queries of a work item.
+
+    Rows of keys and of queries are counted from the start of their sequence. Query i sees the keys
+    from i + lower to i + upper. These bounds are set only if the problem is BOUNDED.
+
+    Tiles that need a mask are processed first. These are the tiles in which some queries do not see
+    all keys of the work item, and all tiles if the work item has keys past the end. Without a left
+    bound, they are the first tiles.
+    """
+
+    split: gl.tensor  # index of the range of queries
+    head: gl.tensor  # index of the head of k and v, which counts the heads of all batch elements
+    first_key: gl.tensor  # first of the 128 keys
+    first_tile: gl.tensor  # index of the first tile of 64 queries
+    n_tiles: gl.tensor  # number of tiles of each head of q, at least 1
+    n_masked: gl.tensor  # number of tiles that need a mask
+    n_first_masked: gl.tensor  # number of these before the other tiles; the rest is behind them
+    query_start: gl.tensor  # row of the tensor q that has the first query of the sequence
+    padded_query_start: gl.tensor  # the same for lse, -delta and dQ, where sequences are padded
+    key_start: gl.tensor  # row of the tensor k that has the first key of the sequence
+    n_keys: gl.tensor  # number of keys of the sequence
+    lower: gl.tensor
+    upper: gl.tensor
+    BOUNDED: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, split, head, first_key, first_tile, n_tiles, n_masked, n_first_masked, query_start,
+        padded_query_start, key_start, n_keys, lower, upper, BOUNDED,
+    ):  # fmt: skip
+        self.split = split
+        self.head = head
+        self.first_key = first_key
+        self.first_tile = first_tile
+        self.n_tiles = n_tiles
+        self.n_masked = n_masked
+        self.n_first_masked = n_first_masked
+        self.query_start = query_start
+        self.padded_query_start = padded_query_start
+        self.key_start = key_start
+        self.n_keys = n_keys
+        self.lower = lower
+        self.upper = upper
+        self.BOUNDED = gl.constexpr(BOUNDED)
+
+    @gluon.jit
+    def tile(self, i):
+        """Return the index of the tile of queries that is processed in step i of a head of q."""
+        found = self.first_tile + i
+        if self.BOUNDED:
+            n_last_masked = self.n_masked - self.n_first_masked
+            n_full = self.n_tiles - self.n_masked
+            after = gl.where(i < self.n_masked, n_full, -n_last_masked)
+            found += gl.where(i < self.n_first_masked, 0, after)
+        return found
 
 
 @aggregate
@@ -254,7 +362,7 @@ def _copy(desc, coord, barrier, shared):
 
 @gluon.jit
 def load_item(
-    shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, item, turn, n,
+    shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, index, turn, n,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Load the tensors of one work item into shared memory by TMA, asynchronously.
@@ -264,10 +372,10 @@ def load_item(
 
     Args:
         shared: `Shared`, the rings of slots in shared memory.
-        problem: `ProblemShape`.
+        problem: `BackwardProblem`.
         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc: TMA descriptors of the loaded
             tensors.
-        item: index of the work item.
+        index: index of the work item.
         turn: number of work items that this program has already processed.
         n: number of tiles of queries in these earlier work items.
         KV_SLOTS: number of slots for K and V.
@@ -278,26 +386,27 @@ def load_item(
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     row_bytes: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
-    _, item_head, first_key, first_tile, n_tiles, _ = problem.locate(item)
-    batch = item_head // problem.n_heads
-    head = item_head % problem.n_heads
+    item = problem.locate(index)
+    batch = item.head // problem.n_heads
+    head = item.head % problem.n_heads
     kv_slot = turn % KV_SLOTS
     mbarrier.wait(shared.kv_empty.index(kv_slot), (turn // KV_SLOTS) & 1 ^ 1)
     for half in gl.static_range(2):
         place = 2 * kv_slot + half
-        key = first_key + half * HALF_K
+        key = item.key_start + item.first_key + half * HALF_K
         kv_full = shared.kv_full.index(place)
         mbarrier.expect(kv_full, HALF_K * row_bytes)
         _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
         _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
     for which in range(problem.Q_PER_KV):
         q_head = head * problem.Q_PER_KV + which
-        before = (item_head * problem.Q_PER_KV + which) * problem.n_padded
-        for i in range(n_tiles):
-            step = n + which * n_tiles + i
+        before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
+        for i in range(item.n_tiles):
+            step = n + which * item.n_tiles + i
             slot = step % Q_SLOTS
-            row = (first_tile + i) * BLOCK_Q
-            padded_row = before + row
+            row = item.tile(i) * BLOCK_Q
+            padded_row = before + item.padded_query_start + row
+            row += item.query_start
             q_full = shared.q_full.index(slot)
             mbarrier.wait(shared.q_empty.index(slot), (step // Q_SLOTS) & 1 ^ 1)
             mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # + 8 bytes: lse and minus_delta
@@ -305,7 +414,7 @@ def load_item(
             _copy(do_desc, [batch, q_head, row, 0], q_full, shared.do.index(slot))
             _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
             _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
-    return n + problem.Q_PER_KV * n_tiles
+    return n + problem.Q_PER_KV * item.n_tiles
 
 
 @gluon.jit
@@ -365,45 +474,48 @@ def times(a, b, layout: gl.constexpr):
 
 
 @gluon.jit
-def hide(p, first_key, first_query, n_keys, IS_CAUSAL: gl.constexpr):
-    """Set the elements of a tile of P^T that belong to hidden or missing keys to zero.
+def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.constexpr):
+    """Return P^T of a tile, and P^T times the derivative of the capped by the scaled scores.
 
-    P^T is the transposed matrix of probabilities. A key is hidden from a query if the causal mask
-    excludes it. A key is missing if the tile extends past the last key. The score of a missing key
-    is 0, so its probability would be exp2(-lse). This value may be inf, and the matmul for dQ would
-    then compute inf * 0 = NaN.
+    Without a softcap, this derivative is 1. With a softcap, tanh(x) is 1 - 2 r with r = 1 / (1 +
+    exp(2 x)), and its derivative is 4 (r - r^2).
 
     Args:
-        p: tile of P^T, (keys, queries), in registers.
+        s: S^T, float32 (keys, queries), in registers.
+        lse: log-sum-exp of the queries in base 2.
+        problem: `BackwardProblem`.
+        item: `WorkItem`.
         first_key, first_query: index of the first key and of the first query of the tile.
-        n_keys: number of keys of the head.
-        IS_CAUSAL: whether query i sees only the keys 0 to i.
-
-    Returns:
-        The tile with these zeros.
+        MASKED: whether the tile needs a mask.
     """
-    layout: gl.constexpr = p.type.layout
-    keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
-    visible = (keys < n_keys)[:, None]
-    if IS_CAUSAL:
-        queries = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
-        visible = visible & (keys[:, None] <= queries[None, :])
-    return gl.where(visible, p, 0.0)
+    if problem.SOFTCAP:
+        r = reciprocal(1.0 + gl.exp2(s * problem.scale_log2e))
+        p = gl.exp2(r * (-2.0 * problem.cap_log2e) + (problem.cap_log2e - lse)[None, :])
+    else:
+        p = gl.exp2(s * problem.scale_log2e - lse[None, :])
+    if MASKED:
+        p = _hide(p, problem, item, first_key, first_query)
+    weighted = p
+    if problem.SOFTCAP:
+        weighted = p * (4.0 * (r - r * r))
+    return p, weighted
 
 
 @gluon.jit
-def store_rows(pointer, value, first, n_rows, row_stride):
-    """Store a tile to global memory, except the rows that are past the end of the tensor.
+def _hide(p, problem, item, first_key, first_query):
+    """Set the elements of a tile of P^T that belong to hidden or missing keys to zero.
 
-    Args:
-        pointer: address of row 0 of the tensor, whose rows are contiguous.
-        value: tile (rows, head_dim), in registers. It is converted to the dtype of the tensor.
-        first: index of the row at which the tile starts.
-        n_rows: number of rows of the tensor.
-        row_stride: stride between rows, in elements.
+    P^T is the transposed matrix of probabilities. A key is hidden from a query if the mask excludes
+    it. A key is missing if the tile extends past the last key. The score of a missing key is 0, so
+    its probability would be exp2(-lse). This value may be inf, and the matmul for dQ would then
+    compute inf * 0 = NaN.
     """
-    layout: gl.constexpr = value.type.layout
-    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
-    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
-    pointers = pointer + (first + row).to(gl.int64)[:, None] * row_stride + column[None, :]
-    gl.store(pointers, value.to(pointer.dtype.element_ty), mask=(first + row < n_rows)[:, None])
+    layout: gl.constexpr = p.type.layout
+    keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
+    visible = (keys < item.n_keys)[:, None]
+    if problem.IS_CAUSAL or problem.BOUNDED:
+        queries = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
+        visible = visible & (keys[:, None] <= (queries + item.upper)[None, :])
+    if problem.BOUNDED:
+        visible = visible & (keys[:, None] >= (queries + item.lower)[None, :])
+    return gl.where(visible, p, 0.0)

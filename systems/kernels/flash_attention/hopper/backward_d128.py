@@ -52,16 +52,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
-    ProblemShape,
+    BackwardProblem,
     allocate,
-    hide,
     load_item,
+    probabilities,
     reduce_add,
     row_of,
     send,
-    store_rows,
     times,
 )
+from systems.kernels.flash_attention.hopper.registers import store_rows
 
 HEAD_DIM = gl.constexpr(128)
 CHUNK = gl.constexpr(64)  # number of columns of dQ that a consumer computes: half of head_dim
@@ -76,6 +76,10 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
+    if problem.PACKED:  # noqa: SIM102 (a constant)
+        # The grid has room for more blocks than there may be.
+        if gl.program_id(0) >= problem.n_items:
+            return
     load_item(
         shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc,
         gl.program_id(0), 0, 0, KV_SLOTS, Q_SLOTS,
@@ -134,8 +138,8 @@ def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 
 
 @gluon.jit
 def _step(
-    shared, dq_desc, i, dk, dv, first_key, first_query, n_keys, row, scale_log2e,
-    HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    shared, dq_desc, problem, item, i, dk, dv, first_key, first_query, row,
+    HALF: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
@@ -144,13 +148,13 @@ def _step(
     Args:
         shared: `Shared`, the rings in shared memory.
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        problem, item: `BackwardProblem` and `WorkItem`.
         i: number of tiles of the work item before this one, over all heads of q.
         dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, float32 (64,
             128), in registers. dk is not yet multiplied by the scale.
         first_key: index of the first key of this consumer.
         first_query: index of the first query of tile i.
         row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
-        scale_log2e: scale of the scores times log2(e).
         HALF: index of this consumer, 0 or 1.
         MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
             because keys are past the end.
@@ -178,9 +182,7 @@ def _step(
     dq = _begin_dq(shared, i, zero, layout, HALF)
     lse = row_of(shared.lse.index(q_slot), layout)
     s = warpgroup_mma_wait(2, deps=[s])  # the two WGMMAs of dQ^T stay in flight
-    p = gl.exp2(s * scale_log2e - lse[None, :])
-    if MASKED:
-        p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
+    p, weighted = probabilities(s, lse, problem, item, first_key, first_query, MASKED)
     p16 = gl.convert_layout(p.to(dtype), operand)
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
@@ -193,7 +195,7 @@ def _step(
     dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
-    ds = (p * dp).to(dtype)
+    ds = (weighted * dp).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
     # Pass dS^T to both consumers while dV and dK are in flight. fence_async_shared makes the stores
@@ -208,98 +210,114 @@ def _step(
 
 
 @gluon.jit
-def _dq_row(problem, row, i, n_tiles):
+def _dq_row(problem, item, row, i):
     """Return the row of dq_desc at which this consumer's half of dQ^T of the previous tile starts.
 
     Args:
-        problem: `ProblemShape`.
-        row: row for tile -1 of the head of q.
-        i: index of the tile among the n_tiles tiles of this head. The tile before tile 0 is the
+        problem, item: `BackwardProblem` and `WorkItem`.
+        row: row for tile 0 of the head of q.
+        i: number of tiles of this head before the present one. The tile before the first one is the
             last tile of the previous head.
     """
-    found = row + i * HEAD_DIM
-    if problem.Q_PER_KV > 1:
-        gap = (problem.n_padded // BLOCK_Q - n_tiles) * HEAD_DIM
-        found -= gl.where(i == 0, gap, 0)
+    if problem.BOUNDED:
+        before = gl.where(i == 0, item.n_tiles, i) - 1
+        found = row + item.tile(before) * HEAD_DIM
+        if problem.Q_PER_KV > 1:
+            found -= gl.where(i == 0, problem.n_padded // BLOCK_Q * HEAD_DIM, 0)
+    else:
+        found = row + (item.first_tile + i - 1) * HEAD_DIM
+        if problem.Q_PER_KV > 1:
+            gap = (problem.n_padded // BLOCK_Q - item.n_tiles) * HEAD_DIM
+            found -= gl.where(i == 0, gap, 0)
     return found
 
 
 @gluon.jit
 def _consume(
-    shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials, scale, scale_log2e,
-    HALF: gl.constexpr, SPLIT: gl.constexpr,
+    shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
+    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
-    split, item_head, first_key, first_tile, n_tiles, n_masked = problem.locate(gl.program_id(0))
-    first_key += HALF * HALF_K
+    if problem.PACKED:  # noqa: SIM102 (a constant)
+        if gl.program_id(0) >= problem.n_items:
+            return
+    item = problem.locate(gl.program_id(0))
+    first_key = item.first_key + HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    # Row of dQ^T for tile -1 of the first head of q. Step i of this head adds dQ^T of tile i - 1,
-    # i * HEAD_DIM rows later.
     tiles_per_head = problem.n_padded // BLOCK_Q
-    row = (item_head * problem.Q_PER_KV * tiles_per_head + first_tile - 1) * HEAD_DIM
-    row += HALF * CHUNK
+    # Row of this consumer's half of dQ^T for tile 0 of the first head of q
+    row = item.head * problem.Q_PER_KV * tiles_per_head + item.padded_query_start // BLOCK_Q
+    row = row * HEAD_DIM + HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
     for which in range(problem.Q_PER_KV):
-        before = which * n_tiles  # number of steps for earlier heads of q
+        before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * HEAD_DIM
-        for i in range(n_masked):
+        for i in range(item.n_masked):
             dk, dv = _step(
-                shared, dq_desc, before + i, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                problem.n_keys, _dq_row(problem, head_row, i, n_tiles), scale_log2e, HALF,
-                problem.IS_CAUSAL, True,
+                shared, dq_desc, problem, item, before + i, dk, dv, first_key,
+                item.tile(i) * BLOCK_Q, _dq_row(problem, item, head_row, i), HALF, True,
             )  # fmt: skip
-        for i in range(n_masked, n_tiles):
+        for i in range(item.n_masked, item.n_tiles):
             dk, dv = _step(
-                shared, dq_desc, before + i, dk, dv, first_key, (first_tile + i) * BLOCK_Q,
-                problem.n_keys, _dq_row(problem, head_row, i, n_tiles), scale_log2e, HALF,
-                problem.IS_CAUSAL, False,
+                shared, dq_desc, problem, item, before + i, dk, dv, first_key,
+                item.tile(i) * BLOCK_Q, _dq_row(problem, item, head_row, i), HALF, False,
             )  # fmt: skip
-    n = problem.Q_PER_KV * n_tiles
+    n = problem.Q_PER_KV * item.n_tiles
     last_ds = (n + DS_SLOTS - 1) % DS_SLOTS
-    row += ((problem.Q_PER_KV - 1) * tiles_per_head + n_tiles) * HEAD_DIM
+    row += ((problem.Q_PER_KV - 1) * tiles_per_head + item.tile(item.n_tiles - 1)) * HEAD_DIM
     dq = _begin_dq(shared, n, 0, s_layout, HALF)
-    batch = item_head // problem.n_heads
-    head = item_head % problem.n_heads
-    if not SPLIT:  # this consumer no longer reads its half of V: use it as the buffer of dV
-        send(dv_desc, [batch, head, first_key, 0], dv, shared.v.index(HALF))
+    batch = item.head // problem.n_heads
+    head = item.head % problem.n_heads
+    key_row = item.key_start + first_key
+    to_rows: gl.constexpr = SPLIT or problem.PACKED  # whether dK and dV are written without TMA
+    if not to_rows:  # this consumer no longer reads its half of V: use it as the buffer of dV
+        send(dv_desc, [batch, head, key_row, 0], dv, shared.v.index(HALF))
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
-    _add_dq(shared, dq_desc, dq, row, HALF, LATER=0 if SPLIT else 1)
-    if SPLIT:
-        before = (split * problem.n_programs + item_head).to(gl.int64) * problem.n_keys * HEAD_DIM
-        store_rows(dk_partials + before, dk * scale, first_key, problem.n_keys, HEAD_DIM)
-        store_rows(dv_partials + before, dv, first_key, problem.n_keys, HEAD_DIM)
+    _add_dq(shared, dq_desc, dq, row, HALF, LATER=0 if to_rows else 1)
+    if to_rows:
+        # TMA would also write to the first rows of the next packed sequence.
+        n_rows = item.key_start + item.n_keys
+        dk_base = dkey + item.split.to(gl.int64) * dk_split + batch.to(gl.int64) * dk_batch
+        dv_base = dvalue + item.split.to(gl.int64) * dv_split + batch.to(gl.int64) * dv_batch
+        store_rows(dk_base + head.to(gl.int64) * dk_head, dk * scale, key_row, n_rows, dk_row)
+        store_rows(dv_base + head.to(gl.int64) * dv_head, dv, key_row, n_rows, dv_row)
     else:
         # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
         # K any more, and its buffer can hold dK.
         mbarrier.wait(shared.ds_empty.index(last_ds), ((n - 1) // DS_SLOTS) & 1)
-        send(dk_desc, [batch, head, first_key, 0], dk * scale, shared.k.index(HALF))
+        send(dk_desc, [batch, head, key_row, 0], dk * scale, shared.k.index(HALF))
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items",
+        "group", "n_items", "left", "right",
     ]
 )  # fmt: skip
 def wide_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
-    counter, dk_partials, dv_partials,
+    counter, dkey, dvalue, starts_q, starts_k, blocks,
+    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
-    scale, scale_log2e, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
+    left, right, scale, scale_log2e, cap_log2e,
+    IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 128 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
     here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have fewer
-    columns. The missing columns are read as zeros and are not written. SPLIT must then be False.
+    columns. The missing columns are read as zeros and are not written. SPLIT and PACKED must then
+    be False.
 
-    Grid: (n_items,). Launch with num_warps=4, the number of warps of consumer 0.
+    Grid: (n_items,), or with PACKED at least the number of work items. Launch with num_warps=4, the
+    number of warps of consumer 0.
 
     Args:
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 2, 64), with tiles of (64,
@@ -308,25 +326,30 @@ def wide_backward_kernel(
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
             64 rows. They are outputs if SPLIT is False, and are not used otherwise.
         counter: not used.
-        dk_partials, dv_partials: float32 (splits, batch, heads, n_keys, 128), contiguous. They are
-            outputs if SPLIT is True: the gradients from the queries of each range. They are not
-            used otherwise.
+        dkey, dvalue: outputs if SPLIT is True: the gradients from the queries of each range,
+            float32. With PACKED, they are dK and dV, and the kernel writes the last keys of a
+            sequence with them. They are not used otherwise.
         SPLIT: whether the queries are split into several ranges.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
-    problem = ProblemShape(
+    if PACKED:
+        n_items = gl.load(blocks) * n_heads
+    problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL, Q_PER_KV,
+        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, IS_CAUSAL,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV,
     )  # fmt: skip
     shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials,
-                        scale, scale_log2e, gl.constexpr(0), SPLIT)),
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dk_partials, dv_partials,
-                        scale, scale_log2e, gl.constexpr(1), SPLIT)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+                        scale, gl.constexpr(0), SPLIT)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+                        scale, gl.constexpr(1), SPLIT)),
             (_produce, (shared, problem,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],

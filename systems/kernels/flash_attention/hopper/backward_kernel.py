@@ -68,16 +68,16 @@ from triton.language.core import _aggregate as aggregate
 from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
-    ProblemShape,
+    BackwardProblem,
     allocate,
     barriers,
-    hide,
     load_item,
+    probabilities,
     reduce_add,
     row_of,
-    store_rows,
     times,
 )
+from systems.kernels.flash_attention.hopper.registers import store_rows
 
 HEAD_DIM = gl.constexpr(64)
 KV_SLOTS = gl.constexpr(2)
@@ -169,16 +169,17 @@ def _sum_dq(shared, problem, dealer, dq_desc):
     n = 0
     item = gl.program_id(0)
     while item < problem.n_items:
-        _, head, _, first_tile, n_tiles, _ = problem.locate(item)
+        located = problem.locate(item)
         kv_slot = turn % KV_SLOTS
         mbarrier.wait(shared.kv_full.index(2 * kv_slot), (turn // KV_SLOTS) & 1)
         mbarrier.wait(shared.kv_full.index(2 * kv_slot + 1), (turn // KV_SLOTS) & 1)
         k0 = shared.k.index(2 * kv_slot).permute((1, 0))
         k1 = shared.k.index(2 * kv_slot + 1).permute((1, 0))
         for which in range(problem.Q_PER_KV):
-            q_head = head * problem.Q_PER_KV + which
-            row = (q_head * (problem.n_padded // BLOCK_Q) + first_tile) * HEAD_DIM
-            for _i in range(n_tiles):
+            q_head = located.head * problem.Q_PER_KV + which
+            before = q_head * problem.n_padded + located.padded_query_start
+            row = (before // BLOCK_Q + located.first_tile) * HEAD_DIM
+            for i in range(located.n_tiles):
                 slot = n % DS_SLOTS
                 phase = (n // DS_SLOTS) & 1
                 ds0 = shared.ds.index(2 * slot)
@@ -194,6 +195,8 @@ def _sum_dq(shared, problem, dealer, dq_desc):
                 tma.store_wait(pendings=DQ_SLOTS - 1)
                 dq_tile.store(dq)
                 fence_async_shared()
+                if problem.BOUNDED:
+                    row = (before // BLOCK_Q + located.tile(i)) * HEAD_DIM
                 reduce_add(dq_desc, [row, 0], dq_tile)
                 row += HEAD_DIM
                 n += 1
@@ -224,8 +227,8 @@ def _scores(shared, n, k, layout: gl.constexpr, pred=True):
 
 @gluon.jit
 def _step(
-    shared, n, is_last, s, k, v, dk, dv, first_key, first_query, n_keys, scale_log2e,
-    HALF: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    shared, problem, item, n, is_last, s, k, v, dk, dv, first_key, first_query,
+    HALF: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Process one tile of 64 queries: add its contribution to dk and dv, and store its dS^T.
 
@@ -233,6 +236,7 @@ def _step(
 
     Args:
         shared: `Shared`, the rings in shared memory.
+        problem, item: `BackwardProblem` and `WorkItem`.
         n: number of earlier steps of this program, over all its work items.
         is_last: whether the work item has no tile after this one.
         s: S^T of this tile, in registers.
@@ -241,10 +245,7 @@ def _step(
             registers. dk is not yet multiplied by the scale.
         first_key: index of the first key of this consumer.
         first_query: index of the first query of the tile.
-        n_keys: number of keys of the head.
-        scale_log2e: scale of the scores times log2(e).
         HALF: index of this consumer, 0 or 1.
-        IS_CAUSAL: whether query i sees only the keys 0 to i.
         MASKED: whether the tile needs a mask, because some of its queries do not see all keys, or
             because keys are past the end.
 
@@ -263,13 +264,12 @@ def _step(
     dp = times(v, do, layout)
     lse = row_of(shared.lse.index(q_slot), layout)
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
-    p = gl.exp2(s * scale_log2e - lse[None, :])  # dP^T is in flight
-    if MASKED:
-        p = hide(p, first_key, first_query, n_keys, IS_CAUSAL)
+    # dP^T is in flight
+    p, weighted = probabilities(s, lse, problem, item, first_key, first_query, MASKED)
     p16 = gl.convert_layout(p.to(dtype), operand)
     dv = warpgroup_mma(p16, do, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
-    ds = (p * (dp + minus_delta[None, :])).to(dtype)
+    ds = (weighted * (dp + minus_delta[None, :])).to(dtype)
     ds16 = gl.convert_layout(ds, operand)
     dk = warpgroup_mma(ds16, q, dk, is_async=True)
     s = _scores(shared, n + 1, k, layout, pred=not is_last)
@@ -289,17 +289,17 @@ def _step(
 @gluon.jit
 def _consume(
     shared, problem, dealer, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, scale_log2e, HALF: gl.constexpr,
+    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     turn = 0
     n = 0
-    item = gl.program_id(0)
-    while item < problem.n_items:
-        split, item_head, first_key, first_tile, n_tiles, n_masked = problem.locate(item)
-        first_key += HALF * HALF_K
+    index = gl.program_id(0)
+    while index < problem.n_items:
+        item = problem.locate(index)
+        first_key = item.first_key + HALF * HALF_K
         kv_slot = turn % KV_SLOTS
         place = 2 * kv_slot + HALF
         mbarrier.wait(shared.kv_full.index(place), (turn // KV_SLOTS) & 1)
@@ -307,54 +307,58 @@ def _consume(
         v = shared.v.index(place).load(operand)
         dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
         dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        end = n + problem.Q_PER_KV * n_tiles  # number of the first step of the next work item
+        end = n + problem.Q_PER_KV * item.n_tiles  # number of the first step of the next work item
         scores = warpgroup_mma_wait(0, deps=[_scores(shared, n, k, s_layout)])
         for which in range(problem.Q_PER_KV):
-            for i in range(n_masked):
-                step = n + which * n_tiles + i
+            for i in range(item.n_masked):
+                step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
-                    shared, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    (first_tile + i) * BLOCK_Q, problem.n_keys, scale_log2e, HALF,
-                    problem.IS_CAUSAL, True,
+                    shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
+                    item.tile(i) * BLOCK_Q, HALF, True,
                 )  # fmt: skip
-            for i in range(n_masked, n_tiles):
-                step = n + which * n_tiles + i
+            for i in range(item.n_masked, item.n_tiles):
+                step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
-                    shared, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    (first_tile + i) * BLOCK_Q, problem.n_keys, scale_log2e, HALF,
-                    problem.IS_CAUSAL, False,
+                    shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
+                    item.tile(i) * BLOCK_Q, HALF, False,
                 )  # fmt: skip
         n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
-        batch = (item_head // problem.n_heads).to(gl.int64)
-        head = (item_head % problem.n_heads).to(gl.int64)
-        split = split.to(gl.int64)
+        batch = (item.head // problem.n_heads).to(gl.int64)
+        head = (item.head % problem.n_heads).to(gl.int64)
+        split = item.split.to(gl.int64)
         dk_base = dkey + split * dk_split + batch * dk_batch + head * dk_head
         dv_base = dvalue + split * dv_split + batch * dv_batch + head * dv_head
-        store_rows(dk_base, dk * scale, first_key, problem.n_keys, dk_row)
-        store_rows(dv_base, dv, first_key, problem.n_keys, dv_row)
-        item = dealer.next(turn)
+        first_row, n_rows = item.key_start + first_key, item.key_start + item.n_keys
+        store_rows(dk_base, dk * scale, first_row, n_rows, dk_row)
+        store_rows(dv_base, dv, first_row, n_rows, dv_row)
+        index = dealer.next(turn)
         turn += 1
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items",
+        "group", "n_items", "left", "right",
     ]
 )  # fmt: skip
 def backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
+    starts_q, starts_k, blocks,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
-    scale, scale_log2e, IS_CAUSAL: gl.constexpr, Q_PER_KV: gl.constexpr,
+    left, right, scale, scale_log2e, cap_log2e,
+    IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, Q_PER_KV: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
 
     A work item is a block of 128 keys of one head, with the queries that see these keys. If the
     queries are split into ranges (splits), a work item has the queries of one range.
 
-    Below, `heads` is the number of heads of k and v, and `q_heads` is heads * Q_PER_KV.
+    Below, `heads` is the number of heads of k and v, and `q_heads` is heads * Q_PER_KV. With packed
+    sequences (PACKED), batch is 1, and n_queries and n_keys are the rows of all sequences. All
+    masks then apply to the rows of one sequence.
 
     Grid: (number of programs,), at most n_items; the programs share the work items. Launch with
     num_warps=4, the number of warps of the warpgroup that computes dQ.
@@ -373,25 +377,43 @@ def backward_kernel(
             have taken, except the first one of each program.
         dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
             queries of each split. Their dtype is that of Q, or float32 with several splits.
+        starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
+        blocks: the blocks of 128 keys of packed sequences, as listed by
+            `packed_blocks.packed_blocks_kernel`. starts_q, starts_k and blocks are read only if
+            PACKED is True.
         dk_split, dk_batch, dk_head, dk_row: strides of dkey, in elements.
         dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in elements.
         n_programs: batch * heads.
         n_heads: heads, the number of heads of k and v.
         n_queries, n_keys: number of queries and of keys per head.
-        n_padded: n_queries rounded up to a multiple of 64.
+        n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
+            rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
+            `packed_blocks.padded_start` places them.
         n_splits: number of ranges into which the queries are split.
         queries_per_split: number of queries in each split except the last, a multiple of 64.
         group: number of heads whose work items run at about the same time, so that their data stay
             in the L2 cache (see `tile_ops.schedule`).
-        n_items: number of work items: splits * batch * heads * blocks of 128 keys.
+        n_items: number of work items: splits * batch * heads * blocks of 128 keys. Not used if
+            PACKED is True.
+        left, right: number of keys before and after its position that a query sees. They are used
+            only if BOUNDED is True, and right only if IS_CAUSAL is False.
         scale: scale of the scores.
-        scale_log2e: scale times log2(e).
-        IS_CAUSAL: whether query i sees only the keys 0 to i.
+        scale_log2e: scale times log2(e). With SOFTCAP, this times 2 / softcap.
+        cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
+        IS_CAUSAL: whether a query sees only the keys up to its position.
+        BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
+            i has the position of key i. True if PACKED is True.
+        LOWER_RIGHT: whether the last query has the position of the last key.
+        PACKED: whether rows belong to packed sequences. There must be one split.
+        SOFTCAP: whether scores are capped.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
     """
-    problem = ProblemShape(
+    if PACKED:
+        n_items = gl.load(blocks) * n_heads
+    problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, IS_CAUSAL, Q_PER_KV,
+        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, IS_CAUSAL,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1
@@ -406,10 +428,10 @@ def backward_kernel(
             (_sum_dq, (shared, problem, dealer, dq_desc)),
             (_consume, (shared, problem, dealer, dkey, dvalue,
                         dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, scale_log2e, gl.constexpr(0))),
+                        scale, gl.constexpr(0))),
             (_consume, (shared, problem, dealer, dkey, dvalue,
                         dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, scale_log2e, gl.constexpr(1))),
+                        scale, gl.constexpr(1))),
             (_produce, (shared, problem, dealer,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],

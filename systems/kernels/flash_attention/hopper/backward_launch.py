@@ -29,19 +29,28 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     row_maps,
     tma_compatible,
 )
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import BLOCK_K, BLOCK_Q, backward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.base_plan import LOG2E
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy
 
 
-def unsupported_reason(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True) -> str | None:
+def unsupported_reason(
+    q: Tensor,
+    needs_dq: bool = True,
+    needs_dkdv: bool = True,
+    variant: Variant = NO_VARIANT,
+    is_packed: bool = False,
+) -> str | None:
     """Return the reason why the Hopper backward kernels should not be used, or None if they should.
 
     There is a reason if the Hopper kernels do not support q, or if not all gradients are needed.
@@ -54,13 +63,14 @@ def unsupported_reason(q: Tensor, needs_dq: bool = True, needs_dkdv: bool = True
     Args:
         needs_dq: whether dq is needed.
         needs_dkdv: whether dk and dv are needed.
+        variant, is_packed: see `registry.unsupported_reason`.
     """
     if not (needs_dq and needs_dkdv):
         return (
             "flash_hopper always computes all gradients; if only some are needed, flash_triton is "
             "faster"
         )
-    return forward_launch.unsupported_reason(q)
+    return forward_launch.unsupported_reason(q, variant, is_packed)
 
 
 def flash_backward(
@@ -73,6 +83,8 @@ def flash_backward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
     dlse: Tensor | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,11 +97,11 @@ def flash_backward(
         out: output of attention, as returned by `flash_forward`.
         lse: log-sum-exp, as returned by `flash_forward`; it must be contiguous.
         dout: gradient of out, with out's shape and dtype.
-        is_causal, scale: as given to `flash_forward`.
+        is_causal, scale, variant, packing: as given to `flash_forward`.
         dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
-            `splits.backward_splits` by default. If head_dim is neither 64 nor 128, it is 1, and
-            another number is an AssertionError.
+            `splits.backward_splits` by default. With packed sequences, and if head_dim is neither
+            64 nor 128, it is 1, and another number is an AssertionError.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v. The rounding errors of dq differ from
@@ -111,17 +123,18 @@ def flash_backward(
     tensors += [four_dimensional(x) for x in gradients]
     shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
     plan = _backward_plan(
-        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None
-    )
+        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None, variant,
+        packed_sizes(packing),
+    )  # fmt: skip
     with on(q.device):
-        plan(lse, None if dlse is None else dlse.contiguous(), *tensors)
+        plan(packing, lse, None if dlse is None else dlse.contiguous(), *tensors)
     return gradients
 
 
 class HopperBackwardPlan:
     """Prepared kernel launches of `flash_backward` for given shapes, strides and dtype.
 
-    A call `plan(lse, dlse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
+    A call `plan(packing, lse, dlse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
 
     Args:
         dtype: dtype of all tensors except lse.
@@ -130,8 +143,9 @@ class HopperBackwardPlan:
             them.
         scale: multiplies the scores; None means 1/sqrt(head_dim).
         n_splits: number of ranges into which the queries are split; None means the result of
-            `backward_splits`, or 1 if the kernel pads head_dim.
+            `backward_splits`, or 1 if a split is impossible or makes no sense.
         has_dlse: whether calls have a gradient of lse.
+        packed: sizes of the packed sequences; None if the sequences are not packed.
     """
 
     def __init__(
@@ -144,56 +158,71 @@ class HopperBackwardPlan:
         scale: float | None,
         n_splits: int | None,
         has_dlse: bool,
+        variant: Variant,
+        packed: PackedSizes | None,
     ):
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
-        scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+        options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
         n_programs, q_per_kv = batch * kv_heads, heads // kv_heads
         n_blocks = -(-n_keys // BLOCK_K)
         n_tiles = -(-n_queries // TILE)
+        n_padded = n_tiles * TILE
         n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
-        if head_dim < self.head_dim:  # `sum_kernel` reads partial results without padding
-            assert n_splits in (None, 1), "n_splits with a padded head_dim"
+        # `sum_kernel` reads partial results without padding.
+        if head_dim < self.head_dim or packed is not None:
+            assert n_splits in (None, 1), "n_splits with a padded head_dim or packed sequences"
+            n_splits = 1
+        if n_splits is None and not options.may_split:
             n_splits = 1
         if n_splits is None:
+            mask_is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
             n_splits = backward_splits(
-                n_programs, n_blocks, n_tiles, is_causal, head_dim, n_multiprocessors, q_per_kv
+                n_programs, n_blocks, n_tiles, mask_is_causal, head_dim, n_multiprocessors, q_per_kv
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
+        self.order: PackedOrder | None = None
+        if packed is not None:
+            self.order = PackedOrder(packed.n_sequences, n_keys, packed.max_keys, BLOCK_K, True)
+            n_blocks = self.order.n_blocks
+            n_padded = (n_queries + packed.n_sequences * TILE) // TILE * TILE
         n_items = self.n_splits * n_programs * n_blocks
-        self.n_rows = batch * heads * n_tiles * TILE
+        self.n_rows = batch * heads * n_padded
         self.partials_shape = 2, self.n_splits, *shapes[1]
-        self._make_row_launches(
-            strides, (heads, n_queries, n_tiles * TILE), scale, head_dim, has_dlse
-        )
+        ends = heads, n_queries, n_padded, packed.n_sequences if packed else 1
+        constants = {
+            "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE,
+            "PACKED": packed is not None,
+        }  # fmt: skip
+        self._make_row_launches(strides, ends, options.scale, constants, has_dlse)
         # A group has just enough heads of k and v to give every multiprocessor a block. More heads
         # and their dQ would not fit in the L2 cache.
         group = -(-n_multiprocessors // n_blocks)
         numbers = (
-            n_programs, kv_heads, n_queries, n_keys, n_tiles * TILE, self.n_splits,
-            tiles_per_split * TILE, group, n_items, scale, scale * LOG2E,
+            n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
+            tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,
+            *options.scales,
         )  # fmt: skip
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
-        self._make_main_launch(dtype, shapes, strides, is_causal, numbers, grid)
+        self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
         layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
         self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
 
     def _make_row_launches(
         self,
         strides: tuple[tuple[int, ...], ...],
-        ends: tuple[int, int, int],
+        ends: tuple[int, int, int, int],
         scale: float,
-        head_dim: int,
+        constants: dict[str, int],
         has_dlse: bool,
     ) -> None:
         """Create the launches of `prepare_kernel` and `convert_kernel`.
 
         Args:
             strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
-            ends: the arguments n_heads, n_queries and n_padded of both kernels. n_padded is
-                n_queries rounded up to whole tiles.
+            ends: the arguments n_heads, n_queries, n_padded and n_sequences of both kernels.
             scale: multiplies the scores.
-            head_dim: number of columns of the tensors.
+            constants: values of the constexpr parameters that both kernels have.
             has_dlse: whether calls have a gradient of lse.
         """
         from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
@@ -201,7 +230,6 @@ class HopperBackwardPlan:
 
         out, dout, dq = strides[3:6]
         grid = (self.n_rows // TILE,)
-        constants = {"HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE}
         self.prepare = Launch(
             prepare_kernel, grid, (*out[:3], *dout[:3], *ends), {**constants, "HAS_DLSE": has_dlse}
         )
@@ -212,7 +240,7 @@ class HopperBackwardPlan:
         dtype: torch.dtype,
         shapes: tuple[tuple[int, ...], tuple[int, ...]],
         strides: tuple[tuple[int, ...], ...],
-        is_causal: bool,
+        constants: dict[str, bool],
         numbers: tuple[float, ...],
         grid: tuple[int],
     ) -> None:
@@ -223,8 +251,8 @@ class HopperBackwardPlan:
         Args:
             shapes: shapes of q and k, both (batch, heads, rows, head_dim).
             strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
-            numbers: values of the int and float parameters that both kernels have, from n_programs
-                to scale_log2e.
+            constants: values of the constexpr parameters from IS_CAUSAL to SOFTCAP.
+            numbers: values of the int and float parameters after the strides.
             grid: number of programs.
         """
         from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
@@ -243,42 +271,46 @@ class HopperBackwardPlan:
             row_map,
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE)),
         ]
-        constants = {"IS_CAUSAL": is_causal, "Q_PER_KV": shapes[0][1] // shapes[1][1]}
+        kernel = backward_kernel
+        all_constants: dict[str, int] = {**constants}
         if self.head_dim > 64:
-            constants["SPLIT"] = self.n_splits > 1
-            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
             kernel = wide_backward_kernel
-        else:
-            targets = [0, *dk[:3], 0, *dv[:3]]
-            if self.n_splits > 1:
-                heads, n_keys, head_dim = shapes[1][1:]
-                head_size = n_keys * head_dim
-                targets = 2 * [math.prod(shapes[1]), heads * head_size, head_size, head_dim]
-            numbers = (*targets, *numbers)
-            kernel = backward_kernel
-        self.differentiate = Launch(kernel, grid, numbers, constants, num_warps=4)
+            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
+            all_constants["SPLIT"] = self.n_splits > 1
+        all_constants["Q_PER_KV"] = shapes[0][1] // shapes[1][1]
+        targets = [0, *dk[:3], 0, *dv[:3]]
+        if self.n_splits > 1:
+            heads, n_keys, head_dim = shapes[1][1:]
+            head_size = n_keys * head_dim
+            targets = 2 * [math.prod(shapes[1]), heads * head_size, head_size, head_dim]
+        self.differentiate = Launch(kernel, grid, (*targets, *numbers), all_constants, num_warps=4)
 
     def __call__(
-        self, lse: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-        dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        self, packing: Packing | None, lse: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor,
+        v: Tensor, out: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
         n, device = self.n_rows, q.device
         work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
         dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
         counter = torch.empty(1, dtype=torch.int32, device=device)
-        dlse = lse if dlse is None else dlse  # a placeholder
-        self.prepare(out, dout, lse, dlse, log2_lse, minus_delta, dq_sum, counter)
+        # Tensors that the kernels do not use are replaced by others.
+        dlse = lse if dlse is None else dlse
+        sequences = [counter] * 3
+        if packing is not None and self.order is not None:
+            sequences = [*packing[:2], self.order(packing.starts_k)]
+        starts_q = sequences[0]
+        self.prepare(out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, counter)
         # The kernel for head_dim 64 has no descriptors of dk and dv.
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         pairs = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
-            self.differentiate(counter, dk, dv, maps=maps)
+            self.differentiate(counter, dk, dv, *sequences, maps=maps)
         else:
             partials = torch.empty(self.partials_shape, dtype=torch.float32, device=device)
-            self.differentiate(counter, *partials.unbind(), maps=maps)
+            self.differentiate(counter, *partials.unbind(), *sequences, maps=maps)
             self.sum(partials, dk, dv)
-        self.convert(dq_sum, dq)
+        self.convert(dq_sum, dq, starts_q)
 
 
 _backward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperBackwardPlan)

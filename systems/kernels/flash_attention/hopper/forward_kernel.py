@@ -3,9 +3,9 @@
 The kernel computes the same results as `triton.forward_kernel`, with the methods of
 FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2).
 
-A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see.
-If the keys are split into ranges, a work item has only the keys of one range. The warps of a
-program are:
+A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see
+(see the module `forward_work`). If the keys are split into ranges, a work item has only the keys of
+one range. The warps of a program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
     consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
@@ -80,122 +80,78 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from systems.kernels.flash_attention.hopper.forward_work import (
+    ROWS,
+    ForwardProblem,
+    next_work,
+    publish,
+)
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
     pack,
+    reciprocal,
     row_maximum,
     scale_rows,
+    store_rows,
     unpack,
 )
-from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 LN2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-3.0e38)  # initial maximum of a row, as in `triton.forward_kernel`
-ROWS = gl.constexpr(64)  # number of queries per consumer: the rows of a WGMMA
 
 
 @gluon.jit
-def _next_work(next_work, full, empty, turn):
-    """Return the index of the next work item, as published by the producer warp.
+def capped(s, scale_log2e, cap_log2e):
+    """Return the capped scores in base 2, minus the cap: cap_log2e * (tanh(x) - 1).
 
-    The function waits until the index is published. An index of n_work or more means that no work
-    item is left.
+    The formula is tanh(x) - 1 = -2 / (1 + exp(2 x)). Its absolute error is near cap_log2e * 2^-22.
 
     Args:
-        next_work: ring of two indices in shared memory.
-        full, empty: mbarriers of this ring (see the module docstring).
-        turn: number of work items that this program has already processed.
+        s: scores before they are scaled.
+        scale_log2e: 2 * log2(e) * scale / cap, so that exp2(s * scale_log2e) is exp(2 x).
+        cap_log2e: the cap times log2(e).
     """
-    slot = turn % 2
-    mbarrier.wait(full.index(slot), turn // 2 & 1)
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    work = gl.max(next_work.index(slot).load(one), 0)
-    mbarrier.arrive(empty.index(slot), count=1)
-    return work
+    return reciprocal(1.0 + gl.exp2(s * scale_log2e)) * (-2.0 * cap_log2e)
 
 
 @gluon.jit
-def _publish(work, next_work, full, empty, turn):
-    slot = turn % 2
-    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    next_work.index(slot).store(gl.full([1], 0, gl.int32, one) + work)
-    mbarrier.arrive(full.index(slot), count=1)
+def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
+    """Return which keys of a tile the 64 queries from first_query on see, bool (64, BLOCK_K)."""
+    keys = first_key + gl.arange(0, problem.BLOCK_K, gl.SliceLayout(0, layout))
+    visible = (keys < item.n_keys)[None, :]
+    if problem.BOUNDED or problem.IS_CAUSAL:
+        queries = first_query + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+        visible = visible & (keys[None, :] <= (queries + item.upper)[:, None])
+    if problem.BOUNDED:
+        visible = visible & (keys[None, :] >= (queries + item.lower)[:, None])
+    return visible
 
 
 @gluon.jit
-def _locate(
-    work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
-    BLOCK_Q: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    """Return the position of a work item: which head, which queries and which keys.
-
-    Args:
-        work: index of the work item, in the order of `tile_ops.schedule`.
-        BLOCK_Q: number of queries per work item.
-        BLOCK_K: number of keys per tile.
-        SPLIT: whether the keys are split into several ranges.
-        n_programs, n_queries, n_keys, n_splits, keys_per_split, group: as for
-            `hopper_forward_kernel`.
-
-    Returns:
-        head: index of the head, which counts the heads of all batch elements.
-        split: index of the range of keys.
-        first_query: index of the first query.
-        first_key: index of the first key.
-        last_key: index after the last key that any query of the work item sees. It may be less than
-            first_key.
-        n_tiles: number of tiles of keys, at least 1.
-    """
-    if not SPLIT:
-        n_splits = 1
-    block, head, split = schedule(
-        work, gl.cdiv(n_queries, BLOCK_Q), n_programs, n_splits, keys_per_split, group,
-        BLOCK_Q, IS_CAUSAL, False,
-    )  # fmt: skip
-    first_query = block * BLOCK_Q
-    first_key = 0
-    last_key = n_keys
-    if SPLIT:
-        first_key = split * keys_per_split
-        last_key = gl.minimum(last_key, first_key + keys_per_split)
-    if IS_CAUSAL:
-        last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
-    n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, BLOCK_K))
-    return head, split, first_query, first_key, last_key, n_tiles
-
-
-@gluon.jit
-def _producer(
-    tensors, scalars, barriers,
-    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
-):  # fmt: skip
+def _producer(tensors, problem, barriers, STAGES: gl.constexpr):
     """Load the data of all work items of a program into shared memory. The producer warp runs this.
 
     For each work item, the producer loads the queries first. It then loads the tiles of keys and
     values, from the last tile to the first. Each consumer has separate slots in shared memory for
     its queries, and only this consumer releases these slots.
 
-    The first three arguments are tuples, which the first lines of the function unpack.
-    `hopper_forward_kernel` describes the constants.
+    The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
+    `hopper_forward_kernel` describes STAGES.
     """
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    CONSUMERS: gl.constexpr = problem.CONSUMERS
+    BLOCK_K: gl.constexpr = problem.BLOCK_K
     turn = 0
     n = 0
     work = gl.program_id(0)
-    while work < n_work:
-        _publish(work, next_work, work_full, work_empty, turn)
-        head, _, first_query, first_key, _, n_tiles = _locate(
-            work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
-            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
-        )  # fmt: skip
-        batch = head // n_heads
-        head = head % n_heads
-        kv_head = head // Q_PER_KV
+    while work < problem.n_work:
+        publish(work, work_smem, work_full, work_empty, turn)
+        item = problem.locate(work)
+        batch = item.head // problem.n_heads
+        head = item.head % problem.n_heads
+        kv_head = head // problem.Q_PER_KV
+        first_query = item.query_start + item.first_query
         for c in gl.static_range(CONSUMERS):
             slot = turn % 2 * CONSUMERS + c
             mbarrier.wait(q_empty.index(slot), (turn // 2 & 1) ^ 1)
@@ -204,8 +160,8 @@ def _producer(
                 q_desc, [batch, head, first_query + c * ROWS, 0], q_full.index(slot),
                 q_smem.index(slot),
             )  # fmt: skip
-        start = first_key + (n_tiles - 1) * BLOCK_K
-        for _ in range(n_tiles):
+        start = item.key_start + item.first_key + (item.n_tiles - 1) * BLOCK_K
+        for _ in range(item.n_tiles):
             slot = n % STAGES
             phase = (n // STAGES & 1) ^ 1
             mbarrier.wait(k_empty.index(slot), phase)
@@ -223,7 +179,7 @@ def _producer(
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
     # Publish an index of n_work or more, at which the consumers stop.
-    _publish(work, next_work, work_full, work_empty, turn)
+    publish(work, work_smem, work_full, work_empty, turn)
     # The last program to finish resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)
@@ -231,22 +187,47 @@ def _producer(
 
 
 @gluon.jit
+def _skip(n_tiles, n, barriers, STAGES: gl.constexpr):
+    """Release the next n_tiles slots of keys and of values without reading them.
+
+    A slot is released after it is filled. Otherwise, the arrival at `empty` could count for the
+    previous phase.
+
+    Args:
+        n: number of tiles that this consumer has released so far.
+
+    Returns:
+        The value of n for the next tile.
+    """
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    for _ in range(n_tiles):
+        slot = n % STAGES
+        phase = n // STAGES & 1
+        mbarrier.wait(k_full.index(slot), phase)
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.wait(v_full.index(slot), phase)
+        mbarrier.arrive(v_empty.index(slot), count=1)
+        n += 1
+    return n
+
+
+@gluon.jit
 def _consumer(
-    tensors, scalars, barriers, scale_log2e,
-    WHICH: gl.constexpr, CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    tensors, problem, barriers, strides, scale_log2e, cap_log2e,
+    WHICH: gl.constexpr, HEAD_DIM: gl.constexpr, MASKED: gl.constexpr, SOFTCAP: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
 
     Consumer number WHICH computes the queries WHICH * 64 to WHICH * 64 + 63 of the work item.
 
-    The first three arguments are tuples, which the first lines of the function unpack.
-    `hopper_forward_kernel` describes the other constants.
+    The tuples `tensors`, `barriers` and `strides` are unpacked in the first lines of the function
+    and where they are used. `hopper_forward_kernel` describes the constants.
     """
-    out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work = tensors
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group = scalars
+    out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS
+    CONSUMERS: gl.constexpr = problem.CONSUMERS
+    BLOCK_K: gl.constexpr = problem.BLOCK_K
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -256,33 +237,18 @@ def _consumer(
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    work = _next_work(next_work, work_full, work_empty, turn)
-    while work < n_work:
-        head, split, first_query, first_key, last_key, n_tiles = _locate(
-            work, n_programs, n_queries, n_keys, n_splits, keys_per_split, group,
-            BLOCK_Q, BLOCK_K, IS_CAUSAL, SPLIT,
-        )  # fmt: skip
-        first_query += WHICH * ROWS
-        # The producer loads all tiles that the last query of the block sees. A consumer skips the
-        # tiles that none of its queries sees, and all tiles but one if its queries are padding. It
-        # waits until a skipped slot is filled, and then releases it. Without this wait, the arrival
-        # at `empty` could count for the previous phase.
-        n_mine = n_tiles
-        if IS_CAUSAL:
-            end = gl.minimum(last_key, first_query + ROWS)
-            n_mine = gl.maximum(1, gl.cdiv(end - first_key, BLOCK_K))
-        n_mine = gl.where(first_query < n_queries, n_mine, 1)
-        for _ in range(n_tiles - n_mine):
-            slot = n % STAGES
-            phase = n // STAGES & 1
-            mbarrier.wait(k_full.index(slot), phase)
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            mbarrier.wait(v_full.index(slot), phase)
-            mbarrier.arrive(v_empty.index(slot), count=1)
-            n += 1
+    work = next_work(work_smem, work_full, work_empty, turn)
+    while work < problem.n_work:
+        item = problem.locate(work)
+        first_query = item.first_query + WHICH * ROWS
+        # The producer loads all tiles that a query of the block sees. A consumer skips the tiles
+        # that none of its queries sees.
+        begin, end, full_start, full_end = item.tiles_of(first_query, problem)
+        n = _skip(item.n_tiles - end, n, barriers, STAGES)
 
-        # Tiles are processed from the last to the first. So only the tile that is processed first
-        # may need a mask, for the diagonal or the end of the keys. It is handled before the loop.
+        # Tiles are processed from the last to the first. Without a left bound, only the tile that
+        # is processed first may need a mask, for the diagonal or the end of the keys. It is handled
+        # before the loop.
         q_slot = turn % 2 * CONSUMERS + WHICH
         mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
         q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
@@ -293,15 +259,16 @@ def _consumer(
         s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot), count=1)
-        if MASKED:
-            columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, s_layout))
-            keys = first_key + (n_mine - 1) * BLOCK_K + columns
-            visible = (keys < n_keys)[None, :]
-            if IS_CAUSAL:
-                queries = first_query + gl.arange(0, ROWS, row_layout)
-                visible = visible & (keys[None, :] <= queries[:, None])
+        first_key = item.first_key + (end - 1) * BLOCK_K
+        if MASKED or SOFTCAP:
+            if SOFTCAP:
+                s = capped(s, scale_log2e, cap_log2e)
+            else:
+                s = s * scale_log2e
             # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
-            s = gl.where(visible, s * scale_log2e, float("-inf"))
+            if MASKED:
+                visible = _visible(item, problem, first_query, first_key, s_layout)
+                s = gl.where(visible, s, float("-inf"))
             m = gl.maximum(row_maximum(s, row_layout), FLOOR)
             p = gl.exp2(s - m[:, None])
         else:
@@ -312,7 +279,7 @@ def _consumer(
         o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
         mbarrier.wait(v_full.index(slot), phase)
 
-        for _ in range(n_mine - 1):
+        for _ in range(end - begin - 1):
             p_operand = unpack(packed, dtype, p_layout)
             v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
             v_slot = slot
@@ -326,9 +293,20 @@ def _consumer(
             # Wait for S only. One WGMMA, that of O, stays in flight during the softmax.
             s = warpgroup_mma_wait(1, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
-            # The scale is not negative, so max(scale * s) = scale * max(s).
-            new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
-            p = gl.exp2(s * scale_log2e - new_m[:, None])
+            if SOFTCAP:
+                s = capped(s, scale_log2e, cap_log2e)
+            if problem.BOUNDED:
+                first_key -= BLOCK_K
+                if (first_key < full_start) | (first_key >= full_end):
+                    visible = _visible(item, problem, first_query, first_key, s_layout)
+                    s = gl.where(visible, s, float("-inf"))
+            if SOFTCAP:
+                new_m = gl.maximum(m, row_maximum(s, row_layout))
+                p = gl.exp2(s - new_m[:, None])
+            else:
+                # The scale is not negative, so max(scale * s) = scale * max(s).
+                new_m = gl.maximum(m, row_maximum(s, row_layout) * scale_log2e)
+                p = gl.exp2(s * scale_log2e - new_m[:, None])
             correction = gl.exp2(m - new_m)
             total = scale_rows(total, correction) + column_sums(p)
             m = new_m
@@ -345,22 +323,22 @@ def _consumer(
         o_token = warpgroup_mma(p_operand, v, o, is_async=True)
         o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
         mbarrier.arrive(v_empty.index(slot), count=1)
-        n += 1
+        n = _skip(begin, n + 1, barriers, STAGES)
 
         # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
         o = scale_rows(o, 1.0 / row_total)
+        if SOFTCAP:
+            m += cap_log2e
         row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
-        if SPLIT:
-            row = gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))
-            column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
-            rows_before = (split.to(gl.int64) * n_programs + head) * n_queries + first_query
-            gl.store(
-                partials + rows_before * HEAD_DIM + (row[:, None] * HEAD_DIM + column[None, :]),
-                o, mask=(row < n_queries - first_query)[:, None],
-            )  # fmt: skip
+        rows_before = (item.split.to(gl.int64) * problem.n_programs + item.head) * problem.n_queries
+        row = item.query_start + first_query
+        if problem.SPLIT:
+            store_rows(
+                partials + rows_before * HEAD_DIM, o, first_query, problem.n_queries, HEAD_DIM
+            )
         else:
             # Wait until TMA has read the output of the previous work item from shared memory.
             tma.store_wait(0)
@@ -369,30 +347,43 @@ def _consumer(
             # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
             fence_async_shared()
             gl.thread_barrier()
-            tma.async_copy_shared_to_global(
-                out_desc, [head // n_heads, head % n_heads, first_query, 0], o_stage
-            )
+            batch, head = item.head // problem.n_heads, item.head % problem.n_heads
+            if problem.PACKED:
+                # TMA would also write to the first rows of the next sequence.
+                if first_query + ROWS > item.n_queries:
+                    out_head, out_row = strides
+                    wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+                    tile = o_stage.reshape([ROWS, HEAD_DIM]).load(wide)
+                    target = out + head.to(gl.int64) * out_head
+                    store_rows(target, tile, row, item.query_start + item.n_queries, out_row)
+                else:
+                    tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
+            else:
+                tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
         queries = first_query + gl.arange(0, ROWS, row_layout)
-        row_lse_pointers = lse + (gl.to_tensor(split).to(gl.int64) * n_programs + head) * n_queries
-        gl.store(row_lse_pointers + queries, row_lse, mask=queries < n_queries)
+        row_lse_pointers = lse + rows_before + item.query_start
+        gl.store(row_lse_pointers + queries, row_lse, mask=queries < item.n_queries)
         turn += 1
-        work = _next_work(next_work, work_full, work_empty, turn)
-    if not SPLIT:
+        work = next_work(work_smem, work_full, work_empty, turn)
+    if not problem.SPLIT:
         tma.store_wait(0)
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_per_split",
-        "group",
+        "group", "left", "right", "out_head", "out_row",
     ]
 )  # fmt: skip
 def hopper_forward_kernel(
-    q_desc, k_desc, v_desc, out_desc, partials, lse, counters,
-    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, scale_log2e,
+    q_desc, k_desc, v_desc, out_desc, out, partials, lse, counters, starts_q, starts_k, blocks,
+    n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, left, right,
+    out_head, out_row, scale_log2e, cap_log2e,
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
-    IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
-    Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    MASKED: gl.constexpr, IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr,
+    LOWER_RIGHT: gl.constexpr, PACKED: gl.constexpr, SOFTCAP: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
@@ -402,11 +393,15 @@ def hopper_forward_kernel(
     Grid: (number of programs,), any number; the programs share the work items. Launch with
     num_warps=4, the number of warps of consumer 0.
 
+    With packed sequences (PACKED), batch is 1, and n_queries and n_keys are the rows of all
+    sequences. All masks then apply to the rows of one sequence.
+
     Args:
         q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, HEAD_DIM),
             with tiles of 64 rows. The output is written only if SPLIT is False.
         k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, HEAD_DIM),
             with tiles of BLOCK_K rows.
+        out: the output. It is used only if PACKED is True, for the last rows of a sequence.
         partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
             over the keys of each split. It is written only if SPLIT is True.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
@@ -415,7 +410,12 @@ def hopper_forward_kernel(
         counters: int32 (2,), must be zeros. The first counts the work items that programs have
             taken, except the first one of each program. The second counts the programs that have
             finished. The kernel resets both to zero at the end.
+        starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
+        blocks: the blocks of CONSUMERS * 64 queries of packed sequences, as listed by
+            `packed_blocks.packed_blocks_kernel`. starts_q, starts_k and blocks are read only if
+            PACKED is True.
         n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
+            Not used if PACKED is True.
         n_programs: batch * heads.
         n_heads: number of heads of q.
         n_queries, n_keys: number of queries and of keys per head.
@@ -423,13 +423,23 @@ def hopper_forward_kernel(
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads whose work items run at about the same time, so that their keys and
             values stay in the L2 cache (see `tile_ops.schedule`).
-        scale_log2e: scale of the scores times log2(e), not negative.
+        left, right: number of keys before and after its position that a query sees. They are used
+            only if BOUNDED is True, and right only if IS_CAUSAL is False.
+        out_head, out_row: strides of out, in elements. They are used only if PACKED is True.
+        scale_log2e: scale of the scores times log2(e), not negative, and positive if BOUNDED is
+            True. With SOFTCAP, see `capped`.
+        cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
         BLOCK_K: number of keys per tile.
         HEAD_DIM: 64 or 128. The tensors of the TMA descriptors may have fewer columns. The missing
             columns are read as zeros and are not written. SPLIT must then be False.
-        IS_CAUSAL: whether query i sees only the keys 0 to i.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
+        IS_CAUSAL: whether a query sees only the keys up to its position.
+        BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
+            i has the position of key i. True if PACKED is True. MASKED must then be True.
+        LOWER_RIGHT: whether the last query has the position of the last key.
+        PACKED: whether rows belong to packed sequences. SPLIT must then be False.
+        SOFTCAP: whether scores are capped.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
         SPLIT: whether the keys are split into several ranges.
@@ -450,7 +460,7 @@ def hopper_forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    next_work = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    work_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     for i in gl.static_range(2):
@@ -466,23 +476,28 @@ def hopper_forward_kernel(
         mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
 
-    scalars = (n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group)
+    if PACKED:
+        n_work = gl.load(blocks) * n_heads
+    problem = ForwardProblem(
+        n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, left,
+        right, starts_q, starts_k, blocks, CONSUMERS, BLOCK_K, IS_CAUSAL, SPLIT, Q_PER_KV, BOUNDED,
+        LOWER_RIGHT, PACKED,
+    )  # fmt: skip
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
-    loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, next_work, counters)
-    used = (out_desc, partials, lse, q_smem, k_smem, v_smem, o_smem, next_work)
+    loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters)
+    used = (out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem)
+    strides = (out_head, out_row)
     # Constants are separate arguments: as members of a named tuple they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (
-                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                    used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
+                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
-                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
-                (_producer, (
-                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT,
-                    Q_PER_KV)),
+                    used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
+                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                (_producer, (loaded, problem, barriers, STAGES)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -490,17 +505,15 @@ def hopper_forward_kernel(
         gl.warp_specialize(
             [
                 (_consumer, (
-                    used, scalars, barriers, scale_log2e, gl.constexpr(0), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                    used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
+                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
-                    used, scalars, barriers, scale_log2e, gl.constexpr(1), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
+                    used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
+                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
-                    used, scalars, barriers, scale_log2e, gl.constexpr(2), CONSUMERS, BLOCK_K,
-                    HEAD_DIM, IS_CAUSAL, MASKED, STAGES, SPLIT)),
-                (_producer, (
-                    loaded, scalars, barriers, CONSUMERS, BLOCK_K, IS_CAUSAL, STAGES, SPLIT,
-                    Q_PER_KV)),
+                    used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(2),
+                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                (_producer, (loaded, problem, barriers, STAGES)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

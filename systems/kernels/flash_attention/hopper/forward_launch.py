@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.base_plan import LOG2E
+from systems.kernels.flash_attention.triton.base_plan import (
+    MAX_SIMPLE_SOFTCAP,
+    PackedSizes,
+    packed_sizes,
+    softcap_form,
+)
 from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
 from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS, check_kernel_inputs, signature
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
@@ -73,26 +81,50 @@ SHORT_LENGTH = 1024
 HEAD_DIMS = (64, *range(72, 129, 8))
 
 
-def forward_tile(head_dim: int, n_queries: int, is_causal: bool) -> HopperTile:
+def forward_tile(
+    head_dim: int, n_queries: int, is_causal: bool, needs_registers: bool = False
+) -> HopperTile:
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
     Args:
         head_dim: 64 or 128, as returned by `kernel_head_dim`.
+        needs_registers: whether the kernel spills registers with three consumers, as it does with
+            packed sequences and with a softcap.
     """
-    is_short = is_causal and n_queries <= SHORT_LENGTH and head_dim == 64
-    return SHORT if is_short else FORWARD[head_dim]
+    is_short = needs_registers or (is_causal and n_queries <= SHORT_LENGTH)
+    return SHORT if is_short and head_dim == 64 else FORWARD[head_dim]
 
 
-def unsupported_reason(q: Tensor) -> str | None:
-    """Return the reason why the Hopper kernels do not support q, or None if they support q."""
+def unsupported_reason(
+    q: Tensor, variant: Variant = NO_VARIANT, is_packed: bool = False
+) -> str | None:
+    """Return the reason why the Hopper kernels do not support q, or None if they support q.
+
+    Args:
+        variant, is_packed: see `registry.unsupported_reason`.
+    """
+    call = q.device, q.dtype, q.shape[-1], variant.softcap, is_packed
     if torch.compiler.is_compiling():  # torch.compile warns of lru_cache
-        return _unsupported_reason(q.device, q.dtype, q.shape[-1])
-    return _cached_reason(q.device, q.dtype, q.shape[-1])
+        return _unsupported_reason(*call)
+    return _cached_reason(*call)
 
 
-def _unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def _unsupported_reason(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    softcap: float | None,
+    is_packed: bool,
+) -> str | None:
     if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
+    if softcap is not None and softcap_form(softcap) != 1:
+        return f"flash_hopper needs a softcap of at most {MAX_SIMPLE_SOFTCAP}, got {softcap}"
+    if is_packed and head_dim not in FORWARD:
+        return (
+            f"flash_hopper needs head_dim {' or '.join(map(str, FORWARD))} for packed sequences, "
+            f"got {head_dim}"
+        )
     return hopper_form_reason(dtype, head_dim)
 
 
@@ -128,6 +160,8 @@ def flash_forward(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    variant: Variant = NO_VARIANT,
+    packing: Packing | None = None,
     tile: HopperTile | None = None,
     n_splits: int | None = None,
     reuse_counters: bool = True,
@@ -142,11 +176,11 @@ def flash_forward(
         q: (..., heads, n_queries, head_dim), bfloat16 or float16, head_dim one of HEAD_DIMS.
         k, v: (..., heads, n_keys, head_dim), with the dtype, device and leading dimensions of q,
             except that the number of heads may be a divisor of that of q.
-        is_causal, scale: see `triton.launch.flash_forward`.
+        is_causal, scale, variant, packing: see `triton.launch.flash_forward`.
         tile: tile sizes; the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
-            `splits.forward_splits` by default. If head_dim is neither 64 nor 128, it is 1, and
-            another number is an AssertionError.
+            `splits.forward_splits` by default. With packed sequences, and if head_dim is neither 64
+            nor 128, it is 1, and another number is an AssertionError.
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
             pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
@@ -165,7 +199,7 @@ def flash_forward(
             f"flash_hopper needs equal head dimensions of q, k and v, got {q.shape[-1]} and "
             f"{v.shape[-1]}"
         )
-    reason = unsupported_reason(q)
+    reason = unsupported_reason(q, variant, packing is not None)
     if reason:
         raise RuntimeError(reason)
     out = empty_like(q)
@@ -181,17 +215,17 @@ def flash_forward(
     q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
     plan = _forward_plan(
         q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
-        is_causal, scale, tile, n_splits,
+        is_causal, scale, tile, n_splits, variant, packed_sizes(packing),
     )  # fmt: skip
     with on(q.device):
-        plan(q, k, v, rows, lse, reuse_counters)
+        plan(q, k, v, rows, lse, reuse_counters, packing)
     return out, lse
 
 
 class HopperForwardPlan:
     """Prepared kernel launches of `flash_forward` for given shapes, strides and dtype.
 
-    A call `plan(q, k, v, out, lse, reuse_counters)` runs the launches.
+    A call `plan(q, k, v, out, lse, reuse_counters, packing)` runs the launches.
 
     Args:
         dtype: dtype of q, k, v and out.
@@ -200,7 +234,8 @@ class HopperForwardPlan:
         scale: multiplies the scores; None means 1/sqrt(head_dim).
         tile: tile sizes; None means the result of `forward_tile`.
         n_splits: number of ranges into which the keys are split; None means the result of
-            `forward_splits`, or 1 if the kernel pads head_dim.
+            `forward_splits`, or 1 if a split is impossible or makes no sense.
+        packed: sizes of the packed sequences; None if the sequences are not packed.
     """
 
     def __init__(
@@ -213,19 +248,27 @@ class HopperForwardPlan:
         scale: float | None,
         tile: HopperTile | None,
         n_splits: int | None,
+        variant: Variant,
+        packed: PackedSizes | None,
     ):
         from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
         padded_dim = kernel_head_dim(head_dim)
-        tile = tile or forward_tile(padded_dim, n_queries, is_causal)
-        scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+        options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
+        is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
+        tile = tile or forward_tile(
+            padded_dim, n_queries, is_causal, packed is not None or options.has_softcap
+        )
         n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
-        if head_dim < padded_dim:  # `combine_kernel` reads partial results without padding
-            assert n_splits in (None, 1), "n_splits with a padded head_dim"
+        # `combine_kernel` reads partial results without padding.
+        if head_dim < padded_dim or packed is not None:
+            assert n_splits in (None, 1), "n_splits with a padded head_dim or packed sequences"
+            n_splits = 1
+        if n_splits is None and not options.may_split:
             n_splits = 1
         if n_splits is None:
             partial_bytes = n_programs * n_queries * head_dim * 4
@@ -234,16 +277,25 @@ class HopperForwardPlan:
             )
         n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         self.n_splits = n_splits
+        self.order: PackedOrder | None = None
+        longest = n_keys
+        if packed is not None:
+            self.order = PackedOrder(
+                packed.n_sequences, n_queries, packed.max_queries, ROWS * tile.consumers, False
+            )
+            n_blocks, longest = self.order.n_blocks, packed.max_keys
         n_work = n_programs * n_blocks * n_splits
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
-            q_per_kv * heads_in_l2(n_keys, head_dim, 2, batch * kv_heads), scale * LOG2E,
+            q_per_kv * heads_in_l2(longest, head_dim, 2, batch * kv_heads), *options.bounds,
+            *strides[3][1:3], *options.scales,
         )  # fmt: skip
         constants = {
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": padded_dim,
-            "IS_CAUSAL": is_causal, "MASKED": is_causal or n_keys % tile.block_k != 0,
-            "STAGES": tile.stages, "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv,
-            "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
+            "MASKED": is_causal or options.is_bounded or n_keys % tile.block_k != 0,
+            **options.constants, "STAGES": tile.stages, "SPLIT": n_splits > 1,
+            "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
+            "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
         grid = (min(n_work, n_multiprocessors),)
         self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
@@ -258,17 +310,28 @@ class HopperForwardPlan:
         self.combine = combine_launch(device, dtype, n_splits, layout(shapes[0], strides[3]))
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, reuse_counters: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        reuse_counters: bool,
+        packing: Packing | None = None,
     ) -> None:
         counters = _counters(q.device, reuse_counters)
         pairs = zip(self.maps, (q, k, v, out), strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
+        # Tensors that the kernel does not use are replaced by others.
+        sequences = [counters] * 3
+        if packing is not None and self.order is not None:
+            sequences = [*packing[:2], self.order(packing.starts_q)]
         if self.n_splits == 1:
-            self.attend(lse, lse, counters, maps=maps)  # partials (first) are not used
+            self.attend(out, lse, lse, counters, *sequences, maps=maps)
             return
         partials = torch.empty(self.partials_shape, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
-        self.attend(partials, partial_lse, counters, maps=maps)
+        self.attend(out, partials, partial_lse, counters, *sequences, maps=maps)
         self.combine(partials, partial_lse, out, lse)
 
 

@@ -14,16 +14,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from systems.kernels.flash_attention.hopper.packed_blocks import padded_tile
 from systems.kernels.flash_attention.triton.tile_ops import head_base, load_tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded", "n_sequences"])
 def prepare_kernel(
-    out, dout, lse, dlse, log2_lse, minus_delta, dq_sum, counter,
+    out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, counter,
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
-    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, HAS_DLSE: tl.constexpr,
+    n_sequences, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
 
@@ -39,6 +41,8 @@ def prepare_kernel(
         lse: float32 (batch, heads, n_queries), contiguous: log-sum-exp with the natural logarithm.
         dlse: float32 (batch, heads, n_queries), contiguous: gradient of lse. It is read only if
             HAS_DLSE is True.
+        starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
+            True.
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
             n_queries it is inf, so that the backward kernels compute probabilities of 0.
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. Past n_queries it
@@ -49,10 +53,13 @@ def prepare_kernel(
         out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
             elements.
         n_heads: number of heads.
-        n_padded: n_queries rounded up to a multiple of ROWS.
+        n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
+            is padded, and starts where `packed_blocks.padded_start` places it.
+        n_sequences: number of packed sequences.
         HEAD_DIM: number of columns of out and dout.
         COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
         ROWS: number of queries per program. It must be 64.
+        PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
         HAS_DLSE: whether lse has a gradient.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
@@ -60,28 +67,29 @@ def prepare_kernel(
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks
-    first = tl.program_id(0) % n_blocks * ROWS
-    out = head_base(out, head, n_heads, out_batch, out_head)
-    dout = head_base(dout, head, n_heads, dout_batch, dout_head)
-    o = load_tile(out, first, n_queries, out_row, HEAD_DIM, ROWS, COLUMNS, True)
-    do = load_tile(dout, first, n_queries, dout_row, HEAD_DIM, ROWS, COLUMNS, True)
+    tile = tl.program_id(0) % n_blocks
+    start, first, n_rows = padded_tile(starts_q, tile, n_sequences, n_queries, ROWS, PACKED)
+    out = head_base(out, head, n_heads, out_batch, out_head) + start.to(tl.int64) * out_row
+    dout = head_base(dout, head, n_heads, dout_batch, dout_head) + start.to(tl.int64) * dout_row
+    o = load_tile(out, first, n_rows, out_row, HEAD_DIM, ROWS, COLUMNS, True)
+    do = load_tile(dout, first, n_rows, dout_row, HEAD_DIM, ROWS, COLUMNS, True)
     total = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     column = tl.arange(0, ROWS)
     row = first + column
-    before = head.to(tl.int64) * n_padded
-    row_lse = tl.load(
-        lse + head.to(tl.int64) * n_queries + row, mask=row < n_queries, other=float("inf")
-    )
+    row_lse = lse + head.to(tl.int64) * n_queries + start + row
+    row_lse = tl.load(row_lse, mask=row < n_rows, other=float("inf"))
     if HAS_DLSE:
-        row_dlse = dlse + head.to(tl.int64) * n_queries + row
-        total -= tl.load(row_dlse, mask=row < n_queries, other=0.0)
+        row_dlse = dlse + head.to(tl.int64) * n_queries + start + row
+        total -= tl.load(row_dlse, mask=row < n_rows, other=0.0)
+    padded = tile * ROWS + column
+    before = head.to(tl.int64) * n_padded
     # In the result of a WGMMA, four threads hold each row. Thread t has the columns 8 j + 2 t + e
     # with e = 0 or 1. Store the 16 values of each of these threads contiguously.
-    place = first + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
+    place = tile * ROWS + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)
     element = tl.arange(0, COLUMNS)
     zeros = tl.zeros((ROWS, COLUMNS), tl.float32)
-    tl.store(dq_sum + (before + row[:, None]) * COLUMNS + element[None, :], zeros)
+    tl.store(dq_sum + (before + padded[:, None]) * COLUMNS + element[None, :], zeros)
     if tl.program_id(0) == 0:
         tl.store(counter, 0)

@@ -55,6 +55,14 @@ def scale_rows(x, factor):
 
 
 @gluon.jit
+def reciprocal(x):
+    """Return 1 / x of float32 numbers of at least 2^-126, within one unit in the last place."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def pack(p, dtype: gl.constexpr):
     """Round p to 16 bits, and pack each two adjacent values of a row into one int32.
 
@@ -85,3 +93,21 @@ def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
     p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
     return gl.convert_layout(p, layout, assert_trivial=True)
+
+
+@gluon.jit
+def store_rows(pointer, value, first, n_rows, row_stride):
+    """Store a tile to global memory, except the rows that are past the end of the tensor.
+
+    Args:
+        pointer: address of row 0 of the tensor, whose rows are contiguous.
+        value: tile (rows, head_dim), in registers. It is converted to the dtype of the tensor.
+        first: index of the row at which the tile starts.
+        n_rows: number of rows of the tensor.
+        row_stride: stride between rows, in elements.
+    """
+    layout: gl.constexpr = value.type.layout
+    row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
+    column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
+    pointers = pointer + (first + row).to(gl.int64)[:, None] * row_stride + column[None, :]
+    gl.store(pointers, value.to(pointer.dtype.element_ty), mask=(first + row < n_rows)[:, None])

@@ -9,13 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from systems.kernels.flash_attention.hopper.packed_blocks import padded_tile
 from systems.kernels.flash_attention.triton.tile_ops import head_base
 
 
-@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded"])
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded", "n_sequences"])
 def convert_kernel(
-    dq_sum, dquery, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, scale,
-    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    dq_sum, dquery, starts_q, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, n_sequences,
+    scale, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Convert the float32 sum of dQ to dQ: multiply it by the scale, transpose and round it.
 
@@ -28,25 +29,33 @@ def convert_kernel(
             one transposed tile for every ROWS queries.
         dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
             elements of a row are contiguous.
+        starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
+            True.
         dq_batch, dq_head, dq_row: strides of dquery, in elements.
         n_heads: number of heads.
         n_queries: number of queries per head.
-        n_padded: n_queries rounded up to a multiple of ROWS.
+        n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
+            is padded, and starts where `packed_blocks.padded_start` places it.
+        n_sequences: number of packed sequences.
         scale: scale of the scores.
         HEAD_DIM: number of columns of dquery.
         COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
         ROWS: number of queries per tile. Each program converts one tile.
+        PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks
+    start, first, n_rows = padded_tile(
+        starts_q, tl.program_id(0) % n_blocks, n_sequences, n_queries, ROWS, PACKED
+    )
     column = tl.arange(0, ROWS)
-    row = tl.program_id(0) % n_blocks * ROWS + column
     element = tl.arange(0, COLUMNS)
     tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * COLUMNS)
     value = tl.trans(tl.load(tile + element[:, None] * ROWS + column[None, :]) * scale)
-    dquery = head_base(dquery, head, n_heads, dq_batch, dq_head)
+    dquery = head_base(dquery, head, n_heads, dq_batch, dq_head) + start.to(tl.int64) * dq_row
+    row = first + column
     pointers = dquery + row[:, None].to(tl.int64) * dq_row + element[None, :]
-    there = row[:, None] < n_queries
+    there = row[:, None] < n_rows
     if HEAD_DIM < COLUMNS:
         there = there & (element[None, :] < HEAD_DIM)
     tl.store(pointers, value.to(dquery.dtype.element_ty), mask=there)

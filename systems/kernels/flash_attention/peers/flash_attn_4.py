@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.features import FEATURES, LSE
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
+HAS = frozenset(FEATURES) - {LSE}
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 

@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from systems.kernels.flash_attention.features import GROUPED, VALUE_DIM
+
+HAS = frozenset({GROUPED, VALUE_DIM})
 SDPA_BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -31,6 +31,7 @@ LOG2E = math.log2(math.e)
 # Largest bound of a window in the kernels, which add it to lengths in 32 bits. Longer sequences do
 # not fit in the memory of a GPU.
 MAX_WINDOW = 1 << 30
+MAX_SIMPLE_SOFTCAP = 512  # largest softcap for which the simple formula of tanh suffices
 
 
 class PackedSizes(NamedTuple):
@@ -46,6 +47,23 @@ class PackedSizes(NamedTuple):
     max_keys: int
 
 
+def packed_sizes(packing: Packing | None) -> PackedSizes | None:
+    """Return the sizes of packed sequences; None without packing.
+
+    Raises:
+        ValueError: if the boundaries are not contiguous int32 tensors.
+    """
+    if packing is None:
+        return None
+    for starts in packing[:2]:
+        if starts.dtype != torch.int32 or not starts.is_contiguous():
+            raise ValueError(
+                "boundaries of packed sequences must be contiguous int32 tensors, got "
+                f"{starts.dtype} with strides {starts.stride()}"
+            )
+    return PackedSizes(len(packing.starts_q) - 1, packing.max_queries, packing.max_keys)
+
+
 def softcap_form(softcap: float | None) -> int:
     """Return the constant SOFTCAP of the kernels: 0 for no softcap, 1, or 2 for a precise tanh.
 
@@ -55,7 +73,7 @@ def softcap_form(softcap: float | None) -> int:
     """
     if softcap is None:
         return 0
-    return 1 if softcap <= 512 else 2
+    return 1 if softcap <= MAX_SIMPLE_SOFTCAP else 2
 
 
 class TritonPlan:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.layout import empty_like
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
 from systems.kernels.flash_attention.triton.choose_tiles import tuned_tiles
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
 from systems.kernels.flash_attention.triton.tile_table import Configuration, configuration
@@ -103,8 +103,9 @@ def flash_forward(
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
         q, scale = negated(q), -scale
     plan = _forward_plan(
-        *signature(q, k, v), is_causal, scale, precision, tiles, variant, _sizes(packing), n_splits
-    )
+        *signature(q, k, v), is_causal, scale, precision, tiles, variant, packed_sizes(packing),
+        n_splits,
+    )  # fmt: skip
     return plan(q, k, v, packing)
 
 
@@ -158,7 +159,7 @@ def flash_backward(
         )  # fmt: skip
         return None if dq is None else dq.neg_(), dk, dv
     plan = _backward_plan(
-        *signature(q, k, v), is_causal, scale, precision, tiles, variant, _sizes(packing),
+        *signature(q, k, v), is_causal, scale, precision, tiles, variant, packed_sizes(packing),
         out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv,
         n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
@@ -172,18 +173,6 @@ def negated(q: Tensor) -> Tensor:
     gives the same scores as q with scale s. The outputs for -q and for q have the same strides.
     """
     return torch.neg(q.detach(), out=empty_like(q))
-
-
-def _sizes(packing: Packing | None) -> PackedSizes | None:
-    if packing is None:
-        return None
-    for starts in packing[:2]:
-        if starts.dtype != torch.int32 or not starts.is_contiguous():
-            raise ValueError(
-                "boundaries of packed sequences must be contiguous int32 tensors, got "
-                f"{starts.dtype} with strides {starts.stride()}"
-            )
-    return PackedSizes(len(packing.starts_q) - 1, packing.max_queries, packing.max_keys)
 
 
 @functools.lru_cache(maxsize=MAX_PLANS)

@@ -1,0 +1,81 @@
+"""Mask, softcap and scale of an attention call, in the form of arguments of the Hopper kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from systems.kernels.flash_attention.triton.base_plan import LOG2E, MAX_WINDOW, PackedSizes
+from systems.kernels.flash_attention.variant import Variant
+
+# Smallest scale of a bounded mask. The forward kernel multiplies masked scores, which are -inf, by
+# the scale, and -inf * 0 is NaN. This scale gives finite scores the same results as 0.
+SMALLEST_SCALE = 1e-30
+
+
+class KernelOptions(NamedTuple):
+    """Arguments that the forward kernel and both backward kernels have in common.
+
+    Fields:
+        constants: values of the constexpr parameters from IS_CAUSAL to SOFTCAP, in the order of the
+            parameters.
+        bounds: values of left and right.
+        scale: scale of the scores.
+        scales: values of scale_log2e and cap_log2e.
+        may_split: whether a split of the inner loop into ranges makes sense. With a left bound, a
+            block sees only few of the ranges. The kernels do not split packed sequences.
+    """
+
+    constants: dict[str, bool]
+    bounds: tuple[int, int]
+    scale: float
+    scales: tuple[float, float]
+    may_split: bool
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.constants["BOUNDED"]
+
+    @property
+    def has_softcap(self) -> bool:
+        return self.constants["SOFTCAP"]
+
+
+def kernel_options(
+    is_causal: bool,
+    variant: Variant,
+    packed: PackedSizes | None,
+    lengths: tuple[int, int],
+    scale: float | None,
+    head_dim: int,
+) -> KernelOptions:
+    """Return the arguments of the Hopper kernels for these options of attention.
+
+    Args:
+        is_causal, variant: see `triton.launch.flash_forward`.
+        packed: sizes of the packed sequences; None if the sequences are not packed.
+        lengths: number of queries and of keys per head.
+        scale: multiplies the scores; None means 1/sqrt(head_dim).
+    """
+    mask = variant.mask(is_causal)
+    # Without packing, equal lengths make both alignments the same.
+    lower_right = mask.lower_right and (packed is not None or lengths[0] != lengths[1])
+    is_plain = mask.left is None and mask.right in (None, 0) and not lower_right
+    constants = {
+        "IS_CAUSAL": mask.right == 0, "BOUNDED": packed is not None or not is_plain,
+        "LOWER_RIGHT": lower_right, "PACKED": packed is not None,
+        "SOFTCAP": variant.softcap is not None,
+    }  # fmt: skip
+    left, right = (
+        MAX_WINDOW if bound is None else min(bound, MAX_WINDOW) for bound in (mask.left, mask.right)
+    )
+    scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
+    scale_log2e, cap = scale * LOG2E, variant.softcap
+    if cap is not None:
+        scale_log2e *= 2 / cap
+    elif constants["BOUNDED"] and 0 <= scale_log2e < SMALLEST_SCALE:
+        scale_log2e = SMALLEST_SCALE
+    return KernelOptions(
+        constants, (left, right), scale, (scale_log2e, (cap or 0.0) * LOG2E),
+        packed is None and mask.left is None,
+    )  # fmt: skip

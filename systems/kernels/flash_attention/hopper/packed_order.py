@@ -1,0 +1,43 @@
+"""Launch of the kernel that lists the blocks of packed sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from systems.kernels.kernel_launch import Launch
+
+
+class PackedOrder:
+    """Prepared launch of `packed_blocks_kernel`.
+
+    A call with the boundaries of the sequences, int32 (n_sequences + 1,), returns the list of their
+    blocks, which is described there.
+
+    Args:
+        n_sequences: number of sequences.
+        n_rows: number of rows of all sequences.
+        longest: number of rows of the longest sequence.
+        block: number of rows per block.
+        from_end: whether the blocks at the start of a sequence take the longest.
+
+    Attributes:
+        n_blocks: an upper bound of the number of blocks.
+    """
+
+    def __init__(self, n_sequences: int, n_rows: int, longest: int, block: int, from_end: bool):
+        from systems.kernels.flash_attention.hopper.packed_blocks import (
+            CHUNK,
+            packed_blocks_kernel,
+        )
+
+        self.n_blocks = n_rows // block + n_sequences
+        chunks = max(1, -(-min(longest, n_rows) // (block * CHUNK)))
+        constants = {"BLOCK": block, "FROM_END": from_end, "CHUNK": CHUNK}
+        numbers = n_sequences, n_rows, self.n_blocks
+        self.launch = Launch(packed_blocks_kernel, (n_sequences, chunks), numbers, constants)
+
+    def __call__(self, starts: Tensor) -> Tensor:
+        blocks = torch.empty(2 * (self.n_blocks + 1), dtype=torch.int32, device=starts.device)
+        self.launch(starts, blocks)
+        return blocks

@@ -1,0 +1,261 @@
+"""Tests of windows, alignment, softcap and packed sequences in the Hopper kernels.
+
+The kernels are compiled for sm_90 on any machine, and compared with float64 on a Hopper GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from systems.kernels.flash_attention import flash_attention, flash_attention_packed
+from systems.kernels.flash_attention.hopper.forward_launch import SHORT, _unsupported_reason
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from tests.systems.kernels.flash_cases import (
+    assert_right,
+    assert_right_packed,
+    by_hopper,
+    inputs,
+    on_hopper,
+    packed_inputs,
+    slow,
+)
+
+BF16, F16 = torch.bfloat16, torch.float16
+VARIANTS = {
+    "lower right": (True, Variant(lower_right=True)),
+    "window": (False, Variant(200, 100)),
+    "narrow window": (False, Variant(3, 2)),
+    "window lower right": (False, Variant(130, 65, lower_right=True)),
+    "left window": (True, Variant(127)),
+    "right window": (False, Variant(None, 70)),
+    "softcap": (False, Variant(softcap=0.7)),
+    "causal softcap": (True, Variant(softcap=30.0)),
+    "all": (True, Variant(150, None, True, 2.0)),
+}
+LENGTHS = [(1000, 1000), (300, 1111), (1111, 300), (65, 129), (1, 500), (500, 1), (640, 128)]
+# (head_dim, heads of q, heads of k and v)
+FORMS = [(64, 3, 3), (64, 4, 1), (128, 2, 2), (128, 4, 2), (96, 2, 1)]
+# (queries, keys) of packed sequences, with empty ones, and one that has many tiles
+PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
+
+
+@pytest.mark.parametrize("form", ["window", "packed", "softcap"])
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [("forward", 64), ("forward", 128), ("backward", 64), ("backward", 128)]
+)
+def test_compiled_for_hopper(name, head_dim, form):
+    pytest.importorskip("triton")
+    from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
+
+    found = compile_hopper(name, head_dim, form, hopper_tile(name, head_dim, form))
+    assert found.spilled <= FEATURE_SPILLS
+    assert found.shared <= SHARED_LIMIT
+
+
+def hopper_tile(name: str, head_dim: int, form: str) -> object:
+    needs_registers = form in ("packed", "softcap")
+    return SHORT if (name, head_dim) == ("forward", 64) and needs_registers else None
+
+
+def test_plain_masks_do_not_use_bounds():
+    """A causal mask may be given in several forms, of which only one has fast kernels."""
+
+    def is_bounded(is_causal: bool, variant: Variant, lengths: Sequence[int] = (9, 9)) -> bool:
+        return kernel_options(is_causal, variant, None, (lengths[0], lengths[1]), None, 64)[0][
+            "BOUNDED"
+        ]
+
+    assert not any(is_bounded(x, NO_VARIANT) for x in (True, False))
+    assert not is_bounded(False, Variant(None, 0))
+    assert not is_bounded(True, Variant(lower_right=True))
+    assert is_bounded(True, Variant(lower_right=True), (8, 9))
+    assert is_bounded(True, Variant(5)) and is_bounded(False, Variant(None, 3))
+
+
+def test_what_the_kernels_lack_has_a_reason(monkeypatch):
+    from systems.kernels.flash_attention.hopper import forward_launch
+
+    monkeypatch.setattr(forward_launch, "is_hopper", lambda device: True)
+    device = torch.device("cuda")
+    assert "softcap of at most 512, got 600" in _unsupported_reason(device, BF16, 64, 600.0, False)
+    reason = _unsupported_reason(device, BF16, 96, None, True)
+    assert "head_dim 64 or 128 for packed sequences, got 96" in reason
+    assert _unsupported_reason(device, BF16, 96, 30.0, False) is None
+    assert _unsupported_reason(device, BF16, 128, 30.0, True) is None
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), FORMS)
+def test_gpu_against_float64(outputs_hold_nan, head_dim, heads, kv_heads, name):
+    is_causal, variant = VARIANTS[name]
+    for lengths in LENGTHS:
+        given = inputs(lengths, head_dim, BF16, (2, heads), "cuda", sum(lengths), kv_heads)
+        assert_right(*given, is_causal, variant=variant, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["full", "causal", *VARIANTS])
+@pytest.mark.parametrize(("head_dim", "heads"), [(64, (2, 2)), (64, (4, 1)), (128, (4, 2))])
+def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
+    plain = {"full": (False, NO_VARIANT), "causal": (True, NO_VARIANT)}
+    is_causal, variant = {**plain, **VARIANTS}[name]
+    for lengths in (PACKED_LENGTHS, [(900, 900)], [(64, 128), (128, 64), (192, 192)]):
+        tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
+        assert_right_packed(tensors, packing, is_causal, variant=variant, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
+    """More sequences than the kernel that lists the blocks compares at a time."""
+    torch.manual_seed(0)
+    lengths = [(n, n) for n in torch.randint(0, 40, (200,)).tolist()]
+    tensors, packing = packed_inputs(lengths, (2, 1), head_dim, BF16, device="cuda")
+    longest = packing._replace(max_queries=9000, max_keys=9000)  # an upper bound is enough
+    for of in (packing, longest):
+        assert_right_packed(tensors, of, True, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), FORMS)
+def test_gpu_splits_layouts_scales_and_lse(outputs_hold_nan, head_dim, heads, kv_heads):
+    is_causal, variant = VARIANTS["lower right"]
+    given = inputs((200, 2000), head_dim, BF16, (1, heads), "cuda", 0, kv_heads)
+    if head_dim in (64, 128):
+        for n_splits in (2, 3):
+            assert_right(*given, is_causal, variant=variant, by=by_hopper, n_splits=n_splits)
+    rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
+    dlse = torch.randn(1, heads, 200, device="cuda")
+    assert_right(*rows_first, is_causal, variant=variant, by=by_hopper, dlse=dlse)
+    for scale, name in itertools.product((0.0, 0.3, -0.3), ("window", "softcap", "all")):
+        assert_right(*given, VARIANTS[name][0], scale, variant=VARIANTS[name][1], by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["lower right", "all", "narrow window"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_fp16(outputs_hold_nan, head_dim, name):
+    is_causal, variant = VARIANTS[name]
+    given = inputs((300, 420), head_dim, F16, (2, 2), "cuda")
+    assert_right(*given, is_causal, variant=variant, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_queries_that_see_no_key(outputs_hold_nan, head_dim):
+    q, k, v, dout = inputs((500, 100), head_dim, BF16, (1, 2), "cuda")
+    variant = Variant(lower_right=True)
+    out, lse, dq, dk, dv = by_hopper(q, k, v, dout, True, variant=variant)
+    assert not out[..., :400, :].any() and lse[..., :400].eq(-math.inf).all()
+    assert not dq[..., :400, :].any()
+    assert all(x.isfinite().all() for x in (dq, dk, dv))
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["window", "causal softcap"])
+def test_gpu_two_hundred_launches(head_dim, name):
+    """out, dK and dV are bitwise equal in all launches."""
+    is_causal, variant = VARIANTS[name]
+    lengths = [(n, n) for n in (900, 64, 500, 130)] * 6
+    tensors, packing = packed_inputs(lengths, (4, 2), head_dim, BF16, device="cuda")
+
+    def results() -> tuple[Tensor, ...]:
+        out, lse, _, dk, dv = by_hopper(*tensors, is_causal, variant=variant, packing=packing)
+        return out, lse, dk, dv
+
+    first = results()
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(200):
+        for x, known in zip(results(), first, strict=True):
+            unequal += (x != known).any()
+    assert unequal.item() == 0
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_through_the_api_compiled_and_in_a_graph(head_dim):
+    torch._dynamo.reset()
+    q, k, v, dout = (x.requires_grad_() for x in inputs((300, 420), head_dim, BF16, (1, 4), "cuda"))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attention(
+            q, k, v, True, implementation="flash_hopper", window=(99, None), softcap=20.0,
+            alignment="lower_right",
+        )  # fmt: skip
+
+    want = attend(q, k, v)
+    expected = torch.autograd.grad(want, (q, k, v), dout)
+    out = torch.compile(attend, fullgraph=True)(q, k, v)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    assert torch.equal(out, want)
+    assert torch.equal(gradients[1], expected[1]) and torch.equal(gradients[2], expected[2])
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        got = attend(q, k, v)
+    got.fill_(math.nan)
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_packed_through_the_api_in_a_graph():
+    (q, k, v, _), packing = packed_inputs([(100, 100), (250, 250)], (4, 2), 64, BF16, device="cuda")
+    rows = [x.transpose(0, 1) for x in (q, k, v)]
+
+    def attend(starts: Tensor) -> Tensor:
+        return flash_attention_packed(
+            *rows, starts, starts, 300, 300, is_causal=True, implementation="flash_hopper"
+        )
+
+    starts = packing.starts_q
+    attend(starts)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = attend(starts)
+    for boundary in (100, 33, 300):  # the lengths may change between replays
+        starts[1] = boundary
+        want = attend(starts)
+        got.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(got, want)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_rows_between_sequences_are_not_written(head_dim):
+    """Overlapping or unsorted boundaries cannot write outside of the tensors."""
+    (q, k, v, dout), _ = packed_inputs([(300, 300)], (2, 2), head_dim, BF16, device="cuda")
+    wrong = torch.tensor([50, 400, 20, 300], dtype=torch.int32, device="cuda")
+    by_hopper(q, k, v, dout, True, packing=Packing(wrong, wrong, 300, 300))
+    torch.cuda.synchronize()
+
+
+slow_forms = [slow(*form) for form in itertools.product((64, 128), VARIANTS)]
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head_dim", "name"), slow_forms)
+def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
+    is_causal, variant = VARIANTS[name]
+    given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
+    assert_right(*given, is_causal, variant=variant, by=by_hopper)
