@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from systems.measure.communication_timeline import StepTimeline
+    from systems.measure.profiler.communication_timeline import StepTimeline
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1

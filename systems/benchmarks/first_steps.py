@@ -46,7 +46,7 @@ def run(params: Params) -> dict[str, Any]:
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             first_steps: a list with one item per step: its number (step) and the times and counts
-                of `systems.measure.host_calls.host_times`.
+                of `systems.measure.profiler.host_calls.host_times`.
             relative_error: errors of the loss and the gradients, see `check_training`.
 
     Raises:
@@ -54,8 +54,8 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.measure.host_calls import host_times
-    from systems.measure.trace import by_category, read_events, span
+    from systems.measure.profiler.host_calls import host_times
+    from systems.measure.profiler.trace import by_category, read_events, span
     from systems.training.gradient_check import check_training
     from systems.training.training import make_training
 

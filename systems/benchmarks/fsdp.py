@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from systems.measure.communication_timeline import StepTimeline
+    from systems.measure.profiler.communication_timeline import StepTimeline
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
@@ -253,8 +253,8 @@ def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[
         keeps at the end of a step. The second has the peak memory of the phase train_step, in
         bytes. The second is {} without a GPU.
     """
+    from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
-    from systems.measure.state_memory import state_bytes
     from systems.measure.windows import during
 
     with during("init"):

@@ -133,7 +133,7 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.measure.memory_timeline import recording
+    from systems.measure.memory.memory_timeline import recording
     from systems.training.gradient_check import check_training
     from systems.training.phases import phases_of
     from systems.training.training import make_training
@@ -182,7 +182,7 @@ def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
     Returns:
         weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of the step.
     """
-    from systems.measure.state_memory import state_bytes
+    from systems.measure.memory.state_memory import state_bytes
 
     for run_phase in phases.values():
         run_phase()
@@ -204,9 +204,9 @@ def _step_on_gpu(
         has further measured values by name: weights_bytes, gradients_bytes, optimizer_state_bytes
         and the values that `run` lists for a GPU.
     """
-    from systems.measure.memory_timeline import mark_phase
+    from systems.measure.memory.memory_timeline import mark_phase
+    from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
-    from systems.measure.state_memory import state_bytes
 
     peaks: dict[str, int] = {}
     requested: dict[str, int] = {}  # bytes requested by all live tensors at the end of each phase
@@ -251,8 +251,8 @@ def _timeline(
     """
     import torch
 
-    from systems.measure.memory_plot import draw_timeline, timeline_data
-    from systems.measure.memory_timeline import (
+    from systems.measure.memory.memory_plot import draw_timeline, timeline_data
+    from systems.measure.memory.memory_timeline import (
         Owner,
         bytes_by_kind,
         kinds,
@@ -325,7 +325,7 @@ def _saved(training: Training) -> dict[str, int]:
         saved_bytes: size of the saved tensors, without parameters, buffers and the batch.
         weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights.
     """
-    from systems.measure.saved_tensors import saved_tensors
+    from systems.measure.memory.saved_tensors import saved_tensors
 
     model = training.model
     excluded = [*model.parameters(), *model.buffers(), training.tokens, training.targets]
@@ -342,12 +342,12 @@ def _block(training: Training) -> dict[str, Any]:
     Returns:
         residual_stream_bytes: size of the input of the block.
         block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: result of
-            `systems.measure.saved_tensors.block_report`.
+            `systems.measure.memory.saved_tensors.block_report`.
     """
     import torch
 
-    from systems.measure.saved_tensors import block_report
-    from systems.measure.state_memory import storage_bytes
+    from systems.measure.memory.saved_tensors import block_report
+    from systems.measure.memory.state_memory import storage_bytes
 
     with torch.no_grad():
         x = training.model.token_embedding(training.tokens)

@@ -29,7 +29,7 @@ from systems.benchmark import Sources, Unsupported, artifacts_folder
 from systems.training.params import TransformerParams
 
 if TYPE_CHECKING:
-    from systems.measure.kernel_table import Profile
+    from systems.measure.profiler.kernel_table import Profile
     from systems.training.training import Training
 
 VERSION = 1
@@ -117,7 +117,7 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
-    from systems.measure import nsys
+    from systems.measure.profiler import nsys
     from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
@@ -149,7 +149,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _torch_facts(training: Training, params: Params) -> dict[str, Any]:
-    from systems.measure.kernel_table import kernel_facts, read_profile
+    from systems.measure.profiler.kernel_table import kernel_facts, read_profile
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")

@@ -205,8 +205,8 @@ def _memory(
     """
     import torch
 
+    from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
-    from systems.measure.state_memory import state_bytes
 
     made: list[ParallelTraining] = []
     peaks = peak_memory_by_phase(

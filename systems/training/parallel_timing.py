@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from systems.benchmark import artifacts_folder
-from systems.measure.communication_timeline import (
+from systems.measure.profiler.communication_timeline import (
     STEP,
     StepTimeline,
     draw_steps,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import masked_scores
-from systems.measure.kernel_table import ATTENTION_RANGES
+from systems.measure.profiler.kernel_table import ATTENTION_RANGES
 from systems.measure.timing import clock_ms
 from systems.model import TransformerBlock
 from systems.training.params import TransformerParams

@@ -23,10 +23,11 @@ from systems.accounting import block_saved_bytes
 from systems.benchmark import Unsupported
 from systems.benchmarks import memory
 from systems.benchmarks.memory import Params, predict, run
-from systems.measure import memory_timeline, peak_memory
-from systems.measure.memory_timeline import Owner, kinds, read_timeline
-from systems.measure.saved_tensors import block_report, saved_tensors
-from systems.measure.state_memory import storage_bytes
+from systems.measure import peak_memory
+from systems.measure.memory import memory_timeline
+from systems.measure.memory.memory_timeline import Owner, kinds, read_timeline
+from systems.measure.memory.saved_tensors import block_report, saved_tensors
+from systems.measure.memory.state_memory import storage_bytes
 from systems.training.phases import phases_of
 from systems.training.training import make_training
 from tests.systems.training.tiny_training import no_gpu

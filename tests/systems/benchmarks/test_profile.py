@@ -18,8 +18,8 @@ from systems.accounting import softmax_over_matmul_flops
 from systems.benchmark import Unsupported
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.kernels.flash_attention import naive
-from systems.measure.kernel_table import ATTENTION_RANGES, PHASES
-from systems.measure.nsys import run_under_nsys
+from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
+from systems.measure.profiler.nsys import run_under_nsys
 from systems.training.profiling import annotated_naive, has_attention_ranges
 from tests.systems.training.tiny_training import no_gpu
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.measure.memory_plot import draw_timeline, timeline_data
-from systems.measure.memory_timeline import (
+from systems.measure.memory.memory_plot import draw_timeline, timeline_data
+from systems.measure.memory.memory_timeline import (
     MARK,
     Owner,
     bytes_by_kind,
@@ -18,7 +18,7 @@ from systems.measure.memory_timeline import (
     largest_allocations,
     read_timeline,
 )
-from systems.measure.source_lines import Frame, Source, source_of
+from systems.measure.memory.source_lines import Frame, Source, source_of
 from systems.plot_data import MAX_POINTS, read_figure, write_figure
 
 ROOT = Path("/project")
@@ -40,7 +40,7 @@ def free(address: int, size: int, *frames: dict[str, Any]) -> list[dict[str, Any
 
 
 def mark(address: int = 9) -> list[dict[str, Any]]:
-    here = frame(1, "/project/systems/measure/memory_timeline.py", MARK)
+    here = frame(1, "/project/systems/measure/memory/memory_timeline.py", MARK)
     return [alloc(address, 1, here), *free(address, 1, here)]
 
 

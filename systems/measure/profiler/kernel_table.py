@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from systems.measure.kernel_names import kernel_class, short_kernel_name
-from systems.measure.trace import (
+from systems.measure.profiler.kernel_names import kernel_class, short_kernel_name
+from systems.measure.profiler.trace import (
     DEVICE_WORK,
     Event,
     Span,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from systems.measure.trace import (
+from systems.measure.profiler.trace import (
     DEVICE_WORK,
     Event,
     Span,

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from systems.measure.communication_timeline import (
+from systems.measure.profiler.communication_timeline import (
     StepTimeline,
     draw_steps,
     steps_data,
     steps_of,
 )
-from systems.measure.trace import merged, total, without
+from systems.measure.profiler.trace import merged, total, without
 from systems.plot_data import read_figure, write_figure
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from systems.measure.memory_timeline import KINDS, Owner, Timeline, kinds
+from systems.measure.memory.memory_timeline import KINDS, Owner, Timeline, kinds
 from systems.plot_data import MAX_POINTS, Interval, Stack
 
 # Paul Tol's bright color scheme, which is safe for color-blind readers.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # with symlinks, as in the file names of Python frames
+ROOT = Path(__file__).parents[3]  # with symlinks, as in the file names of Python frames
 PROJECT = ROOT / "systems"  # the measured code, without the launcher
 
 

@@ -14,8 +14,8 @@ allocation is known without comparing clocks.
 
 Sizes are the bytes that tensors requested. The allocator rounds each size up to a multiple of
 512 bytes, or to the size of a free block that it reuses. This can add up to 1 MiB to a size.
-`torch.cuda.max_memory_allocated` counts the rounded sizes. `systems.measure.memory_plot` draws the
-timeline.
+`torch.cuda.max_memory_allocated` counts the rounded sizes. `systems.measure.memory.memory_plot`
+draws the timeline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from systems.measure.source_lines import ROOT, Frame, Source, source_of
+from systems.measure.memory.source_lines import ROOT, Frame, Source, source_of
 
 # Maximum number of events that the allocator keeps. A step of the largest model has about 40,000.
 MAX_ENTRIES = 1_000_000

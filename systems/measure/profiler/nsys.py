@@ -21,7 +21,7 @@ import torch
 
 REPORT = "report.nsys-rep"  # file name of the report
 RECORDING = "report.qdstrm"  # file name of the recording, if nsys cannot make a report of it
-_ROOT = Path(__file__).parents[2]  # folder of the package `systems`
+_ROOT = Path(__file__).parents[3]  # folder of the package `systems`
 
 
 def unsupported_reason() -> str | None:

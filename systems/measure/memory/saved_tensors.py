@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.measure.source_lines import Source, calling_frames, source_of
-from systems.measure.state_memory import storage_address, storage_bytes
+from systems.measure.memory.source_lines import Source, calling_frames, source_of
+from systems.measure.memory.state_memory import storage_address, storage_bytes
 
 # Operations that return views. A saved view is attributed to the operation that made its storage.
 _VIEWS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from systems.measure.host_calls import host_times, purpose
-from systems.measure.trace import by_category
+from systems.measure.profiler.host_calls import host_times, purpose
+from systems.measure.profiler.trace import by_category
 
 
 def call(name: str, ts: float, dur: float, correlation: int | None = None) -> dict[str, Any]:

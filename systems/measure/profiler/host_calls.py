@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systems.measure.trace import DEVICE_WORK, Event, Span, launches, merged, span, total, without
+from systems.measure.profiler.trace import (
+    DEVICE_WORK,
+    Event,
+    Span,
+    launches,
+    merged,
+    span,
+    total,
+    without,
+)
 
 CALLS = ("cuda_runtime", "cuda_driver")  # categories of calls of the host
 # Parts of the names of calls, in lower case. The first match decides.
@@ -41,8 +50,9 @@ def host_times(
     """Split the time of each step by what the host does.
 
     Args:
-        categories: events of a trace by category, see `systems.measure.trace.by_category`. The
-            trace begins with the first step of the process.
+        categories: events of a trace by category, see
+            `systems.measure.profiler.trace.by_category`. The trace begins with the first step of
+            the process.
         steps: start and end of each step, in microseconds and in order.
 
     Returns:

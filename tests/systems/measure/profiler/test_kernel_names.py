@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from systems.measure.kernel_names import NAME_LENGTH, kernel_class, short_kernel_name
+from systems.measure.profiler.kernel_names import NAME_LENGTH, kernel_class, short_kernel_name
 
 ELEMENTWISE = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, "

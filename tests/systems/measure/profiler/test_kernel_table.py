@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from systems.measure.kernel_table import PHASES, kernel_facts, profile_of
+from systems.measure.profiler.kernel_table import PHASES, kernel_facts, profile_of
 
 MAIN, AUTOGRAD, STREAM = 1, 2, 7
 
