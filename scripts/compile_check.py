@@ -285,7 +285,7 @@ def compile_hopper(
         kinds = {
             **dict.fromkeys(("q_desc", "do_desc", "k_desc", "v_desc"), rows(64)),
             **dict.fromkeys(("lse_desc", "minus_delta_desc"), row_of_floats),
-            "dq_desc": descriptor("fp32", [64, 64], gl.float32),
+            "dq_desc": f"tensordesc<fp32[64, 64],{gl.NVMMASharedLayout(0, 32, 2)!r}>",
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(64)),
             "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
         }  # fmt: skip

@@ -52,6 +52,8 @@ class TensorMaps:
             size 1 are ignored.
         tile: shape of the tile that one TMA copy transfers. Elements of a tile past the end of the
             tensor are read as zeros and are not written.
+        swizzles: whether tiles in shared memory are swizzled, as matmuls need it. Otherwise, a tile
+            has its rows one after another.
 
     Raises:
         KeyError: if the dtype is not supported.
@@ -63,6 +65,7 @@ class TensorMaps:
         shape: Sequence[int],
         strides: Sequence[int],
         tile: Sequence[int],
+        swizzles: bool = True,
     ):
         from triton.experimental.gluon import language as gl
 
@@ -76,6 +79,8 @@ class TensorMaps:
             torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32
         }  # fmt: skip
         self.layout = gl.NVMMASharedLayout.get_default_for(self.tile, kinds[dtype])
+        if not swizzles:
+            self.layout = gl.NVMMASharedLayout(0, dtype.itemsize * 8, len(self.tile))
         self._made: dict[int, TensorMap] = {}
 
     def at(self, address: int) -> TensorMap:

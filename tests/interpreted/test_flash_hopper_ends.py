@@ -16,9 +16,16 @@ LENGTHS = [0, 100, 1, 64, 0, 130, 63]
 def in_order(x: Tensor, *shape: int) -> Tensor:
     """Return numbers in the order of rows.
 
-    The kernel stores them by (thread of four, pair of columns, column of the pair).
+    The kernel stores 16 numbers by (thread of four, pair of columns, column of the pair).
     """
-    return x.view(-1, 4, 8, 2).transpose(1, 2).reshape(shape)
+    return x.view(-1, 4, 2, 2).transpose(1, 2).reshape(shape)
+
+
+def dq_tiles(rows: Tensor) -> Tensor:
+    """Return rows (..., n, columns) in the order in which the backward kernels add dQ."""
+    *leading, n, columns = rows.shape
+    split = rows.view(-1, n // 64, 8, 8, columns // 64, 64)
+    return split.permute(0, 1, 4, 2, 5, 3).contiguous().view(*leading, n, columns)
 
 
 def packed_starts(lengths: list[int]) -> Tensor:
@@ -92,7 +99,7 @@ def test_preparation_and_conversion_of_packed_sequences():
     assert (dq_sum == 0).all() and counter.item() == 0
 
     right = torch.randn(heads, padded, d)
-    tiles = right.view(heads, padded // 64, 64, d).mT.contiguous()
+    tiles = dq_tiles(right)
     dq = torch.full((n, heads, d), math.nan, dtype=F16).transpose(0, 1)[None]
     convert_kernel[heads * padded // 64,](
         tiles, dq, starts, *dq.stride()[:3], heads, n, padded, len(LENGTHS), 0.5,
@@ -134,7 +141,7 @@ def test_conversion_turns_the_tiles(d, columns):
 
     batch, heads, n, padded = 2, 3, 100, 128
     right = torch.randn(batch, heads, padded, columns)
-    tiles = right.view(batch, heads, padded // 64, 64, columns).mT.contiguous()
+    tiles = dq_tiles(right)
     dq = torch.full((batch, n, heads, d), math.nan, dtype=F16).transpose(1, 2)
     convert_kernel[batch * heads * padded // 64,](
         tiles, dq, tiles, *dq.stride()[:3], heads, n, padded, 1, 0.5,

@@ -100,7 +100,8 @@ def option_errors(
             "is_causal must be True or False (other masks are not supported), got "
             f"{_describe(is_causal)}"
         )
-    errors += filter(None, [scale_error(scale)])
+    error_of_scale = scale_error(scale)
+    errors += [error_of_scale] if error_of_scale else []  # torch.compile cannot trace filter(None)
     if not isinstance(return_lse, bool):
         errors.append(f"return_lse must be True or False, got {_describe(return_lse)}")
     bounds = window if isinstance(window, (tuple, list)) else ()

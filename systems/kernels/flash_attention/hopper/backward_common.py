@@ -45,7 +45,7 @@ HALF_K = gl.constexpr(64)  # number of keys per consumer
 
 
 @builtin
-def reduce_add(tensor_desc, coord, src, _semantic=None):
+def _reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile in shared memory to global memory by TMA, asynchronously.
 
     Gluon's `tma` module has no function that adds.
@@ -257,7 +257,7 @@ class Shared:
     lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
     minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
     ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries), two halves per slot
-    dq: gl.shared_memory_descriptor  # float32 (slots, 64 of head_dim, 64 queries)
+    dq: gl.shared_memory_descriptor  # float32 (slots, 8, 64 of head_dim, 8), 64 queries as 8 x 8
     kv_full: gl.shared_memory_descriptor  # (2 * slots), one for each half of k and v
     kv_empty: gl.shared_memory_descriptor  # (slots)
     q_full: gl.shared_memory_descriptor  # (slots), one for q, do, lse and minus_delta together
@@ -326,7 +326,8 @@ def allocate(
     k_shape: gl.constexpr = [2 * KV_SLOTS, HALF_K, HEAD_DIM]
     q_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q, HEAD_DIM]
     row_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q]
-    dq_shape: gl.constexpr = [DQ_SLOTS, dq_desc.block_type.shape[0], BLOCK_Q]
+    dq_shape: gl.constexpr = [DQ_SLOTS, BLOCK_Q // 8, dq_desc.block_type.shape[0], 8]
+    dq_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
     return Shared(
         gl.allocate_shared_memory(dtype, k_shape, layout),
         gl.allocate_shared_memory(dtype, k_shape, layout),
@@ -335,7 +336,7 @@ def allocate(
         gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
         gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
         gl.allocate_shared_memory(dtype, [2 * DS_SLOTS, HALF_K, BLOCK_Q], ds_layout),
-        gl.allocate_shared_memory(gl.float32, dq_shape, dq_desc.layout),
+        gl.allocate_shared_memory(gl.float32, dq_shape, dq_layout),
         barriers(2 * KV_SLOTS, 1),
         barriers(KV_SLOTS, KV_READERS),
         barriers(Q_SLOTS, 1),
@@ -441,8 +442,8 @@ def send(desc, coord, value, shared):
 def row_of(shared, layout: gl.constexpr):
     """Load lse or -delta of a tile of 64 queries from shared memory, one number per query.
 
-    `prepare_kernel` has stored the 64 numbers in an order in which the 16 numbers of each thread
-    are contiguous. This allows wide loads.
+    `prepare_kernel` has stored the 64 numbers in an order in which each four numbers of a thread
+    are contiguous, and in which the threads that load together use different banks.
 
     Args:
         shared: the 64 numbers in shared memory, as stored by `prepare_kernel`.
@@ -450,10 +451,31 @@ def row_of(shared, layout: gl.constexpr):
             belongs to column i.
     """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
-        [[1], [2], [4], [8]], [[16], [32], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
+        [[1], [2], [16], [32]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
     )
-    row = shared.load(loaded).reshape([4, BLOCK_Q // 8, 2]).permute((1, 0, 2)).reshape([BLOCK_Q])
-    return gl.convert_layout(row, gl.SliceLayout(0, layout), assert_trivial=True)
+    row = shared.load(loaded).reshape([BLOCK_Q // 16, 4, 2, 2]).permute((0, 2, 1, 3))
+    return gl.convert_layout(row.reshape([BLOCK_Q]), gl.SliceLayout(0, layout), assert_trivial=True)
+
+
+@gluon.jit
+def add_dq(dq_desc, dq, row, shared):
+    """Add a tile of dQ^T to global memory by TMA, asynchronously.
+
+    The tile is stored as (8, 64, 8), with 8 queries contiguous. The threads that store together
+    then use different banks of shared memory, as they do not in the swizzled layouts of TMA. The
+    sum in global memory has the same order, which `convert_kernel` undoes.
+
+    Args:
+        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        dq: float32 (64 of head_dim, 64 queries), in registers.
+        row: row of dq_desc at which the tile starts.
+        shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
+            the addition has read it.
+    """
+    shared.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
+    fence_async_shared()
+    tile = shared._reinterpret(dq_desc.dtype, dq_desc.block_type.shape, dq_desc.layout)
+    _reduce_add(dq_desc, [row, 0], tile)
 
 
 @gluon.jit

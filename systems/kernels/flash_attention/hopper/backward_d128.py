@@ -53,10 +53,10 @@ from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
     BackwardProblem,
+    add_dq,
     allocate,
     load_item,
     probabilities,
-    reduce_add,
     row_of,
     send,
     times,
@@ -131,9 +131,7 @@ def _add_dq(shared, dq_desc, dq, row, HALF: gl.constexpr, LATER: gl.constexpr = 
     """
     dq_tile = shared.dq.index(HALF)
     tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
-    dq_tile.store(dq)
-    fence_async_shared()
-    reduce_add(dq_desc, [row, 0], dq_tile)
+    add_dq(dq_desc, dq, row, dq_tile)
 
 
 @gluon.jit

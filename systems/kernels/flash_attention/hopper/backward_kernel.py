@@ -69,11 +69,11 @@ from systems.kernels.flash_attention.hopper.backward_common import (
     BLOCK_Q,
     HALF_K,
     BackwardProblem,
+    add_dq,
     allocate,
     barriers,
     load_item,
     probabilities,
-    reduce_add,
     row_of,
     times,
 )
@@ -193,11 +193,9 @@ def _sum_dq(shared, problem, dealer, dq_desc):
                 dq_tile = shared.dq.index(n % DQ_SLOTS)
                 # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
                 tma.store_wait(pendings=DQ_SLOTS - 1)
-                dq_tile.store(dq)
-                fence_async_shared()
                 if problem.BOUNDED:
                     row = (before // BLOCK_Q + located.tile(i)) * HEAD_DIM
-                reduce_add(dq_desc, [row, 0], dq_tile)
+                add_dq(dq_desc, dq, row, dq_tile)
                 row += HEAD_DIM
                 n += 1
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)

@@ -269,7 +269,7 @@ class HopperBackwardPlan:
             row_maps(dtype, shapes[1], v, TILE),
             row_map,
             row_map,
-            TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE)),
+            TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE), swizzles=False),
         ]
         kernel = backward_kernel
         all_constants: dict[str, int] = {**constants}

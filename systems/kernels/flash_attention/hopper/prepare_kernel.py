@@ -84,8 +84,9 @@ def prepare_kernel(
     padded = tile * ROWS + column
     before = head.to(tl.int64) * n_padded
     # In the result of a WGMMA, four threads hold each row. Thread t has the columns 8 j + 2 t + e
-    # with e = 0 or 1. Store the 16 values of each of these threads contiguously.
-    place = tile * ROWS + column // 2 % 4 * 16 + column // 8 * 2 + column % 2
+    # with e = 0 or 1. Store each four of its values contiguously, and these groups of the four
+    # threads one after another, so that they are in different banks of shared memory.
+    place = tile * ROWS + column // 16 * 16 + column // 2 % 4 * 4 + column // 8 % 2 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
     tl.store(minus_delta + before + place, -total)
     element = tl.arange(0, COLUMNS)

@@ -18,15 +18,17 @@ def convert_kernel(
     dq_sum, dquery, starts_q, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, n_sequences,
     scale, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Convert the float32 sum of dQ to dQ: multiply it by the scale, transpose and round it.
+    """Convert the float32 sum of dQ to dQ: multiply it by the scale, reorder and round it.
 
     The Hopper backward kernels compute this sum, without the scale.
 
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        dq_sum: float32 (batch, heads, n_padded // ROWS, COLUMNS, ROWS), contiguous: dQ / scale, as
-            one transposed tile for every ROWS queries.
+        dq_sum: float32 (batch, heads, n_padded // ROWS, COLUMNS // 64, ROWS // 8, 64, 8),
+            contiguous: dQ / scale. The dimensions of a tile of ROWS queries are the high part of
+            the column, the high part of the query, and the low parts of both (see
+            `backward_common.add_dq`).
         dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
             elements of a row are contiguous.
         starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
@@ -51,7 +53,8 @@ def convert_kernel(
     column = tl.arange(0, ROWS)
     element = tl.arange(0, COLUMNS)
     tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * COLUMNS)
-    value = tl.trans(tl.load(tile + element[:, None] * ROWS + column[None, :]) * scale)
+    value = tl.load(tile + tl.arange(0, COLUMNS * ROWS)).reshape(COLUMNS // 64, ROWS // 8, 64, 8)
+    value = value.permute(1, 3, 0, 2).reshape(ROWS, COLUMNS) * scale
     dquery = head_base(dquery, head, n_heads, dq_batch, dq_head) + start.to(tl.int64) * dq_row
     row = first + column
     pointers = dquery + row[:, None].to(tl.int64) * dq_row + element[None, :]
