@@ -135,6 +135,21 @@ def test_preparation_is_of_whole_tiles(d, columns, has_dlse):
     assert (dq_sum == 0).all() and counter.item() == 0
 
 
+def test_preparation_of_a_query_that_sees_no_key():
+    """Its log-sum-exp is -inf, and the gradient of that may be infinite."""
+    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+
+    out = torch.zeros(1, 1, 64, 64, dtype=F16)
+    lse, dlse = torch.full((2, 1, 1, 64), -math.inf)
+    log2_lse, minus_delta, counter = torch.empty(64), torch.full((64,), math.nan), torch.empty(1)
+    prepare_kernel[1,](
+        out, out, lse, dlse, counter, log2_lse, minus_delta, torch.empty(4096), counter,
+        *out.stride()[:3], *out.stride()[:3], 1, 64, 64, 1,
+        HEAD_DIM=64, COLUMNS=64, ROWS=64, PACKED=False, HAS_DLSE=True,
+    )  # fmt: skip
+    assert (minus_delta == 0).all()
+
+
 @pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128)])
 def test_conversion_turns_the_tiles(d, columns):
     from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel

@@ -76,8 +76,8 @@ def flash_attention(
                             float32, or in float64 for float64 inputs
             flash_triton    FlashAttention-2 in Triton, on a GPU; with TRITON_INTERPRET=1 also on a
                             CPU
-            flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs and
-                            head_dim 64 or a multiple of 8 from 72 to 128
+            flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs,
+                            head_dim 64 or a multiple of 8 from 72 to 128, and a softcap up to 512
             flash_attn_4    the kernels of the package flash-attn-4, if it is installed
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention; torch selects the backend
@@ -166,10 +166,12 @@ def flash_attention_packed(
             them is None, it is computed and all boundaries are checked, which waits for the GPU
             (torch.compile breaks the graph there). With both, boundaries on a GPU are not checked.
             Rows past max_seqlen in a sequence, and rows outside of all sequences, are then
-            undefined in the output and in the gradients.
+            undefined in the output and in the gradients. flash_hopper reads up to 127 rows behind
+            a sequence and multiplies them by zero, so they must be finite.
         is_causal, scale, implementation, window, alignment, softcap, return_lse: as in
             `flash_attention`. Each sequence has its own alignment. The implementations that
-            support packed sequences are auto, flash_triton, flash_attn_4 and naive.
+            support packed sequences are auto, flash_hopper (head_dim 64 or 128), flash_triton,
+            flash_attn_4 and naive.
 
     Returns:
         out: (rows of q, heads, value_dim).

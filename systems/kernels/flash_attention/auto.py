@@ -42,17 +42,20 @@ def best_implementation(
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
     them supports, except that grouped heads and another head dimension of v in 16 bits leave out
     "flash_triton", and few heads with head_dim between 64 and 128 leave out "flash_hopper". In all
-    other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa
-    lacks a feature that the call needs, it is the first of "flash_hopper", "flash_triton" and
-    "naive" that supports the call.
+    other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa lacks a feature that
+    the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that supports the
+    call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
 
     Args:
         q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.
     """
     call = is_causal, variant, is_packed, return_lse
     if not set(features(q, k, v, *call)) <= HAS["sdpa"]:
+        may_split = not is_packed and variant.window_left is None
         for name in ("flash_hopper", "flash_triton"):
-            if unsupported_reason(q, k, v, is_causal, name, *call[1:]) is None:
+            if unsupported_reason(q, k, v, is_causal, name, *call[1:]) is None and (
+                name != "flash_hopper" or _fills_gpu(k, may_split)
+            ):
                 return name
         return "naive"
     is_float32 = q.dtype == torch.float32
@@ -70,20 +73,22 @@ def best_implementation(
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
         for name in names:
             if unsupported_reason(q, k, v, is_causal, name) is None and (
-                name != "flash_hopper" or _fills_gpu(k)
+                name != "flash_hopper" or _fills_gpu(k, True)
             ):
                 return name
     return "sdpa"
 
 
-def _fills_gpu(k: Tensor) -> bool:
+def _fills_gpu(k: Tensor, may_split: bool) -> bool:
     """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
 
-    A program of backward has 128 keys of one head of k. For head_dim 64 and 128, the queries are
+    A program of backward has 128 keys of one head of k. For head_dim 64 and 128, the queries may be
     split if there are few of them.
 
     Args:
-        k: (batch, heads, n_keys, head_dim).
+        k: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
+        may_split: whether the kernels can split the queries, see `kernel_options.KernelOptions`.
     """
     programs = math.prod(k.shape[:-2]) * -(-k.shape[-2] // BLOCK_K)
-    return k.shape[-1] in (64, 128) or programs >= multiprocessors(k.device.index)
+    splits = may_split and k.shape[-1] in (64, 128)
+    return splits or programs >= multiprocessors(k.device.index)

@@ -14,9 +14,15 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
-from systems.kernels.flash_attention.hopper.forward_launch import SHORT, _unsupported_reason
+from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.hopper.forward_launch import (
+    SHORT,
+    HopperTile,
+    _unsupported_reason,
+)
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
     assert_right,
     assert_right_packed,
@@ -77,11 +83,11 @@ def test_plain_masks_do_not_use_bounds():
     assert not is_bounded(True, Variant(lower_right=True))
     assert is_bounded(True, Variant(lower_right=True), (8, 9))
     assert is_bounded(True, Variant(5)) and is_bounded(False, Variant(None, 3))
+    assert not is_bounded(True, Variant(9)) and is_bounded(True, Variant(8))
+    assert not is_bounded(False, Variant(9, 100))
 
 
 def test_what_the_kernels_lack_has_a_reason(monkeypatch):
-    from systems.kernels.flash_attention.hopper import forward_launch
-
     monkeypatch.setattr(forward_launch, "is_hopper", lambda device: True)
     device = torch.device("cuda")
     assert "softcap of at most 512, got 600" in _unsupported_reason(device, BF16, 64, 600.0, False)
@@ -241,12 +247,80 @@ def test_gpu_packed_through_the_api_in_a_graph():
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_gpu_rows_between_sequences_are_not_written(head_dim):
-    """Overlapping or unsorted boundaries cannot write outside of the tensors."""
+def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim):
+    """Overlapping and unsorted boundaries, which are not checked, on outputs within a buffer."""
     (q, k, v, dout), _ = packed_inputs([(300, 300)], (2, 2), head_dim, BF16, device="cuda")
     wrong = torch.tensor([50, 400, 20, 300], dtype=torch.int32, device="cuda")
+    buffers: list[Tensor] = []
+
+    def within_buffer(x: Tensor) -> Tensor:
+        buffers.append(torch.full((3, *x.shape), 7.0, dtype=x.dtype, device=x.device))
+        return buffers[-1][1]
+
+    for module in (forward_launch, backward_launch):
+        monkeypatch.setattr(module, "empty_like", within_buffer)
     by_hopper(q, k, v, dout, True, packing=Packing(wrong, wrong, 300, 300))
-    torch.cuda.synchronize()
+    assert len(buffers) == 4
+    assert all((x[::2] == 7.0).all() for x in buffers)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
+    """The gradient of a log-sum-exp of -inf may not be finite, and has no effect."""
+    q, k, v, dout = inputs((170, 120), head_dim, BF16, (1, 2), "cuda")
+    blind, variant = torch.arange(170, device="cuda") < 50, Variant(lower_right=True)
+    dlse = torch.randn(1, 2, 170, device="cuda")
+    found = by_hopper(q, k, v, dout, True, variant=variant, dlse=dlse.masked_fill(blind, -math.inf))
+    expected = by_hopper(q, k, v, dout, True, variant=variant, dlse=dlse.masked_fill(blind, 0.0))
+    for x, known in zip(found[3:], expected[3:], strict=True):
+        assert x.isfinite().all() and torch.equal(x, known)
+    assert found[2].isfinite().all()
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize(("consumers", "block_k"), [(2, 64), (3, 64), (2, 128), (3, 128)])
+def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block_k):
+    registers = (160, 32) if consumers == 3 else (240, 24)
+    tile = HopperTile(consumers, block_k, 3, *registers)
+    for lengths, variant in (((511, 5), Variant(0)), ((700, 700), Variant(130, 65))):
+        q, k, v, dout = inputs(lengths, 64, BF16, (1, 2), "cuda")
+        out, lse = forward_launch.flash_forward(q, k, v, variant=variant, tile=tile)
+        found = {"out": out, "lse": lse}
+        assert_within_limits(found, q, k, v, dout, False, variant=variant)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_packed_with_dlse_scale_zero_and_misaligned_boundaries(outputs_hold_nan):
+    tensors, packing = packed_inputs(PACKED_LENGTHS, (4, 2), 64, BF16, device="cuda")
+    shifted = [torch.cat((x[:1], x))[1:] for x in packing[:2]]  # not at a multiple of 16 bytes
+    packing = Packing(*shifted, *packing[2:])
+    dlse = torch.randn(4, tensors[0].shape[1], device="cuda")
+    assert_right_packed(tensors, packing, True, by=by_hopper, dlse=dlse)
+    assert_right_packed(tensors, packing, True, 0.0, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_deterministic_gradients_of_features():
+    """The forward pass of the Hopper kernels, and the deterministic one of the Triton kernels."""
+    q, k, v, dout = (x.requires_grad_() for x in inputs((300, 420), 128, BF16, (1, 4), "cuda"))
+    call = {"window": (99, None), "softcap": 20.0, "implementation": "flash_hopper"}
+    expected = torch.autograd.grad(flash_attention(q, k, v, True, **call), (q, k, v), dout)
+    torch.use_deterministic_algorithms(True)
+    try:
+        found, again = (
+            torch.autograd.grad(flash_attention(q, k, v, True, **call), (q, k, v), dout)
+            for _ in range(2)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+    for x, y in zip(found, expected, strict=True):
+        assert torch.allclose(x, y, rtol=2e-2, atol=2e-2)
 
 
 slow_forms = [slow(*form) for form in itertools.product((64, 128), VARIANTS)]

@@ -7,6 +7,7 @@ shared memory and mbarriers, even in a kernel of twenty lines that does nothing 
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,8 @@ def test_gpu_no_access_is_out_of_bounds():
     done = subprocess.run(
         [*command, sys.executable, "-m", "tests.systems.kernels.test_flash_hopper_memcheck"],
         cwd=Path(__file__).parents[3],
+        # Each tensor gets an allocation of its own, so that memcheck sees its ends.
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         capture_output=True,
         text=True,
     )

@@ -291,6 +291,26 @@ def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected,
     assert auto.best_implementation(q, k, k, True) == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "options", "expected"),
+    [
+        (32, {"softcap": 30.0}, "flash_hopper"),
+        (1, {"softcap": 30.0}, "flash_hopper"),  # its kernels can split the keys
+        (32, {"window_left": 9}, "flash_hopper"),
+        (1, {"window_left": 9}, "flash_triton"),
+        (1, {"lower_right": True}, "flash_hopper"),
+    ],
+)
+def test_auto_with_features_on_a_hopper_gpu(heads, options, expected, monkeypatch):
+    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
+    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    q, k = (torch.empty(1, heads, n, 64, dtype=BF16, device="meta") for n in (512, 4096))
+    assert auto.best_implementation(q, k, k, True, Variant(**options)) == expected
+
+
 def test_boundaries_are_checked_if_one_length_is_given():
     q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
     short, whole = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 13))

@@ -135,8 +135,7 @@ class BackwardProblem:
         else:
             block, head, split = schedule(
                 index, gl.cdiv(n_keys, BLOCK_K), self.n_programs, self.n_splits,
-                self.queries_per_split, self.group, BLOCK_K, self.IS_CAUSAL and not self.BOUNDED,
-                True,
+                self.queries_per_split, self.group, BLOCK_K, self.IS_CAUSAL, True,
             )  # fmt: skip
         first_key = block * BLOCK_K
         first_query = split * self.queries_per_split
@@ -257,7 +256,7 @@ class Shared:
     lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
     minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
     ds: gl.shared_memory_descriptor  # (2 * slots, 64 keys, 64 queries), two halves per slot
-    dq: gl.shared_memory_descriptor  # float32 (slots, 8, 64 of head_dim, 8), 64 queries as 8 x 8
+    dq: gl.shared_memory_descriptor  # float32 (slots, 64, 64), one tile of dQ^T, see `add_dq`
     kv_full: gl.shared_memory_descriptor  # (2 * slots), one for each half of k and v
     kv_empty: gl.shared_memory_descriptor  # (slots)
     q_full: gl.shared_memory_descriptor  # (slots), one for q, do, lse and minus_delta together
@@ -326,8 +325,7 @@ def allocate(
     k_shape: gl.constexpr = [2 * KV_SLOTS, HALF_K, HEAD_DIM]
     q_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q, HEAD_DIM]
     row_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q]
-    dq_shape: gl.constexpr = [DQ_SLOTS, BLOCK_Q // 8, dq_desc.block_type.shape[0], 8]
-    dq_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
+    dq_shape: gl.constexpr = [DQ_SLOTS, dq_desc.block_type.shape[0], BLOCK_Q]
     return Shared(
         gl.allocate_shared_memory(dtype, k_shape, layout),
         gl.allocate_shared_memory(dtype, k_shape, layout),
@@ -336,7 +334,7 @@ def allocate(
         gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
         gl.allocate_shared_memory(gl.float32, row_shape, lse_desc.layout),
         gl.allocate_shared_memory(dtype, [2 * DS_SLOTS, HALF_K, BLOCK_Q], ds_layout),
-        gl.allocate_shared_memory(gl.float32, dq_shape, dq_layout),
+        gl.allocate_shared_memory(gl.float32, dq_shape, dq_desc.layout),
         barriers(2 * KV_SLOTS, 1),
         barriers(KV_SLOTS, KV_READERS),
         barriers(Q_SLOTS, 1),
@@ -472,10 +470,11 @@ def add_dq(dq_desc, dq, row, shared):
         shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
             the addition has read it.
     """
-    shared.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
+    order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
+    tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
+    tile.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
     fence_async_shared()
-    tile = shared._reinterpret(dq_desc.dtype, dq_desc.block_type.shape, dq_desc.layout)
-    _reduce_add(dq_desc, [row, 0], tile)
+    _reduce_add(dq_desc, [row, 0], shared)
 
 
 @gluon.jit

@@ -100,8 +100,9 @@ def flash_backward(
         is_causal, scale, variant, packing: as given to `flash_forward`.
         dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
-            `splits.backward_splits` by default. With packed sequences, and if head_dim is neither
-            64 nor 128, it is 1, and another number is an AssertionError.
+            `splits.backward_splits` by default. With packed sequences, with a left bound of the
+            mask, and if head_dim is neither 64 nor 128, it is 1, and another number is an
+            AssertionError.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v. The rounding errors of dq differ from
@@ -170,10 +171,8 @@ class HopperBackwardPlan:
         n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
         # `sum_kernel` reads partial results without padding.
-        if head_dim < self.head_dim or packed is not None:
-            assert n_splits in (None, 1), "n_splits with a padded head_dim or packed sequences"
-            n_splits = 1
-        if n_splits is None and not options.may_split:
+        if head_dim < self.head_dim or not options.may_split:
+            assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
             n_splits = 1
         if n_splits is None:
             mask_is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded

@@ -179,8 +179,9 @@ def flash_forward(
         is_causal, scale, variant, packing: see `triton.launch.flash_forward`.
         tile: tile sizes; the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
-            `splits.forward_splits` by default. With packed sequences, and if head_dim is neither 64
-            nor 128, it is 1, and another number is an AssertionError.
+            `splits.forward_splits` by default. With packed sequences, with a left bound of the
+            mask, and if head_dim is neither 64 nor 128, it is 1, and another number is an
+            AssertionError.
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
             pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
@@ -265,10 +266,8 @@ class HopperForwardPlan:
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
         # `combine_kernel` reads partial results without padding.
-        if head_dim < padded_dim or packed is not None:
-            assert n_splits in (None, 1), "n_splits with a padded head_dim or packed sequences"
-            n_splits = 1
-        if n_splits is None and not options.may_split:
+        if head_dim < padded_dim or not options.may_split:
+            assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
             n_splits = 1
         if n_splits is None:
             partial_bytes = n_programs * n_queries * head_dim * 4

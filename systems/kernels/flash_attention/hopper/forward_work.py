@@ -96,7 +96,7 @@ class ForwardProblem:
         else:
             block, head, split = schedule(
                 work, gl.cdiv(n_queries, BLOCK_Q), self.n_programs, n_splits, self.keys_per_split,
-                self.group, BLOCK_Q, self.IS_CAUSAL and not self.BOUNDED, False,
+                self.group, BLOCK_Q, self.IS_CAUSAL, False,
             )  # fmt: skip
         first_query = block * BLOCK_Q
         first_key = gl.to_tensor(0)
@@ -181,7 +181,7 @@ class WorkItem:
                 first_query, self.first_key, self.last_key, self.n_keys, self.lower, self.upper,
                 ROWS, BLOCK_K, True, True,
             )  # fmt: skip
-            end = gl.maximum(1, gl.cdiv(last - self.first_key, BLOCK_K))
+            end = gl.minimum(gl.maximum(1, gl.cdiv(last - self.first_key, BLOCK_K)), self.n_tiles)
             end = gl.where(first_query < self.n_queries, end, 1)
             begin = gl.minimum((first - self.first_key) // BLOCK_K, end - 1)
         else:

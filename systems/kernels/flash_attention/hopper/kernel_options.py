@@ -22,8 +22,9 @@ class KernelOptions(NamedTuple):
         bounds: values of left and right.
         scale: scale of the scores.
         scales: values of scale_log2e and cap_log2e.
-        may_split: whether a split of the inner loop into ranges makes sense. With a left bound, a
-            block sees only few of the ranges. The kernels do not split packed sequences.
+        may_split: whether the inner loop may be split into ranges. With a left bound, a block sees
+            only few of the ranges, and the kernels do not support it. They do not split packed
+            sequences either.
     """
 
     constants: dict[str, bool]
@@ -58,6 +59,12 @@ def kernel_options(
         scale: multiplies the scores; None means 1/sqrt(head_dim).
     """
     mask = variant.mask(is_causal)
+    if packed is None:  # bounds beyond all keys change nothing
+        left, right = (
+            None if bound is not None and bound >= max(lengths) else bound
+            for bound in (mask.left, mask.right)
+        )
+        mask = mask._replace(left=left, right=right)
     # Without packing, equal lengths make both alignments the same.
     lower_right = mask.lower_right and (packed is not None or lengths[0] != lengths[1])
     is_plain = mask.left is None and mask.right in (None, 0) and not lower_right

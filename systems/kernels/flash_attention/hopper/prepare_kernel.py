@@ -45,8 +45,8 @@ def prepare_kernel(
             True.
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
             n_queries it is inf, so that the backward kernels compute probabilities of 0.
-        minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. Past n_queries it
-            is 0.
+        minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. It is 0 past
+            n_queries, and for a query that sees no key.
         dq_sum: float32 (batch * heads * n_padded * COLUMNS,), output: zeros, to which the backward
             kernels add dQ.
         counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
@@ -88,6 +88,9 @@ def prepare_kernel(
     # threads one after another, so that they are in different banks of shared memory.
     place = tile * ROWS + column // 16 * 16 + column // 2 % 4 * 4 + column // 8 % 2 * 2 + column % 2
     tl.store(log2_lse + before + place, row_lse * LOG2E)
+    # A query that sees no key has probabilities of 0. Its gradients must be 0, too, whatever the
+    # gradient of its log-sum-exp is.
+    total = tl.where(row_lse == float("-inf"), 0.0, total)
     tl.store(minus_delta + before + place, -total)
     element = tl.arange(0, COLUMNS)
     zeros = tl.zeros((ROWS, COLUMNS), tl.float32)
