@@ -67,9 +67,9 @@ def best_implementation(
         return "sdpa"
     if is_hopper(q.device):
         # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were
-        # measured (logs/h200/flash_leaderboard). With 4 heads of q per head of k (head_dim 128),
-        # and with head_dim 80 and 96, flash_hopper takes 0.87 to 1.01 times as long as cuDNN in
-        # forward and backward together (logs/h200/flash_features).
+        # measured (logs/h100/flash_leaderboard). With 4 heads of q per head of k (head_dim 128),
+        # flash_hopper takes 0.82 to 0.95 times as long as cuDNN in forward and backward together
+        # (logs/h100/flash_features), and with head_dim 80 and 96 0.98 times (logs/h200).
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
         for name in names:
             if unsupported_reason(q, k, v, is_causal, name) is None and (

@@ -95,19 +95,41 @@ def test_an_exhibit_is_of_one_kind() -> None:
         Exhibit(where="a == 1")
 
 
+# Parts whose runs are not all measured on any GPU
+NOT_MEASURED = {("flash_features", "f")}
+
+
 def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
-    """A wrong parameter or name in a template is an error here, and 'not measured' in a report."""
-    folders = results_folders([ROOT / "logs" / "h200"])
+    """A wrong parameter or name in a template is an error here, and 'not measured' in a report.
+
+    A GPU may lack runs, but one of them has all numbers of an answer.
+    """
+    folders = results_folders([ROOT / "logs" / name for name in ("h100", "h200")])
     studies, notes = read_studies(folders)
     document = make_document(PROBLEMS, studies, [], notes)
-    wrong = [
-        (result.problem.id, part.part.part, device, answer.problem, answer.warnings)
+    parts = {
+        (result.problem.id, part.part.part): part
         for result in document.problems
         for part in result.parts
+    }
+    problems = {
+        (*key, device): answer.problem
+        for key, part in parts.items()
         for device, answer in part.answers.items()
-        if answer.problem or answer.warnings or (answer.missing and part.study is not None)
-    ]
-    assert not wrong
+        if answer.problem
+    }
+    assert not problems
+    incomplete = {
+        key: [answer.warnings for answer in part.answers.values()]
+        for key, part in parts.items()
+        if all(
+            answer.warnings or (answer.missing and part.study is not None)
+            for answer in part.answers.values()
+        )
+    }
+    assert incomplete.keys() == NOT_MEASURED, incomplete
+    # The names of the others are right: the runs exist, without results.
+    assert any(not warnings for key in NOT_MEASURED for warnings in incomplete[key])
     assert [
         note for result in document.problems for part in result.parts for note in part.notes
     ] == []
