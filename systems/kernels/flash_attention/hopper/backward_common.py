@@ -157,7 +157,7 @@ class BackwardProblem:
             n_first_masked = gl.minimum(gl.maximum(full_start // BLOCK_Q - first_tile, 0), n_tiles)
             n_full = gl.minimum((full_end - full_start) // BLOCK_Q, n_tiles - n_first_masked)
             if first_key + BLOCK_K > n_keys:
-                n_full = n_full * 0
+                n_full = n_full * 0  # a tensor, as in the other branch
             n_masked = n_tiles - n_full
             n_first_masked = gl.where(n_full == 0, n_masked, n_first_masked)
         else:

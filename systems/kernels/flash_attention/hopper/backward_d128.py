@@ -322,11 +322,11 @@ def wide_backward_kernel(
             64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
             64) for every 64 queries.
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
-            64 rows. They are outputs if SPLIT is False, and are not used otherwise.
+            64 rows. They are outputs if SPLIT and PACKED are False, and are not used otherwise.
         counter: not used.
-        dkey, dvalue: outputs if SPLIT is True: the gradients from the queries of each range,
-            float32. With PACKED, they are dK and dV, and the kernel writes the last keys of a
-            sequence with them. They are not used otherwise.
+        dkey, dvalue: outputs if SPLIT or PACKED is True, written without TMA. With SPLIT, they are
+            float32, the gradients from the queries of each range. With PACKED, they are dK and dV.
+            They are not used otherwise.
         SPLIT: whether the queries are split into several ranges.
     """
     if not SPLIT:
