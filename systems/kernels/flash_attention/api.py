@@ -69,7 +69,8 @@ def flash_attention(
                             or flash_triton, see `best_implementation`. Otherwise
                             sdpa, for example on other devices, for float64, and for small inputs,
                             whose time is mostly launch overhead. For features that sdpa lacks: the
-                            first of flash_hopper, flash_triton and naive that supports the call
+                            first of flash_hopper (if the inputs fill the GPU), flash_triton and
+                            naive that supports the call
             naive           attention with the full score matrix in memory, in the inputs' dtype;
                             with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in

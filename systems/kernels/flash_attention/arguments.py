@@ -15,6 +15,7 @@ from systems.kernels.flash_attention.variant import Packing, Variant
 
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 ALIGNMENTS = ("upper_left", "lower_right")
+LONGEST_VALUE = 100  # number of characters of a value in a message; of others, the type is told
 LAYOUTS = ("bhsd", "bshd")
 PACKED = "packed"
 FORMS = {
@@ -237,4 +238,6 @@ def _is_between(x: object, lowest: float, highest: float) -> bool:
 
 
 def _describe(x: object) -> str:
-    return f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+    if isinstance(x, Tensor):
+        return f"a tensor of shape {tuple(x.shape)}"
+    return repr(x) if len(repr(x)) <= LONGEST_VALUE else f"a value of type {type(x).__name__}"

@@ -445,3 +445,10 @@ def test_compiled_without_a_warning():
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
         q = inputs((5, 6), 8, F64)[0]
         assert_close(compiled(q)[0], function(q)[0])
+
+
+def test_a_long_value_is_described_by_its_type():
+    q = np.zeros((2, 50, 8))
+    with pytest.raises((TypeError, ValueError)) as error:
+        flash_attention(q, q, q)
+    assert "ndarray" in str(error.value) and len(str(error.value)) < 300
