@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
-    SHORT,
     HopperTile,
     _unsupported_reason,
+    forward_tile,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
@@ -60,23 +59,18 @@ def test_compiled_for_hopper(name, head_dim, form):
     pytest.importorskip("triton")
     from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
 
-    found = compile_hopper(name, head_dim, form, hopper_tile(name, head_dim, form))
+    needs_registers = form in ("packed", "softcap")
+    tile = forward_tile(head_dim, 4096, True, needs_registers) if name == "forward" else None
+    found = compile_hopper(name, head_dim, form, tile)
     assert found.spilled <= FEATURE_SPILLS
     assert found.shared <= SHARED_LIMIT
-
-
-def hopper_tile(name: str, head_dim: int, form: str) -> object:
-    needs_registers = form in ("packed", "softcap")
-    return SHORT if (name, head_dim) == ("forward", 64) and needs_registers else None
 
 
 def test_plain_masks_do_not_use_bounds():
     """A causal mask may be given in several forms, of which only one has fast kernels."""
 
-    def is_bounded(is_causal: bool, variant: Variant, lengths: Sequence[int] = (9, 9)) -> bool:
-        return kernel_options(is_causal, variant, None, (lengths[0], lengths[1]), None, 64)[0][
-            "BOUNDED"
-        ]
+    def is_bounded(is_causal: bool, variant: Variant, lengths: tuple[int, int] = (9, 9)) -> bool:
+        return kernel_options(is_causal, variant, None, lengths, None, 64).is_bounded
 
     assert not any(is_bounded(x, NO_VARIANT) for x in (True, False))
     assert not is_bounded(False, Variant(None, 0))

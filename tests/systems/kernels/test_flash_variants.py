@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from systems.kernels.flash_attention import (
     attention_reference,
-    auto,
     drop_in,
     flash_attention,
     flash_attention_packed,
@@ -24,7 +23,6 @@ from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.peers import flash_attn_4
 from systems.kernels.flash_attention.registry import ATTENTIONS
-from systems.kernels.flash_attention.triton import attention as triton_attention
 from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs
 
@@ -262,53 +260,6 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
         q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
     )
     assert called["variant"].lower_right and called["packing"].max_queries == 4
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kv_heads", "expected"),
-    [(BF16, 8, "sdpa"), (BF16, 32, "flash_triton"), (F32, 8, "flash_triton")],
-)
-def test_auto_with_grouped_heads_on_a_hopper_gpu(dtype, kv_heads, expected, monkeypatch):
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: "head_dim 80")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, h, 16_384, 80, dtype=dtype, device="meta") for h in (32, kv_heads))
-    assert auto.best_implementation(q, k, k, True) == expected
-
-
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "expected"),
-    [((32, 1), 96, "sdpa"), ((32, 8), 96, "flash_hopper"), ((32, 1), 128, "flash_hopper")],
-)
-def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected, monkeypatch):
-    """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta") for h in heads)
-    assert auto.best_implementation(q, k, k, True) == expected
-
-
-@pytest.mark.parametrize(
-    ("heads", "options", "expected"),
-    [
-        (32, {"softcap": 30.0}, "flash_hopper"),
-        (1, {"softcap": 30.0}, "flash_hopper"),  # its kernels can split the keys
-        (32, {"window_left": 9}, "flash_hopper"),
-        (1, {"window_left": 9}, "flash_triton"),
-        (1, {"lower_right": True}, "flash_hopper"),
-    ],
-)
-def test_auto_with_features_on_a_hopper_gpu(heads, options, expected, monkeypatch):
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, heads, n, 64, dtype=BF16, device="meta") for n in (512, 4096))
-    assert auto.best_implementation(q, k, k, True, Variant(**options)) == expected
 
 
 def test_boundaries_are_checked_if_one_length_is_given():

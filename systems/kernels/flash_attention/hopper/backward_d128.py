@@ -22,7 +22,7 @@ A program processes only one work item, because shared memory has no room for K 
 work item. As a result, no computation of the program overlaps the stores of dK and dV at its end.
 To make these stores fast, the consumers write dK and dV to the shared memory of K and V, and TMA
 copies them to global memory. If the queries are split into ranges, the consumers instead store
-float32 partial results without TMA.
+float32 partial results without TMA. They also store dK and dV of packed sequences without it.
 
 The rings in shared memory are:
 
