@@ -2,18 +2,24 @@
 
 A few steps of both trainings are run. Losses and gradients are compared in each step. Weights are
 compared after the last step. The weights must also be equal on all ranks.
+
+Both trainings are in memory at the same time. So the check must need little memory beyond that:
+the single process saves only the inputs of its blocks in forward, and its gradients exist only
+after backward of the data-parallel training.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
+from systems.checkpointing import every_k_blocks
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining, rank_batch
@@ -140,10 +146,8 @@ def check_again(
         WrongOutput: on all ranks, as `check_parallel`.
     """
     new = alone.params.model_copy(update={"seed": alone.params.seed + NEW_SEED})
-    before = {name: tensor.clone() for name, tensor in weights_of(training).items()}
+    before = _copied_weights(weights_of(training), alone)
     with torch.no_grad():
-        for name, parameter in alone.model.named_parameters():
-            parameter.copy_(before[name])
         mine = rank_batch(new, training.device, dist.get_rank())
         for buffer, values in zip((training.tokens, training.targets), mine, strict=True):
             buffer.copy_(values)
@@ -217,24 +221,52 @@ def _step_errors(
         gradient: largest relative error of the gradient of a parameter.
     """
     world_size, rank = dist.get_world_size(), dist.get_rank()
-    expected_loss = 0.0
-    for other in range(world_size):
-        alone.tokens, alone.targets = rank_batch(params or alone.params, alone.device, other)
-        alone.forward()
-        if other == rank:
-            expected_loss = alone.loss.item()
-        alone.backward()
-    expected = dict(local_gradients(alone))
-    torch._foreach_div_(list(expected.values()), world_size)
     training.forward()
-    errors = {"loss": abs(training.loss.item() / expected_loss - 1)}
     training.backward()
     training.synchronize_gradients()
+    expected_loss = 0.0
+    with _recomputed_blocks(alone):
+        for other in range(world_size):
+            alone.tokens, alone.targets = rank_batch(params or alone.params, alone.device, other)
+            alone.forward()
+            if other == rank:
+                expected_loss = alone.loss.item()
+            alone.backward()
+    expected = dict(local_gradients(alone))
+    torch._foreach_div_(list(expected.values()), world_size)
+    errors = {"loss": abs(training.loss.item() / expected_loss - 1)}
     for name, gradient in gradients_of(training):
         norm = expected[name].norm().clamp_min(1e-20)
         error = (gradient - expected[name]).norm() / norm
         errors["gradient"] = _worse(errors.get("gradient", 0.0), error.item())
     return errors
+
+
+@contextmanager
+def _recomputed_blocks(training: ParallelTraining) -> Iterator[None]:
+    """Let a training save only the inputs of its blocks in forward, and compute the rest again."""
+    model = training.model
+    policy, model.apply_blocks = model.apply_blocks, every_k_blocks(1)
+    try:
+        yield
+    finally:
+        model.apply_blocks = policy
+
+
+def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> dict[str, Tensor]:
+    """Copy weights into a training without communication.
+
+    Returns:
+        A copy of the weights by name. If a parameter of `alone` has the dtype of the weight, it is
+        the copy, so that no more memory is needed.
+    """
+    copies = {}
+    with torch.no_grad():
+        for name, parameter in alone.model.named_parameters():
+            parameter.copy_(weights[name])
+            is_exact = parameter.dtype == weights[name].dtype
+            copies[name] = parameter.detach() if is_exact else weights[name].clone()
+    return copies
 
 
 def _worse(worst: float, error: float) -> float:
