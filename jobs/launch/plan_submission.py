@@ -148,7 +148,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         checkouts={other.name: other.planned(folder)} if other is not None else {},
         keep_stale=options.keep_stale,
     )
-    notes += [*map(str, bad_lines), *_stale_notes(stale, todo, done, options)]
+    older = {id(record) for record in stale}
+    notes += [*map(str, bad_lines), *_stale_notes(records, older, todo, done, options)]
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
     else:
@@ -228,20 +229,22 @@ def _split(
 
 
 def _stale_notes(
-    stale: list[Record], todo: list[Task], done: list[Task], options: Options
+    records: list[Record], older: set[int], todo: list[Task], done: list[Task], options: Options
 ) -> list[str]:
     """Return a note on the results of older code, if there are any.
 
     Args:
-        stale: the records of older code.
+        records: records in the results folder.
+        older: identities of the records of older code.
         todo: the tasks to execute.
         done: the tasks that are skipped because they are done.
         options: options of the submission.
     """
     # A later record of the same task comes later in the list.
-    latest = {(record.run, record.repeat): record for record in stale if record.status == "ok"}
+    latest = {(record.run, record.repeat): record for record in records if record.status == "ok"}
     tasks = done if options.keep_stale else todo
-    found = [latest[run.id, repeat] for run, repeat in tasks if (run.id, repeat) in latest]
+    found = [latest[key] for run, repeat in tasks if (key := (run.id, repeat)) in latest]
+    found = [record for record in found if id(record) in older]
     if not found or options.force:
         return []
     count, which = counted(len(found), "result"), without_hash(found)

@@ -235,7 +235,9 @@ def _label(baseline: Run, members: list[Run]) -> str:
 
 
 def gpus_of(records: Iterable[Record], pairs: Iterable[Pair]) -> set[tuple[str, ...]]:
-    """Return the UUIDs of the GPUs on which the blocks of some pairs were measured.
+    """Return the UUIDs of the GPUs on which the rounds of some pairs were measured.
+
+    GPUs of executions that do not count, such as interrupted ones, are left out.
 
     Returns:
         One tuple for each set of GPUs that was used together. The tuple is empty for the CPU.
@@ -243,6 +245,7 @@ def gpus_of(records: Iterable[Record], pairs: Iterable[Pair]) -> set[tuple[str, 
     blocks = {pair.block for pair in pairs}
     return {
         tuple(sorted(str(gpu.get("uuid", "")) for gpu in record.gpus))
-        for record in records
+        for _, execution in judged_executions(records)
+        for record in execution
         if record.block is not None and record.block.id in blocks
     }

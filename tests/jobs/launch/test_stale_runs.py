@@ -78,3 +78,16 @@ def test_a_job_that_starts_again_keeps_the_results_of_its_submission(tmp_path: P
     requeued = folder.submit(loaded, outcome, provenance.cpu_device(), force=False)
     Worker(requeued, 0, in_process=True).run()
     assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]
+
+
+def test_results_of_the_present_code_of_another_device_are_not_told_as_older(
+    tmp_path: Path,
+) -> None:
+    """The runs are measured again, since this machine has another device, not since code changed."""
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
+    folder = ResultsFolder(tmp_path / "out")
+    folder.submit(loaded, lambda params, repeat: ok(1.0) | {"source_hash": "0" * 16})
+    folder.submit(loaded, lambda params, repeat: ok(1.0) if params["size"] == 1 else None)
+    prepared = prepare(loaded, Options(Executor.local, folder.path), "sweep.yaml")
+    (note,) = [note for note in prepared.notes if "older code" in note]
+    assert note.startswith("1 result of older code measured again")

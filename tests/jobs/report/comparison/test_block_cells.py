@@ -89,6 +89,16 @@ def test_rounds_of_several_allocations_are_combined(tmp_path: Path) -> None:
     assert "10 rounds, 30 processes, CPU, 2 allocations." in found.notes
 
 
+def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
+    text = TOY + "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "2")
+    loaded = load(tmp_path, text)
+    folder = ResultsFolder(tmp_path / "out")
+    folder.submit_rounds(loaded, lambda params, repeat: ok(1.0), gpu="GPU-used")
+    last = iter([ok(1.0)])
+    folder.submit_rounds(loaded, lambda *_: next(last, None), gpu="GPU-interrupted", rounds=[1])
+    assert any(note.startswith("2 rounds, 6 processes, 1 GPU") for note in compared(folder).notes)
+
+
 def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:
     text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", margin: 0.2}\n")
     folder = blocks(tmp_path, noisy(lambda run: 1.1), text)
