@@ -164,6 +164,7 @@ def _errors(
 
     import torch.distributed as dist
 
+    from systems.check.late_gradients import watch_gradients
     from systems.training.parallel_check import (
         check_again,
         check_optimizer_again,
@@ -194,6 +195,7 @@ def _errors(
         training = ParallelTraining(params, device, dist.get_rank(), wrap)
     else:
         training = module.sharded_training(params, device)
+    watch_gradients(training)
     if kind == "fsdp":
         errors = check_sharded(training, alone)
         check_sharded(training, alone, again=True)
@@ -207,6 +209,10 @@ def _errors(
 
 def _explain(kind: str, message: str, world_size: int) -> str | None:
     """Return which mistake explains the error of the gradients in a message, or None."""
+    from systems.check.late_gradients import CHANGED
+
+    if message.startswith(CHANGED):
+        return "the wrapper does not wait for all of its communication"
     if kind == "optimizer":
         return "ranks do not get the updates of other ranks" if "differ" in message else None
     found = re.search(r"gradient ([\d.e+-]+)", message)

@@ -3,9 +3,9 @@
 A few steps of both trainings are run. Losses and gradients are compared in each step. Weights are
 compared after the last step. The weights must also be equal on all ranks.
 
-Both trainings are in memory at the same time. So the check must need little memory beyond that:
-the single process saves only the inputs of its blocks in forward, and its gradients exist only
-after backward of the data-parallel training.
+Both trainings are in memory at the same time, so the check must need little memory beyond that.
+The single process saves only the inputs of its blocks, embedding, head and loss in forward, and its
+gradients exist only after backward of the data-parallel training.
 """
 
 from __future__ import annotations
@@ -212,6 +212,10 @@ def _step_errors(
 ) -> dict[str, float]:
     """Run forward and backward of both trainings, and return the errors of this rank.
 
+    The data-parallel training is first, so that the single process has no gradients during its
+    forward. The gradients are read after the single process has computed. Communication that the
+    wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this.
+
     Args:
         training, alone, gradients_of: as for `check_parallel`.
         params: parameters from which the batches of all ranks are made. None uses those of `alone`.
@@ -258,7 +262,7 @@ def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> d
 
     Returns:
         A copy of the weights by name. If a parameter of `alone` has the dtype of the weight, it is
-        the copy, so that no more memory is needed.
+        the copy, so that no more memory is needed. The copies are valid until `alone` is updated.
     """
     copies = {}
     with torch.no_grad():

@@ -17,6 +17,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -84,6 +85,9 @@ class ExternalAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Compute attention of q, k and v of shape (batch, heads, seq_len, head_dim).
 
+        With activation checkpointing, the tensors that the function saves for backward are kept
+        and not recomputed. Checkpointing would let the function read them only once.
+
         Raises:
             ValueError: if the result is not a tensor of the shape of q.
         """
@@ -91,12 +95,13 @@ class ExternalAttention:
         leading = q.shape[:2]
         if not self.takes_heads:
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-        if self._causal is None:
-            out = self._function(q, k, v)
-        elif self._causal:
-            out = self._function(q, k, v, **{self._causal: is_causal})
-        else:
-            out = self._function(q, k, v, is_causal)
+        with _keeping_saved_tensors():
+            if self._causal is None:
+                out = self._function(q, k, v)
+            elif self._causal:
+                out = self._function(q, k, v, **{self._causal: is_causal})
+            else:
+                out = self._function(q, k, v, is_causal)
         if not isinstance(out, Tensor) or out.shape != q.shape:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(
@@ -145,6 +150,13 @@ class ExternalAttention:
             if error <= PROBE_ERROR * torch.linalg.vector_norm(exact).item():
                 return
         self.takes_heads = (without_exception or [usual])[0]
+
+
+def _keeping_saved_tensors() -> AbstractContextManager[object]:
+    """Return a context in which tensors are saved for backward as they are."""
+    if torch.compiler.is_compiling():  # compiled code reads saved tensors once
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _causal_parameter(function: Callable[..., Any]) -> str | None:

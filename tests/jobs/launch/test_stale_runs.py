@@ -83,7 +83,7 @@ def test_a_job_that_starts_again_keeps_the_results_of_its_submission(tmp_path: P
 def test_results_of_the_present_code_of_another_device_are_not_told_as_older(
     tmp_path: Path,
 ) -> None:
-    """The runs are measured again, since this machine has another device, not since code changed."""
+    """The runs are measured again because this machine has another device."""
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
     folder = ResultsFolder(tmp_path / "out")
     folder.submit(loaded, lambda params, repeat: ok(1.0) | {"source_hash": "0" * 16})

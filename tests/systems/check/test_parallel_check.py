@@ -41,6 +41,12 @@ class DifferentWeights(Sums):
 class Raises(Sums):
     def finish_gradient_synchronization(self): raise ValueError("no bucket is ready")
 
+class NotAwaited(Sums):
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            p.grad /= dist.get_world_size()
+            self.last = dist.all_reduce(p.grad, async_op=True)
+
 class MyFSDP(FullyShardedDataParallel):
     def __init__(self, module, compute_dtype=None): super().__init__(module, compute_dtype)
 
@@ -136,6 +142,7 @@ def test_a_sum_instead_of_a_mean_is_named() -> None:
     ("name", "words"),
     [
         ("Nothing", "gradients are not exchanged between the ranks"),
+        ("NotAwaited", "the wrapper does not wait for all of its communication"),
         ("NoBroadcast", "ranks do not get the updates of other ranks"),
         ("DifferentWeights", "the weights of rank 0 are not copied to the other ranks at the"),
         ("Stops", "after timing: rank 0: error against one process"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from systems.external.loading import load
 from systems.external.reference import BadReference
@@ -155,6 +157,42 @@ def test_every_form_of_attention_is_called_rightly(folder: Path, form: str, caus
     exact = attention_reference(q, k, v, q, is_causal=causal).out
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
     assert attention.takes_heads == (form in FOUR_DIMENSIONS)
+
+
+def test_attention_may_read_its_saved_tensors_twice_under_checkpointing(folder: Path) -> None:
+    """Checkpointing lets a function read them once; examples/my_attention.py reads them twice."""
+    write(
+        folder / "twice.py",
+        """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return sdpa(q, k, v, is_causal=is_causal)
+    @staticmethod
+    def backward(ctx, dout):
+        assert all(map(torch.equal, ctx.saved_tensors, ctx.saved_tensors))
+        leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = sdpa(*leaves, is_causal=ctx.is_causal)
+        return *torch.autograd.grad(out, leaves, dout), None
+""",
+    )
+    attention = ExternalAttention("twice.py:Twice")
+    attention.takes_heads = True
+    x = torch.randn(1, 2, 8, 4, requires_grad=True)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return attention(x.sin(), x.cos(), x * 2, True)
+
+    gradients = []
+    for call in (block, partial(checkpoint, block, use_reentrant=False)):
+        (gradient,) = torch.autograd.grad(call(x).square().sum(), x)
+        gradients.append(gradient)
+    assert torch.equal(*gradients)
 
 
 def test_what_is_no_attention(folder: Path) -> None:
