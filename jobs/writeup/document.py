@@ -78,7 +78,7 @@ class ShownPlot:
 class ShownAnswer:
     """An answer of one or several kinds of device."""
 
-    devices: str  # with their states if they are not that of the part; "" if it has no numbers
+    devices: str  # with their states, except answered; "" if it has no numbers
     text: str  # Markdown with marks, see `jobs.writeup.traced`
     notes: list[str]  # on what the numbers rest
 
@@ -120,7 +120,7 @@ class PartResult:
 
     def _with_state(self, device: str) -> str:
         state = state_of(self.answers[device])
-        return device if state is self.state else f"{device} ({state})"
+        return device if state is State.answered else f"{device} ({state})"
 
     @property
     def not_measured(self) -> str:
@@ -150,6 +150,18 @@ class ProblemResult:
         if states == {State.answered, State.stale}:
             return State.stale
         return State.partly
+
+
+    @property
+    def states_of_parts(self) -> str:
+        """The states of the parts with their letters, such as `answered (a, b), stale (c)`."""
+        letters: dict[State, list[str]] = {}
+        for part in self.parts:
+            letters.setdefault(part.state, []).append(part.part.part)
+        if len(letters) == 1:
+            return str(self.state)
+        in_order = sorted(letters.items(), key=lambda item: list(State).index(item[0]))
+        return ", ".join(f"{state} ({', '.join(names)})" for state, names in in_order)
 
 
 @dataclass

@@ -58,7 +58,8 @@ def _summary(document: Document) -> Iterator[str]:
         problem = result.problem
         title = escaped(problem.title)
         names = names_of(problem) or "beyond the assignment"
-        yield f"| [{title}](#{problem.id}) | {names.replace('_', chr(92) + '_')} | {result.state} |"
+        states = result.states_of_parts
+        yield f"| [{title}](#{problem.id}) | {names.replace('_', chr(92) + '_')} | {states} |"
     yield ""
     yield "<details><summary>Terms</summary>"
     yield ""
@@ -75,7 +76,8 @@ def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
     yield f"## {anchors}{escaped(problem.title)}"
     yield ""
     names = names_of(problem)
-    yield f"{escaped(names)}. Status: {result.state}." if names else f"Status: {result.state}."
+    status = f"Status: {result.states_of_parts}."
+    yield f"{escaped(names)}. {status}" if names else status
     for part in result.parts:
         yield from _part(part, folder)
 

@@ -68,6 +68,7 @@ def test_states(measured: ResultsFolder) -> None:
         State.answered, State.missing, State.partly, State.missing, State.missing
     ]  # fmt: skip
     assert result.state is State.partly
+    assert result.states_of_parts == "answered (a), partly (c), not measured (b, d, e)"
     first = result.parts[0].answers[H200]
     assert without_marks(first.text) == "4.00 ms" and "NVIDIA H200" in first.basis
     assert result.parts[4].answers[H200].problem == "'nothing_like_this' is undefined"
@@ -78,6 +79,7 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     (result,) = shown.problems
     assert [part.state for part in result.parts] == [State.derived, State.answered]
     assert result.state is State.answered
+    assert result.states_of_parts == "answered (b), no measurement needed (a)"
     (result,) = document(problem("By definition."), folders=[measured.path]).problems
     assert result.state is State.derived
 
@@ -139,7 +141,8 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     assert [shown.devices for shown in first.shown_answers] == [H200, f"{H100} (stale)"]
     # All numbers of older code say more than some numbers of the present code.
     assert second.state is State.stale and list(second.answers) == [H100, H200]
-    _, partly = second.shown_answers
+    stale, partly = second.shown_answers
+    assert stale.devices == f"{H100} (stale)"
     assert partly.devices == f"{H200} (partly)"
     assert partly.text == SOME_NUMBERS
 
