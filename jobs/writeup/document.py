@@ -151,7 +151,6 @@ class ProblemResult:
             return State.stale
         return State.partly
 
-
     @property
     def states_of_parts(self) -> str:
         """The states of the parts with their letters, such as `answered (a, b), stale (c)`."""

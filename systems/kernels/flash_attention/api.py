@@ -165,7 +165,8 @@ def flash_attention_packed(
         cu_seqlens_k: the same for k and v; cu_seqlens_q by default.
         max_seqlen_q, max_seqlen_k: length of the longest sequence, or any larger number. If one of
             them is None, it is computed and all boundaries are checked, which waits for the GPU
-            (torch.compile breaks the graph there). With both, boundaries on a GPU are not checked.
+            (torch.compile breaks the graph there). With both, boundaries on a GPU are not checked,
+            nor are these lengths.
             Rows past max_seqlen in a sequence, and rows outside of all sequences, are then
             undefined in the output and in the gradients. flash_hopper reads up to 127 rows behind
             a sequence and multiplies them by zero, so they must be finite.

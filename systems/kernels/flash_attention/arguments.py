@@ -184,14 +184,15 @@ def make_packing(
             `flash_attention_packed`.
 
     Raises:
-        ValueError: if the boundaries do not go from 0 to the number of rows, or decrease.
+        ValueError: if the boundaries do not go from 0 to the number of rows, or decrease, or if a
+            sequence is longer than its max_seqlen. Only if boundaries are checked.
     """
     on_cpu = cu_seqlens_q.device.type == "cpu" and not torch.compiler.is_compiling()
     if max_seqlen_q is None or max_seqlen_k is None or on_cpu:
         longest_q = _longest("cu_seqlens_q", cu_seqlens_q, rows_q)
         longest_k = _longest("cu_seqlens_k", cu_seqlens_k, rows_k)
-        max_seqlen_q = longest_q if max_seqlen_q is None else max_seqlen_q
-        max_seqlen_k = longest_k if max_seqlen_k is None else max_seqlen_k
+        max_seqlen_q = _at_least("max_seqlen_q", max_seqlen_q, longest_q)
+        max_seqlen_k = _at_least("max_seqlen_k", max_seqlen_k, longest_k)
     # Kernels read the boundaries with a stride of 1. The lengths determine the number of programs.
     return Packing(
         cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(),
@@ -226,6 +227,15 @@ def _longest(name: str, starts: Tensor, n_rows: int) -> int:
             f"{boundaries.tolist() if len(boundaries) < 20 else boundaries}"
         )
     return int(lengths.max())
+
+
+def _at_least(name: str, given: int | None, longest: int) -> int:
+    """Return the given maximum length, or the length of the longest sequence if it is None."""
+    if given is not None and given < longest:
+        raise ValueError(
+            f"{name} must be at least the length of the longest sequence, {longest}, got {given}"
+        )
+    return longest if given is None else given
 
 
 def _is_natural(x: object) -> bool:

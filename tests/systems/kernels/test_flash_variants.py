@@ -236,8 +236,8 @@ def test_wrong_boundaries(starts, message):
 
 def test_a_packed_length_is_at_most_the_number_of_rows():
     starts = torch.tensor([0, 3, 8], dtype=torch.int32)
-    packing = make_packing(8, 8, starts, starts, 2**31 - 1, 4)
-    assert packing[2:] == (8, 4)  # a program is launched for each block of this length
+    packing = make_packing(8, 8, starts, starts, 2**31 - 1, 5)
+    assert packing[2:] == (8, 5)  # a program is launched for each block of this length
 
 
 def test_masks_that_are_causal_by_another_name():
@@ -260,6 +260,14 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
         q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
     )
     assert called["variant"].lower_right and called["packing"].max_queries == 4
+
+
+def test_a_sequence_is_longer_than_the_given_length():
+    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
+    starts = torch.tensor([0, 5, 13], dtype=torch.int32)
+    message = "max_seqlen_k must be at least the length of the longest sequence, 8, got 7"
+    with pytest.raises(ValueError, match=message):
+        flash_attention_packed(q, k, v, starts, None, 8, 7)
 
 
 def test_boundaries_are_checked_if_one_length_is_given():
