@@ -3,9 +3,9 @@
 A few steps of both trainings are run. Losses and gradients are compared in each step. Weights are
 compared after the last step. The weights must also be equal on all ranks.
 
-Both trainings are in memory at the same time, so the check must need little memory beyond that.
-The single process saves only the inputs of its blocks, embedding, head and loss in forward, and its
-gradients exist only after backward of the data-parallel training.
+Both trainings are in memory at the same time, so the check must need little memory beyond that: the
+single process recomputes its blocks in backward, and its gradients exist only after backward of the
+data-parallel training.
 """
 
 from __future__ import annotations
