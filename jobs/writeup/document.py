@@ -119,8 +119,12 @@ class PartResult:
         return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
 
     def _with_state(self, device: str) -> str:
-        state = state_of(self.answers[device])
-        return device if state is State.answered else f"{device} ({state})"
+        answer = self.answers[device]
+        state = state_of(answer)
+        if state is State.answered:
+            return device
+        older = ", stale" if state is State.partly and answer.stale else ""
+        return f"{device} ({state}{older})"
 
     @property
     def not_measured(self) -> str:

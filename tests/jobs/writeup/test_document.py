@@ -143,6 +143,9 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     assert second.state is State.stale and list(second.answers) == [H100, H200]
     stale, partly = second.shown_answers
     assert stale.devices == f"{H100} (stale)"
+    missing = ' and {{ value("time", "forward", size=2, mode="exact", phase="x") | n }} ms'
+    (of_one,) = document(problem(SPEED + missing), folders=[other.path]).problems[0].parts
+    assert [shown.devices for shown in of_one.shown_answers] == [f"{H100} (partly, stale)"]
     assert partly.devices == f"{H200} (partly)"
     assert partly.text == SOME_NUMBERS
 
