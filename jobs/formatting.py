@@ -1,9 +1,10 @@
-"""Conversion of numbers, other scalars, paths and lines to text."""
+"""Conversion of numbers, other scalars, paths, lines and ids of Slurm jobs to text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,33 @@ def format_range(counts: Collection[int]) -> str:
     """Return the smallest and the largest count as text, such as `3 to 5`, or `5` if all equal."""
     low, high = min(counts), max(counts)
     return f"{low} to {high}" if high > low else str(low)
+
+
+def compact_ids(job_ids: Iterable[str]) -> str:
+    """Return the ids of Slurm jobs in short form, as squeue does: `12, 13_[0-9,11]`.
+
+    scancel accepts each part of the result.
+
+    Args:
+        job_ids: ids such as "12", or "13_4" for an element of a job array.
+    """
+    arrays: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, underscore, index = job_id.partition("_")
+        indices = arrays.setdefault(array, [])
+        if underscore:
+            indices.append(int(index))
+    return ", ".join(_compact(array, sorted(arrays[array])) for array in sorted(arrays, key=int))
+
+
+def _compact(array: str, indices: list[int]) -> str:
+    if not indices:
+        return array
+    breaks = [i for i, (a, b) in enumerate(pairwise(indices), start=1) if b != a + 1]
+    bounds = pairwise([0, *breaks, len(indices)])
+    runs = [(indices[start], indices[end - 1]) for start, end in bounds]
+    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"{array}_{text}" if len(indices) == 1 else f"{array}_[{text}]"
 
 
 def on_one_line(text: str) -> str:

@@ -22,7 +22,7 @@ from jobs.command_line.parsers import as_path
 from jobs.command_line.plain_console import plain_console
 from jobs.command_line.plan import show_plan
 from jobs.errors import CommandError, InputError
-from jobs.formatting import counted, relative
+from jobs.formatting import compact_ids, counted, relative
 from jobs.launch.against import find
 from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
 from jobs.launch.submission import start
@@ -32,7 +32,6 @@ from jobs.results.cancelled import read_cancelled
 from jobs.results.latest import LOGS
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
-from jobs.results.slurm_ids import compact_ids
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.user_files import invalid_path, not_a_folder
 from systems.terminal import outliving_output, run_command

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -32,3 +34,18 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value to a JSON file, whole or not at all.
+
+    Missing parent folders are created.
+
+    Raises:
+        OSError: if the file cannot be written, e.g. because the disk is full. `filename` is `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        json.dump(value, text)
+        text.detach()  # else it closes the file

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jobs.json_files import write_json
+from jobs.whole_files import write_json
 
 FILE = ".code_state.json"
 FORMAT = 1

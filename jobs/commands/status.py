@@ -17,9 +17,8 @@ from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
 from jobs.commands.where import Where, matching
-from jobs.formatting import counted
+from jobs.formatting import compact_ids, counted
 from jobs.results.run_states import Observation, TaskState, summary
-from jobs.results.slurm_ids import compact_ids
 from jobs.results.stale import with_stale
 from jobs.status import Status
 

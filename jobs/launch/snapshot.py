@@ -20,9 +20,9 @@ from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import find, is_project
 from jobs.code.state import CodeState, ignored_in, read_state, repository_root
 from jobs.errors import CommandError
-from jobs.json_files import write_json
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
+from jobs.whole_files import write_json
 from jobs.worker.environment import job_environment
 
 TRIES = 3  # number of copies that are made if files change while they are copied

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from jobs.json_files import write_json
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
+from jobs.whole_files import write_json
 
 CANCELLED = "cancelled"  # folder of the lists inside the folder of a submission
 _LIST = TypeAdapter(set[tuple[str, int]])

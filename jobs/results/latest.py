@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.code.state import DIFFS
-from jobs.json_files import write_json
 from jobs.results.manifest import (
     ARTIFACTS,
     SNAPSHOTS,
@@ -25,6 +24,7 @@ from jobs.results.manifest import (
 )
 from jobs.results.record import RECORDS
 from jobs.results.unreadable import BadLine, UnreadableResults, names_in
+from jobs.whole_files import write_json
 
 LOGS = Path("logs")
 # The variable is internal. The tests set it, so that they do not change the file of the user.

@@ -24,11 +24,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from jobs.block import Block
-from jobs.json_files import write_json
 from jobs.processes import ProcessHandle
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
+from jobs.whole_files import write_json
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"

@@ -16,11 +16,11 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.formatting import on_one_line
-from jobs.json_files import write_json
 from jobs.results.manifest import Job, Manifest
 from jobs.results.unreadable import BadLine, first_problem
 from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import JobState, JobStates, Status
+from jobs.whole_files import write_json
 
 ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
 REFUSAL = "refusal.txt"  # file in a submission's folder: why sbatch refused a job array

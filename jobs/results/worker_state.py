@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from jobs.json_files import write_json
 from jobs.processes import signal_name
 from jobs.results.unreadable import BadLine, first_problem
+from jobs.whole_files import write_json
 
 STATE = "state.json"  # file in the folder of a job
 END = "worker_end.json"

@@ -16,12 +16,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.json_files import write_json
 from jobs.printing import say
 from jobs.processes import signal_name
 from jobs.results.record import Failure, Record
 from jobs.results.unwritable import FULL
 from jobs.status import Status
+from jobs.whole_files import write_json
 from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # maximum length of the traceback in a record, in characters

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.formatting import counted
-from jobs.json_files import write_json
 from jobs.printing import say
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
+from jobs.whole_files import write_json
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
 from jobs.worker.outcome import Outcome, outcome_of
 from systems.benchmark import ARTIFACTS

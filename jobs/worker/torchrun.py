@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.json_files import write_json
 from jobs.results.unwritable import FULL
+from jobs.whole_files import write_json
 from jobs.worker.isolation import Child, oom_kills, read_stacks
 from jobs.worker.outcome import (
     AgentReport,

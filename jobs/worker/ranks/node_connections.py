@@ -21,7 +21,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from jobs.json_files import write_json
+from jobs.whole_files import write_json
 
 MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
 HANDSHAKE_S = 10.0  # maximum time to prove the knowledge of the secret, in seconds

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.json_files import write_json
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.record_writer import RecordWriter
+from jobs.whole_files import write_json
 from tests.benchmarks.misbehave import fill
 from tests.jobs.results_folder import ok, record, run
 from tests.jobs.small_disk import small_disk
