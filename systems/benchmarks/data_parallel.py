@@ -119,6 +119,10 @@ def run(params: Params) -> dict[str, Any]:
             train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share,
                 by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+            allocation_retries: how often this rank's allocator freed cached memory of the GPU to
+                allocate again, during the timed steps. Each time takes milliseconds.
+            profiled_computation_ms: time in a profiled step during which this rank computes. If
+                steps without communication take much longer, the GPU waits for Python.
             model: predicted exposed communication, see `_bucket_model`.
             shared: the value call_us of `model`, which the other runs of a block use, too.
 
@@ -143,6 +147,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         params: parameters of the benchmark.
         device: device of this rank.
     """
+    import torch
+    import torch._dynamo
     import torch.distributed as dist
 
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -160,6 +166,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     rank, check = dist.get_rank(), round_options().check
     facts: dict[str, Any] = {}
+    # In the forward of torch's DistributedDataParallel, torch.compile would split each block at the
+    # boundaries of buckets. Blocks are small enough for overlap, and the training without
+    # communication would execute the split blocks, too, because both share their compiled code.
+    torch._dynamo.config.optimize_ddp = False
     with during("init"):
         alone = ParallelTraining(params, device, rank)
         training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
@@ -167,7 +177,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         with during("check"):
             facts["error"] = check_parallel(training, alone)
     both = {"train_step": training, "alone": alone}
+    before = _allocation_retries(device)
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    facts["allocation_retries"] = _allocation_retries(device) - before
     if check:
         with during("check"):
             check_again(training, alone)
@@ -182,6 +194,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             steps = profiled_steps(training)
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
+            facts["profiled_computation_ms"] = statistics.median(
+                sum(end - start for start, end in step.busy) / 1e3 for step in steps
+            )
             panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
             if params.beside is not None:
                 del training
@@ -251,6 +266,15 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     return DistributedDataParallel(
         module, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
     )
+
+
+def _allocation_retries(device: torch.device) -> int:
+    """Return how often the allocator has freed its cached memory of the GPU to allocate again."""
+    import torch
+
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_stats(device)["num_alloc_retries"]
 
 
 def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
