@@ -15,9 +15,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from systems import accounting
 from systems.benchmark import WrongOutput
+from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import Params, measure, predict
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
@@ -117,6 +119,20 @@ def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
     assert all(block._compiled_call_impl is not None for block in training.model.blocks)
 
 
+def torch_does_not_split_compiled_blocks(here: RankContext, folder: str) -> None:
+    """Compare the number of compiled graphs with that of a wrapper that compiles no differently."""
+    os.environ["RUN_ARTIFACTS"] = folder
+    compiled = []
+    for wrap in (NaiveDDP, partial(DistributedDataParallel, bucket_cap_mb=1e-4)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(data_parallel, "wrapped", lambda module, _, wrap=wrap: wrap(module))
+            measure(on(here, "torch", mode="compiled_blocks", rounds=1), here.device)
+        compiled.append(torch._dynamo.utils.counters["aot_autograd"]["total"])
+    assert compiled[0] == compiled[1] > 0
+
+
 class Summed(NaiveDDP):
     def finish_gradient_synchronization(self) -> None:
         super().finish_gradient_synchronization()
@@ -205,6 +221,12 @@ def test_the_check_finds_what_is_wrong(ranks):
 @pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
 def test_compiled_blocks_train_as_one_process(ranks):
     ranks.assert_passes(blocks_are_compiled_under_a_wrapper, repeats=1)
+
+
+@pytest.mark.slow
+@two_ranks
+def test_torch_does_not_split_compiled_blocks(ranks, tmp_path):
+    ranks.assert_passes(torch_does_not_split_compiled_blocks, str(tmp_path), repeats=1)
 
 
 def test_each_rank_has_a_batch_of_its_own():
