@@ -179,6 +179,9 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     nothing = {"CUDA_VISIBLE_DEVICES": ""}  # no GPUs, also if this machine has some
     done = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
     assert done.returncode == 0 and "21 unsupported" in done.stdout
+    # One line for each of the two reasons
+    assert done.stdout.count("needs 1 GPU") == done.stdout.count("needs 2 nodes") == 1
+    assert "19 more runs for the same reason" in done.stdout
     assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 1
     for record in records(out):
         assert record.failure is not None
