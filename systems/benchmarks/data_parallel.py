@@ -51,6 +51,7 @@ class Params(ParallelParams):
     #   torch         torch's DistributedDataParallel with its defaults (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
+    #                 With both, torch.compile does not split blocks (see `measure`).
     #   FILE.py:NAME  a wrapper of your own, see `systems.parallel.external`
     strategy: Annotated[str, Implementation("ddp", STRATEGIES)]
     # Bucket size in MB (10^6 bytes), for strategy: bucketed (default: 100) and for a wrapper of
@@ -122,7 +123,7 @@ def run(params: Params) -> dict[str, Any]:
             allocation_retries: how often this rank's allocator freed cached memory of the GPU to
                 allocate again, during the timed steps. Each time takes milliseconds.
             profiled_computation_ms: time in a profiled step during which this rank computes. If
-                steps without communication take much longer, the GPU waits for Python.
+                steps without communication take much longer, the GPU probably waits for Python.
             model: predicted exposed communication, see `_bucket_model`.
             shared: the value call_us of `model`, which the other runs of a block use, too.
 
