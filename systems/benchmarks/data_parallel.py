@@ -48,11 +48,12 @@ class Params(ParallelParams):
     #   flat          `systems.parallel.FlatDDP`
     #   overlapped    `systems.parallel.OverlappedDDP`
     #   bucketed      `systems.parallel.BucketedDDP`
-    #   torch         torch's DistributedDataParallel with its defaults (buckets of 25 MiB)
+    #   torch         torch's DistributedDataParallel, default arguments (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
-    #                 With both, torch.compile does not split blocks (see `measure`).
     #   FILE.py:NAME  a wrapper of your own, see `systems.parallel.external`
+    # torch.compile does not split compiled blocks in torch's DistributedDataParallel, also inside a
+    # wrapper of your own (see `measure`).
     strategy: Annotated[str, Implementation("ddp", STRATEGIES)]
     # Bucket size in MB (10^6 bytes), for strategy: bucketed (default: 100) and for a wrapper of
     # your own with a parameter bucket_size_mb. Not allowed with other strategies.
@@ -121,9 +122,10 @@ def run(params: Params) -> dict[str, Any]:
                 by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             allocation_retries: how often this rank's allocator freed cached memory of the GPU to
-                allocate again, during the timed steps. Each time takes milliseconds.
-            profiled_computation_ms: time in a profiled step during which this rank computes. If
-                steps without communication take much longer, the GPU probably waits for Python.
+                allocate again, during warm-up and timed steps.
+            profiled_computation_ms: time in a profiled step during which a kernel of this rank
+                computes. Gaps between kernels do not count. Communication that runs at the same
+                time makes it longer.
             model: predicted exposed communication, see `_bucket_model`.
             shared: the value call_us of `model`, which the other runs of a block use, too.
 
@@ -167,9 +169,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     rank, check = dist.get_rank(), round_options().check
     facts: dict[str, Any] = {}
-    # In the forward of torch's DistributedDataParallel, torch.compile would split each block at the
-    # boundaries of buckets. Blocks are small enough for overlap, and the training without
-    # communication would execute the split blocks, too, because both share their compiled code.
+    # In the forward of torch's DistributedDataParallel, torch.compile would split each block into
+    # pieces of about a bucket. The training without communication would execute the pieces, too,
+    # because both trainings share their compiled code.
     torch._dynamo.config.optimize_ddp = False
     with during("init"):
         alone = ParallelTraining(params, device, rank)

@@ -120,13 +120,18 @@ def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
 
 
 def torch_does_not_split_compiled_blocks(here: RankContext, folder: str) -> None:
-    """Compare the number of compiled graphs with that of a wrapper that compiles no differently."""
+    """Compare the number of compiled graphs with that of a wrapper that torch does not know.
+
+    The buckets of torch are made so small that it would split a block of the tiny model.
+    """
     os.environ["RUN_ARTIFACTS"] = folder
     compiled = []
     for wrap in (NaiveDDP, partial(DistributedDataParallel, bucket_cap_mb=1e-4)):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        with pytest.MonkeyPatch.context() as patch:
+        splits = torch._dynamo.config.patch(optimize_ddp=True)  # torch's default
+        with splits, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 100)
             patch.setattr(data_parallel, "wrapped", lambda module, _, wrap=wrap: wrap(module))
             measure(on(here, "torch", mode="compiled_blocks", rounds=1), here.device)
         compiled.append(torch._dynamo.utils.counters["aot_autograd"]["total"])
