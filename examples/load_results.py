@@ -24,6 +24,8 @@ from jobs.report import load
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python load_results.py RESULTS_FOLDER, such as logs/growth")
     results = load(sys.argv[1])
     chosen = results[results["phase"] == "forward_backward"]
     times = chosen.pivot_table(index="seq_len", columns="implementation", values="median_ms")

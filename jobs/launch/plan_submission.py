@@ -29,6 +29,7 @@ from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
 from jobs.results.stale import Staleness, without_hash
 from jobs.run import Run
+from jobs.status import Status
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import Sweep
@@ -159,6 +160,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         notes += snapshot.check(wanted.values(), folder)
     is_new = bool(todo) or _is_new(manifest, earlier)
     failed = failed_records(before)
+    if not options.leave_out:
+        notes += _unsupported_note(before)
     return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
 
 
@@ -343,6 +346,21 @@ def _same_device(
         )
 
     return there
+
+
+def _unsupported_note(records: list[Record]) -> list[str]:
+    """Return a note if skipped runs have no measurement because a machine did not support them.
+
+    Args:
+        records: the records of the skipped runs.
+    """
+    latest = {(record.run, record.repeat): record for record in records}
+    unsupported = [r for r in latest.values() if r.status is Status.unsupported]
+    if not unsupported:
+        return []
+    reason = unsupported[-1].failure.message if unsupported[-1].failure else "no reason recorded"
+    count = counted(len(unsupported), "run")
+    return [f"skipping {count} that were unsupported ({reason}); --force executes them again"]
 
 
 def failed_records(records: list[Record]) -> list[Record]:

@@ -102,13 +102,20 @@ class PartResult:
     @property
     def shown_answers(self) -> Iterator[ShownAnswer]:
         """The answers. Devices whose answers differ only in the records have one together."""
-        texts = {device: self._text(answer) for device, answer in self.answers.items()}
+        order = list(State)
+        devices = sorted(
+            self.answers, key=lambda device: order.index(state_of(self.answers[device]))
+        )
+        texts = {device: self._text(self.answers[device]) for device in devices}
         for _, group in groupby(texts, lambda device: without_marks(texts[device])):
             devices = list(group)
             answers = [self.answers[device] for device in devices]
             named = [self._with_state(device) for device in devices if device]
+            same = len({state_of(answer) for answer in answers}) == 1
             yield ShownAnswer(
-                " and ".join(named) if any(a.found or a.missing for a in answers) else "",
+                (" and " if same else ", and ").join(named)
+                if any(a.found or a.missing for a in answers)
+                else "",
                 joined([texts[device] for device in devices]),
                 [note for answer in answers for note in answer.notes],
             )

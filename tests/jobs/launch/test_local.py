@@ -189,6 +189,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
         assert what in record.failure.message
     again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
     assert "skipping 21 runs with a result" in again.stdout and len(records(out)) == 21
+    assert "skipping 21 runs that were unsupported" in again.stderr and "--force" in again.stderr
 
 
 @pytest.mark.slow
