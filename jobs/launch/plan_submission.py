@@ -6,7 +6,7 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -354,13 +354,13 @@ def _unsupported_note(records: list[Record]) -> list[str]:
     Args:
         records: the records of the skipped runs.
     """
-    latest = {(record.run, record.repeat): record for record in records}
-    unsupported = [r for r in latest.values() if r.status is Status.unsupported]
+    unsupported = [record for record in _latest(records) if record.status is Status.unsupported]
+    reasons = dict.fromkeys(r.failure.message for r in unsupported if r.failure is not None)
     if not unsupported:
         return []
-    reason = unsupported[-1].failure.message if unsupported[-1].failure else "no reason recorded"
-    count = counted(len(unsupported), "run")
-    return [f"skipping {count} that were unsupported ({reason}); --force executes them again"]
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    count = f"{len(unsupported)} of the skipped runs"
+    return [f"unsupported before: {count}{why}; --force executes them again"]
 
 
 def failed_records(records: list[Record]) -> list[Record]:
@@ -368,5 +368,9 @@ def failed_records(records: list[Record]) -> list[Record]:
 
     The statuses oom and unsupported are results, not failures.
     """
-    latest = {(record.run, record.repeat): record for record in records}
-    return [record for record in latest.values() if record.status.is_failure]
+    return [record for record in _latest(records) if record.status.is_failure]
+
+
+def _latest(records: list[Record]) -> Iterable[Record]:
+    """Return the latest record of each (run, repeat) pair."""
+    return {(record.run, record.repeat): record for record in records}.values()

@@ -101,7 +101,10 @@ class PartResult:
 
     @property
     def shown_answers(self) -> Iterator[ShownAnswer]:
-        """The answers. Devices whose answers differ only in the records have one together."""
+        """The answers, the best state first.
+
+        Devices whose answers differ only in the records have one together.
+        """
         order = list(State)
         devices = sorted(
             self.answers, key=lambda device: order.index(state_of(self.answers[device]))
@@ -111,6 +114,7 @@ class PartResult:
             devices = list(group)
             answers = [self.answers[device] for device in devices]
             named = [self._with_state(device) for device in devices if device]
+            # The comma separates a state from the devices before it.
             same = len({state_of(answer) for answer in answers}) == 1
             yield ShownAnswer(
                 (" and " if same else ", and ").join(named)
