@@ -239,7 +239,12 @@ HOPPER_FORMS = ("full", "causal", "split", "window", "packed", "softcap")
 
 
 def compile_hopper(
-    name: str, head_dim: int, form: str, tile: HopperTile | None = None, q_per_kv: int = 1
+    name: str,
+    head_dim: int,
+    form: str,
+    tile: HopperTile | None = None,
+    q_per_kv: int = 1,
+    deterministic: bool = False,
 ) -> Resources:
     """Compile a warp-specialized Gluon attention kernel for sm_90 and bfloat16 inputs.
 
@@ -252,6 +257,7 @@ def compile_hopper(
         tile: block sizes and launch options of the forward kernel. None means the default for
             `head_dim`.
         q_per_kv: number of heads of q per head of k and v.
+        deterministic: whether the backward kernel adds to dQ in a fixed order.
     """
     from triton.experimental.gluon import language as gl
 
@@ -293,9 +299,11 @@ def compile_hopper(
             **dict.fromkeys(("lse_desc", "minus_delta_desc"), row_of_floats),
             "dq_desc": f"tensordesc<fp32[64, 64],{gl.NVMMASharedLayout(0, 32, 2)!r}>",
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(64)),
-            "counter": "*i32", "dkey": gradient, "dvalue": gradient, "scale": "fp32",
+            **dict.fromkeys(("counter", "turns"), "*i32"), "dkey": gradient, "dvalue": gradient,
+            "scale": "fp32",
         }  # fmt: skip
         constants = {"IS_CAUSAL": is_causal, **features, "Q_PER_KV": q_per_kv}
+        constants["DETERMINISTIC"] = deterministic
         if head_dim > 64:
             constants["SPLIT"] = form == "split"
         kinds = {name: kind for name, kind in kinds.items() if name in kernel.arg_names}

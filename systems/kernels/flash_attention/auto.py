@@ -12,7 +12,7 @@ from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors
 from systems.kernels.flash_attention.features import features
-from systems.kernels.flash_attention.hopper.splits import BLOCK_K
+from systems.kernels.flash_attention.hopper.splits import fills_gpu
 from systems.kernels.flash_attention.registry import HAS, unsupported_reason
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
@@ -89,6 +89,5 @@ def _fills_gpu(k: Tensor, may_split: bool) -> bool:
         k: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
         may_split: whether the kernels can split the queries, see `kernel_options.KernelOptions`.
     """
-    programs = math.prod(k.shape[:-2]) * -(-k.shape[-2] // BLOCK_K)
     splits = may_split and k.shape[-1] in (64, 128)
-    return splits or programs >= multiprocessors(k.device.index)
+    return splits or fills_gpu(k.shape, multiprocessors(k.device.index))

@@ -71,10 +71,11 @@ class FlashAttentionHopper(torch.autograd.Function):
     inputs, and the same head_dim for q, k and v: 64, or a multiple of 8 from 72 to 128. With packed
     sequences, it must be 64 or 128. A softcap must be at most 512.
 
-    Backward uses the Triton kernels, which are deterministic, under
-    `torch.use_deterministic_algorithms(True)`, and if q does not need a gradient or neither k nor v
-    needs one. Otherwise, backward uses Hopper kernels. They add up dq in float32 in an order that
-    changes from call to call, so the rounding errors of dq also change.
+    Backward uses the Triton kernels if q does not need a gradient or neither k nor v needs one.
+    Otherwise, it uses Hopper kernels, which add up dq in float32 in an order that changes from call
+    to call, so the rounding errors of dq also change. Under
+    `torch.use_deterministic_algorithms(True)` the order is fixed; if there are too few heads and
+    keys for this, backward uses the Triton kernels, which are deterministic, too.
     """
 
     @staticmethod

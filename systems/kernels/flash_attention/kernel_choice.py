@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from systems.kernels.device import multiprocessors
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.hopper.splits import fills_gpu
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
@@ -65,8 +67,10 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of attention with respect to q, k and v, with Triton or Hopper kernels.
 
-    With kernels="hopper", the Triton kernels are still used if torch requires deterministic
-    algorithms, if not all gradients are needed, and if the Hopper kernels do not support q.
+    With kernels="hopper", the Triton kernels are still used if not all gradients are needed, and if
+    the Hopper kernels do not support q. If torch requires deterministic algorithms, the Triton
+    kernels are also used if there are fewer blocks of keys than multiprocessors: the Hopper kernels
+    would have to split the queries, which they cannot do in a fixed order.
 
     Args:
         q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
@@ -80,12 +84,16 @@ def backward(
     Returns:
         dq, dk, dv: None for gradients that are not needed.
     """
-    on_hopper = kernels == "hopper" and not torch.are_deterministic_algorithms_enabled()
     call = variant, packing is not None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    on_hopper = kernels == "hopper"
+    if on_hopper and deterministic:
+        on_hopper = fills_gpu(k.shape, multiprocessors(k.device.index))
     if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv, *call) is None:
         return backward_launch.flash_backward(
-            q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse
-        )
+            q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse,
+            deterministic=deterministic,
+        )  # fmt: skip
     return launch.flash_backward(
         q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing,
         precision=precision, needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,

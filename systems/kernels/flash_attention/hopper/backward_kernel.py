@@ -19,7 +19,7 @@ O) minus the gradient of the log-sum-exp. The warps of a program are:
     partition)                 to global memory while dQ^T of the next tile is computed
 
 The warps pass data to each other through rings of slots in shared memory (see the module
-`backward_common`). "dQ" below is the warpgroup that computes dQ^T:
+`backward_rings`). "dQ" below is the warpgroup that computes dQ^T:
 
     ring   content of a slot        written by     read by              slots
     kv     K, V of a work item      producer       consumers, dQ        2
@@ -46,7 +46,7 @@ dP^T at the start of a step, this order is 8% faster for 16 to 32 heads of 16k t
 for 2k tokens, on an H100.
 
 The contributions to dQ are added in an order that changes from call to call, so the rounding errors
-of dQ also change. `triton.launch.flash_backward` is deterministic, but computes the scores twice.
+of dQ also change, unless the kernel is launched with DETERMINISTIC (see `backward_turns`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -65,17 +65,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward_common import (
-    BLOCK_Q,
-    HALF_K,
-    BackwardProblem,
+from systems.kernels.flash_attention.hopper.backward_rings import (
     add_dq,
     allocate,
     barriers,
     load_item,
-    probabilities,
     row_of,
+)
+from systems.kernels.flash_attention.hopper.backward_scores import (
+    probabilities,
     times,
+)
+from systems.kernels.flash_attention.hopper.backward_turns import end_turn, take_turn
+from systems.kernels.flash_attention.hopper.backward_work import (
+    BLOCK_Q,
+    HALF_K,
+    BackwardProblem,
 )
 from systems.kernels.flash_attention.hopper.registers import store_rows
 
@@ -167,6 +172,7 @@ def _sum_dq(shared, problem, dealer, dq_desc):
     zeros = gl.zeros([HEAD_DIM, BLOCK_Q], gl.float32, layout)
     turn = 0
     n = 0
+    held = gl.to_tensor(-1)
     item = gl.program_id(0)
     while item < problem.n_items:
         located = problem.locate(item)
@@ -193,8 +199,10 @@ def _sum_dq(shared, problem, dealer, dq_desc):
                 dq_tile = shared.dq.index(n % DQ_SLOTS)
                 # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
                 tma.store_wait(pendings=DQ_SLOTS - 1)
-                if problem.BOUNDED:
+                if problem.BOUNDED or problem.DETERMINISTIC:
                     row = (before // BLOCK_Q + located.tile(i)) * HEAD_DIM
+                if problem.DETERMINISTIC:
+                    held = take_turn(problem, located, held, located.tile(i), row // HEAD_DIM)
                 add_dq(dq_desc, dq, row, dq_tile)
                 row += HEAD_DIM
                 n += 1
@@ -202,6 +210,8 @@ def _sum_dq(shared, problem, dealer, dq_desc):
         item = dealer.next(turn)
         turn += 1
     tma.store_wait(pendings=0)
+    if problem.DETERMINISTIC:
+        end_turn(problem, held)
 
 
 @gluon.jit
@@ -308,17 +318,17 @@ def _consume(
         end = n + problem.Q_PER_KV * item.n_tiles  # number of the first step of the next work item
         scores = warpgroup_mma_wait(0, deps=[_scores(shared, n, k, s_layout)])
         for which in range(problem.Q_PER_KV):
-            for i in range(item.n_masked):
+            for i in range(item.n_first()):
                 step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
                     shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    item.tile(i) * BLOCK_Q, HALF, True,
+                    item.tile(i) * BLOCK_Q, HALF, not problem.DETERMINISTIC,
                 )  # fmt: skip
-            for i in range(item.n_masked, item.n_tiles):
+            for i in range(item.n_first(), item.n_tiles):
                 step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
                     shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    item.tile(i) * BLOCK_Q, HALF, False,
+                    item.tile(i) * BLOCK_Q, HALF, problem.DETERMINISTIC,
                 )  # fmt: skip
         n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
@@ -341,13 +351,14 @@ def _consume(
     ]
 )  # fmt: skip
 def backward_kernel(
-    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, dkey, dvalue,
-    starts_q, starts_k, blocks,
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, turns, dkey,
+    dvalue, starts_q, starts_k, blocks,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     PACKED: gl.constexpr, SOFTCAP: gl.constexpr, Q_PER_KV: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
 
@@ -373,6 +384,8 @@ def backward_kernel(
             queries.
         counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
             have taken, except the first one of each program.
+        turns: int32 (batch * q_heads * n_padded / 64,), must be zeros. Counters of the additions to
+            each tile of dQ. It is used only if DETERMINISTIC is True.
         dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
             queries of each split. Their dtype is that of Q, or float32 with several splits.
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
@@ -405,13 +418,15 @@ def backward_kernel(
         PACKED: whether rows belong to packed sequences. There must be one split.
         SOFTCAP: whether scores are capped.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
+        DETERMINISTIC: whether work items add to dQ in a fixed order, see the module
+            `backward_turns`. There must be one split.
     """
     if PACKED:
         n_items = gl.load(blocks) * n_heads
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
-        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV,
+        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1

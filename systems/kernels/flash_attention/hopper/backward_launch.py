@@ -7,8 +7,8 @@ heads to fill the GPU, the queries are split into ranges. In this case, a fourth
 and dV of all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
-of dQ also change. For deterministic gradients, use `triton.launch.flash_backward`, which computes
-the scores twice.
+of dQ also change. On request, the order is fixed (see the module `backward_turns`), and the queries
+are not split.
 
 A launch plan holds prepared kernel launches. It is cached for each combination of shapes, strides,
 dtype and options.
@@ -87,6 +87,7 @@ def flash_backward(
     packing: Packing | None = None,
     dlse: Tensor | None = None,
     n_splits: int | None = None,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
 
@@ -103,10 +104,12 @@ def flash_backward(
             `splits.backward_splits` by default. With packed sequences, with a left bound of the
             mask, and if head_dim is neither 64 nor 128, it is 1, and another number is an
             AssertionError.
+        deterministic: whether the gradients are bitwise equal in every call. n_splits must then be
+            1 or None.
 
     Returns:
-        dq, dk, dv: with the shapes and dtype of q, k and v. The rounding errors of dq differ from
-            call to call.
+        dq, dk, dv: with the shapes and dtype of q, k and v. Without `deterministic`, the rounding
+            errors of dq differ from call to call.
 
     Raises:
         ValueError: if q, k, v, out and dout do not have the same dtype.
@@ -125,7 +128,7 @@ def flash_backward(
     shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
     plan = _backward_plan(
         q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None, variant,
-        packed_sizes(packing),
+        packed_sizes(packing), deterministic,
     )  # fmt: skip
     with on(q.device):
         plan(packing, lse, None if dlse is None else dlse.contiguous(), *tensors)
@@ -147,6 +150,7 @@ class HopperBackwardPlan:
             `backward_splits`, or 1 if a split is impossible or makes no sense.
         has_dlse: whether calls have a gradient of lse.
         packed: sizes of the packed sequences; None if the sequences are not packed.
+        deterministic: whether the order of the additions to dQ is fixed.
     """
 
     def __init__(
@@ -161,6 +165,7 @@ class HopperBackwardPlan:
         has_dlse: bool,
         variant: Variant,
         packed: PackedSizes | None,
+        deterministic: bool,
     ):
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
@@ -171,8 +176,10 @@ class HopperBackwardPlan:
         n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
         # `sum_kernel` reads partial results without padding.
-        if head_dim < self.head_dim or not options.may_split:
-            assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
+        if head_dim < self.head_dim or deterministic or not options.may_split:
+            assert n_splits in (None, 1), (
+                "n_splits with a padded head_dim, packing, a left bound or a fixed order"
+            )
             n_splits = 1
         if n_splits is None:
             mask_is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
@@ -203,6 +210,8 @@ class HopperBackwardPlan:
             *options.scales,
         )  # fmt: skip
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
+        # A counter for each tile of 64 queries and 64 columns
+        self.n_turns = self.n_rows // TILE * (self.head_dim // 64) if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
         layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
         self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
@@ -277,6 +286,7 @@ class HopperBackwardPlan:
             self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
             all_constants["SPLIT"] = self.n_splits > 1
         all_constants["Q_PER_KV"] = shapes[0][1] // shapes[1][1]
+        all_constants["DETERMINISTIC"] = self.n_turns > 0
         targets = [0, *dk[:3], 0, *dv[:3]]
         if self.n_splits > 1:
             heads, n_keys, head_dim = shapes[1][1:]
@@ -291,7 +301,9 @@ class HopperBackwardPlan:
         n, device = self.n_rows, q.device
         work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
         dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
-        counter = torch.empty(1, dtype=torch.int32, device=device)
+        counter = turns = torch.empty(1, dtype=torch.int32, device=device)
+        if self.n_turns:
+            turns = torch.zeros(self.n_turns, dtype=torch.int32, device=device)
         # Tensors that the kernels do not use are replaced by others.
         dlse = lse if dlse is None else dlse
         sequences = [counter] * 3
@@ -304,10 +316,10 @@ class HopperBackwardPlan:
         pairs = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         if self.n_splits == 1:
-            self.differentiate(counter, dk, dv, *sequences, maps=maps)
+            self.differentiate(counter, turns, dk, dv, *sequences, maps=maps)
         else:
             partials = torch.empty(self.partials_shape, dtype=torch.float32, device=device)
-            self.differentiate(counter, *partials.unbind(), *sequences, maps=maps)
+            self.differentiate(counter, turns, *partials.unbind(), *sequences, maps=maps)
             self.sum(partials, dk, dv)
         self.convert(dq_sum, dq, starts_q)
 

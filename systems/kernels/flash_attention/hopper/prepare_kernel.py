@@ -63,7 +63,7 @@ def prepare_kernel(
         HAS_DLSE: whether lse has a gradient.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
-    `backward_common.row_of` reads them.
+    `backward_rings.row_of` reads them.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 
@@ -33,6 +34,16 @@ FORWARD_ITEM_TILES = 2
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6}
 # Backward pass: number of keys per work item and number of queries per step
 BLOCK_K, BLOCK_Q = 128, 64
+
+
+def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
+    """Return whether backward has work for all multiprocessors without a split.
+
+    Args:
+        k_shape: shape of k, (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
+        multiprocessors: number of multiprocessors of the GPU.
+    """
+    return math.prod(k_shape[:-2]) * -(-k_shape[-2] // BLOCK_K) >= multiprocessors
 
 
 @functools.lru_cache(maxsize=1024)

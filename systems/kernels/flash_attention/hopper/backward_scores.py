@@ -1,0 +1,78 @@
+"""Scores and probabilities of a tile in the Hopper backward kernels, as (keys, queries)."""
+
+# Kernel arguments have Triton's own types, which mypy does not know.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+from systems.kernels.flash_attention.hopper.registers import reciprocal
+
+
+@gluon.jit
+def times(a, b, layout: gl.constexpr):
+    """Issue the asynchronous WGMMA a b^T, and return its result, float32 (rows of a, rows of b).
+
+    The caller must wait for the WGMMA before it uses the result.
+
+    Args:
+        a: left operand, in registers or in shared memory.
+        b: right operand before it is transposed, in shared memory.
+        layout: register layout of the result.
+    """
+    ROWS: gl.constexpr = a.shape[0]
+    COLUMNS: gl.constexpr = b.shape[0]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+    return warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.constexpr):
+    """Return P^T of a tile, and P^T times the derivative of the capped by the scaled scores.
+
+    Without a softcap, this derivative is 1. With a softcap, tanh(x) is 1 - 2 r with r = 1 / (1 +
+    exp(2 x)), and its derivative is 4 (r - r^2).
+
+    Args:
+        s: S^T, float32 (keys, queries), in registers.
+        lse: log-sum-exp of the queries in base 2.
+        problem: `BackwardProblem`.
+        item: `WorkItem`.
+        first_key, first_query: index of the first key and of the first query of the tile.
+        MASKED: whether the tile needs a mask.
+    """
+    if problem.SOFTCAP:
+        r = reciprocal(1.0 + gl.exp2(s * problem.scale_log2e))
+        p = gl.exp2(r * (-2.0 * problem.cap_log2e) + (problem.cap_log2e - lse)[None, :])
+    else:
+        p = gl.exp2(s * problem.scale_log2e - lse[None, :])
+    if MASKED:
+        p = _hide(p, problem, item, first_key, first_query)
+    weighted = p
+    if problem.SOFTCAP:
+        weighted = p * (4.0 * (r - r * r))
+    return p, weighted
+
+
+@gluon.jit
+def _hide(p, problem, item, first_key, first_query):
+    """Set the elements of a tile of P^T that belong to hidden or missing keys to zero.
+
+    P^T is the transposed matrix of probabilities. A key is hidden from a query if the mask excludes
+    it. A key is missing if the tile extends past the last key. The score of a missing key is 0, so
+    its probability would be exp2(-lse). This value may be inf, and the matmul for dQ would then
+    compute inf * 0 = NaN.
+    """
+    layout: gl.constexpr = p.type.layout
+    keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
+    visible = (keys < item.n_keys)[:, None]
+    if problem.IS_CAUSAL or problem.BOUNDED:
+        queries = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
+        visible = visible & (keys[:, None] <= (queries + item.upper)[None, :])
+    if problem.BOUNDED:
+        visible = visible & (keys[:, None] >= (queries + item.lower)[None, :])
+    return gl.where(visible, p, 0.0)

@@ -1,0 +1,159 @@
+"""Tests of the Hopper backward kernels with a fixed order of the additions to dQ.
+
+They are compiled for sm_90 on any machine. On a Hopper GPU, their gradients are compared with
+float64, and with those of 200 other calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from systems.kernels.device import multiprocessors
+from systems.kernels.flash_attention import flash_attention
+from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
+from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.flash_cases import (
+    COMPILED_FORMS,
+    HOPPER_SHAPES,
+    assert_right_packed,
+    inputs,
+    on_hopper,
+    packed_inputs,
+)
+
+BF16 = torch.bfloat16
+REPEATS = 200
+BLOCK_K = 128  # keys per work item
+# A kernel of a fixed order keeps the turn of a warpgroup in registers, besides everything else.
+SPILLS = 128  # bytes per thread
+# (causal, variant, queries, keys): work items of 132 programs and many more, ragged and whole tiles
+FORMS = {
+    "full": (False, NO_VARIANT, 1000, 1000),
+    "causal": (True, NO_VARIANT, 1000, 1000),
+    "fewer queries": (True, NO_VARIANT, 300, 1111),
+    "lower right": (True, Variant(lower_right=True), 300, 4111),
+    "more queries": (True, Variant(lower_right=True), 1111, 300),
+    "window": (False, Variant(200, 100), 1000, 1000),
+    "left window": (True, Variant(127), 1000, 1000),
+    "softcap": (True, Variant(softcap=5.0), 1000, 1000),
+}
+# (head_dim, heads of q, heads of k and v)
+HEADS = [(64, 20, 20), (64, 8, 2), (128, 20, 20), (128, 8, 2), (96, 4, 2)]
+
+
+@pytest.mark.parametrize("form", [*COMPILED_FORMS[:2], "window", "packed"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiled_for_hopper(head_dim, form):
+    pytest.importorskip("triton")
+    from scripts.compile_check import SHARED_LIMIT, compile_hopper
+
+    found = compile_hopper("backward", head_dim, form, deterministic=True)
+    assert found.spilled <= SPILLS and found.shared <= SHARED_LIMIT
+    # An addition must be complete before the next one may begin.
+    assert "cp.async.bulk.wait_group 0;" in found.ptx and "acquire" in found.ptx
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, is_causal: bool, variant: Variant
+) -> tuple[Tensor, ...]:
+    """Return out, lse, dq, dk and dv, after checking that the gradients do not vary."""
+    out, lse = flash_forward(q, k, v, is_causal, variant=variant)
+    of = partial(
+        flash_backward, q, k, v, out, lse, dout, is_causal, variant=variant, deterministic=True
+    )
+    first = of()
+    unequal = torch.zeros((), dtype=torch.int64, device=q.device)
+    for _ in range(REPEATS):
+        unequal += sum((x != y).any() for x, y in zip(of(), first, strict=True))
+    assert unequal.item() == 0
+    return out, lse, *first
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), HEADS)
+def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, heads, kv_heads, form):
+    is_causal, variant, n_queries, n_keys = FORMS[form]
+    tensors = inputs((n_queries, n_keys), head_dim, BF16, (2, heads), "cuda", kv_heads=kv_heads)
+    found = dict(zip(NAMES, gradients(*tensors, is_causal, variant), strict=True))
+    assert_within_limits(found, *tensors, is_causal, variant=variant)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
+    """Work items wait for some that ran before, and must never wait for one that cannot start."""
+    n = 2 * multiprocessors(0) * BLOCK_K
+    for is_causal in (True, False):
+        tensors = inputs((n, n), head_dim, BF16, (1, 1), "cuda")
+        gradients(*tensors, is_causal, NO_VARIANT)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_many_shapes(outputs_hold_nan, head_dim):
+    for (_, heads, *lengths), is_causal in itertools.product(HOPPER_SHAPES, (True, False)):
+        tensors = inputs(tuple(lengths), head_dim, BF16, (1, heads), "cuda")
+        out, lse = flash_forward(*tensors[:3], is_causal)
+        found = flash_backward(*tensors[:3], out, lse, tensors[3], is_causal, deterministic=True)
+        named = dict(zip(NAMES[2:], found, strict=True))
+        assert_within_limits(named, *tensors, is_causal)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize(("head_dim", "heads"), [(64, (4, 4)), (128, (4, 2))])
+def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
+    lengths = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
+    tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
+
+    def by(q, k, v, dout, is_causal, scale=None, *, dlse=None, **options):
+        out, lse = flash_forward(q, k, v, is_causal, scale, **options)
+        of = partial(
+            flash_backward, q, k, v, out, lse, dout, is_causal, scale, dlse=dlse,
+            deterministic=True, **options,
+        )  # fmt: skip
+        first = of()
+        for again in (of() for _ in range(20)):
+            assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
+        return out, lse, *first
+
+    for variant in (NO_VARIANT, Variant(150, None, True)):
+        assert_right_packed(tensors, packing, True, variant=variant, by=by)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_torch_asks_for_it(head_dim):
+    q, k, v, dout = (
+        x.requires_grad_() for x in inputs((2000, 2000), head_dim, BF16, (1, 10), "cuda")
+    )
+    out, lse = flash_forward(q.detach(), k.detach(), v.detach(), True)
+    expected = flash_backward(q, k, v, out, lse, dout, True, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        given = flash_attention(q, k, v, True, implementation="flash_hopper")
+        found = torch.autograd.grad(given, (q, k, v), dout)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_a_split_has_no_fixed_order():
+    q, k, v, dout = inputs((1000, 1000), 64, BF16, (1, 1), "cuda")
+    out, lse = flash_forward(q, k, v, True)
+    with pytest.raises(AssertionError, match="n_splits"):
+        flash_backward(q, k, v, out, lse, dout, True, deterministic=True, n_splits=2)
