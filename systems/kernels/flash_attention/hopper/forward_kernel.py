@@ -118,10 +118,11 @@ def capped(s, scale_log2e, cap_log2e):
 def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
     """Return which keys of a tile the 64 queries from first_query on see, bool (64, BLOCK_K)."""
     keys = first_key + gl.arange(0, problem.BLOCK_K, gl.SliceLayout(0, layout))
-    visible = (keys < item.n_keys)[None, :]
+    queries = first_query + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    last = gl.full([ROWS], 0, gl.int32, queries.type.layout) + (item.n_keys - 1)
     if problem.BOUNDED or problem.IS_CAUSAL:
-        queries = first_query + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        visible = visible & (keys[None, :] <= (queries + item.upper)[:, None])
+        last = gl.minimum(queries + item.upper, last)
+    visible = keys[None, :] <= last[:, None]
     if problem.BOUNDED:
         visible = visible & (keys[None, :] >= (queries + item.lower)[:, None])
     return visible

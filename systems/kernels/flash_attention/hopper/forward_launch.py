@@ -88,8 +88,8 @@ def forward_tile(
 
     Args:
         head_dim: 64 or 128, as returned by `kernel_head_dim`.
-        needs_registers: whether the kernel spills registers with three consumers, as it does with
-            packed sequences and with a softcap.
+        needs_registers: whether the kernel spills registers with three consumers, as it does with a
+            softcap.
     """
     is_short = needs_registers or (is_causal and n_queries <= SHORT_LENGTH)
     return SHORT if is_short and head_dim == 64 else FORWARD[head_dim]
@@ -258,9 +258,10 @@ class HopperForwardPlan:
         padded_dim = kernel_head_dim(head_dim)
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
         is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
-        tile = tile or forward_tile(
-            padded_dim, n_queries, is_causal, packed is not None or options.has_softcap
-        )
+        if tile is None and packed is not None:
+            causal = options.constants["IS_CAUSAL"]
+            tile = forward_tile(padded_dim, packed.max_queries, causal, options.has_softcap)
+        tile = tile or forward_tile(padded_dim, n_queries, is_causal, options.has_softcap)
         n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
