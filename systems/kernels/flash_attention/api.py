@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from systems.kernels.flash_attention.arguments import (
     make_variant,
     option_errors,
     packing_errors,
+    properties,
     require_tensors,
     tensor_errors,
 )
@@ -30,9 +32,11 @@ from systems.kernels.flash_attention.auto import best_implementation
 from systems.kernels.flash_attention.autograd import autocast
 from systems.kernels.flash_attention.layout import four_dimensional
 from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
+from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 Window = tuple[int | None, int | None]
+NO_WINDOW: Window = (None, None)
 # Implementations that allow for a negative scale. The others mask scores before they scale them.
 ANY_SCALE = ("naive", "flash_pytorch", "flash_triton", "flash_hopper")
 
@@ -45,7 +49,7 @@ def flash_attention(
     scale: float | None = None,
     implementation: str = "auto",
     *,
-    window: Window = (None, None),
+    window: Window = NO_WINDOW,
     alignment: str = "upper_left",
     softcap: float | None = None,
     return_lse: bool = False,
@@ -108,17 +112,10 @@ def flash_attention(
     """
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
-    errors = option_errors(
-        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
-    )
-    errors += tensor_errors(q, k, v, layout if layout in LAYOUTS else LAYOUTS[0])
-    if errors:
-        raise ValueError("; ".join(errors))
+    options = is_causal, scale, implementation, alignment, softcap, return_lse, layout
+    is_causal, variant = _checked(properties(q, k, v), window, options)
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-    if q.shape[-2] == k.shape[-2]:
-        alignment = ALIGNMENTS[0]  # the same, and more implementations have it
-    is_causal, variant = make_variant(is_causal, window, alignment, softcap)
     leading = q.shape[:-2]
     # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
     # materializes the score matrix.
@@ -127,7 +124,8 @@ def flash_attention(
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
     result = _attend(q, k, v, is_causal, scale, implementation, variant, None, return_lse)
     out, lse = result if return_lse else (result, None)
-    out = out.reshape(*leading, *out.shape[-2:])
+    if len(leading) != 2:
+        out = out.reshape(*leading, *out.shape[-2:])
     if layout == LAYOUTS[1]:
         out = out.transpose(-3, -2)
     return out if lse is None else (out, lse.reshape(*leading, lse.shape[-1]))
@@ -145,7 +143,7 @@ def flash_attention_packed(
     scale: float | None = None,
     implementation: str = "auto",
     *,
-    window: Window = (None, None),
+    window: Window = NO_WINDOW,
     alignment: str = "upper_left",
     softcap: float | None = None,
     return_lse: bool = False,
@@ -188,7 +186,7 @@ def flash_attention_packed(
         is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse,
         LAYOUTS[0],
     )  # fmt: skip
-    errors += tensor_errors(q, k, v, PACKED)
+    errors += tensor_errors(*properties(q, k, v), PACKED)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     errors += packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if errors:
@@ -205,6 +203,59 @@ def flash_attention_packed(
     # The kernels write rows before heads if q has them so; naive does not.
     out = out.transpose(0, 1).contiguous()
     return out if lse is None else (out, lse)
+
+
+def _checked(
+    tensors: tuple[Any, Any, Any], window: Window, options: tuple[Any, ...]
+) -> tuple[bool, Variant]:
+    """Return whether attention is causal, and its variant, for arguments of `flash_attention`.
+
+    Equal arguments without a window are checked once, because the checks take a considerable part
+    of a call with small inputs.
+
+    Args:
+        tensors: the result of `properties`.
+        options: the other arguments of `_check`, without the window.
+
+    Raises:
+        ValueError: if arguments are invalid; the message lists all errors.
+    """
+    if window is NO_WINDOW and not torch.compiler.is_compiling():
+        try:
+            return _cached_check(*tensors, NO_WINDOW, *options)
+        except TypeError:  # an option or a size that cannot be hashed
+            pass
+    return _check(*tensors, window, *options)
+
+
+def _check(
+    shapes: Any,
+    dtypes: Any,
+    devices: Any,
+    window: Any,
+    is_causal: Any,
+    scale: Any,
+    implementation: Any,
+    alignment: Any,
+    softcap: Any,
+    return_lse: Any,
+    layout: Any,
+) -> tuple[bool, Variant]:
+    errors = option_errors(
+        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
+    )
+    layout = layout if layout in LAYOUTS else LAYOUTS[0]
+    errors += tensor_errors(shapes, dtypes, devices, layout)
+    if errors:
+        raise ValueError("; ".join(errors))
+    rows = -2 if layout == LAYOUTS[0] else -3
+    if shapes[0][rows] == shapes[1][rows]:
+        alignment = ALIGNMENTS[0]  # the same, and more implementations have it
+    return make_variant(is_causal, window, alignment, softcap)
+
+
+# typed: 1 and 1.0 are not valid in all places of True and 1.
+_cached_check = functools.lru_cache(maxsize=MAX_PLANS, typed=True)(_check)
 
 
 def _attend(

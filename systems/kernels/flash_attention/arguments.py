@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,26 +50,32 @@ def require_tensors(q: object, k: object, v: object) -> None:
         raise ValueError("; ".join(errors))
 
 
-def tensor_errors(q: Tensor, k: Tensor, v: Tensor, layout: str = LAYOUTS[0]) -> list[str]:
+def tensor_errors(
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    devices: Sequence[torch.device],
+    layout: str = LAYOUTS[0],
+) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
     Args:
-        q, k, v: tensors with the dimensions that FORMS describes.
+        shapes, dtypes, devices: those of q, k and v. FORMS describes the dimensions.
         layout: a key of FORMS.
     """
-    given = q.shape, k.shape, v.shape
-    shapes: list[Sequence[int]] = list(given)
+    given = shapes
     if layout != LAYOUTS[0]:  # with heads before rows; an empty shape is always an error
-        n_dims = 3 if layout == PACKED else max(3, q.dim())
+        n_dims = 3 if layout == PACKED else max(3, len(shapes[0]))
         fits = all(len(shape) == n_dims for shape in given)
         shapes = [(*s[:-3], s[-2], s[-3], s[-1]) if fits else () for s in given]
-    return qkv_errors(
-        shapes,
+    return qkv_errors(shapes, dtypes, devices, DTYPES, form=FORMS[layout], given=given)
+
+
+def properties(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any]:
+    """Return the shapes, the dtypes and the devices of q, k and v, for `tensor_errors`."""
+    return (
+        (q.shape, k.shape, v.shape),
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
-        DTYPES,
-        form=FORMS[layout],
-        given=given,
     )
 
 

@@ -50,7 +50,8 @@ def best_implementation(
         q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.
     """
     call = is_causal, variant, is_packed, return_lse
-    if not set(features(q, k, v, *call)) <= HAS["sdpa"]:
+    needed = features(q, k, v, *call)
+    if needed and not set(needed) <= HAS["sdpa"]:
         may_split = not is_packed and variant.window_left is None
         for name in ("flash_hopper", "flash_triton"):
             if unsupported_reason(q, k, v, is_causal, name, *call[1:]) is None and (
@@ -59,7 +60,7 @@ def best_implementation(
                 return name
         return "naive"
     is_float32 = q.dtype == torch.float32
-    is_plain = not features(q, k, v, *call)
+    is_plain = not needed
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
     flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS

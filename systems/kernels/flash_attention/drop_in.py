@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from systems.kernels.flash_attention.api import flash_attention
-from systems.kernels.flash_attention.arguments import scale_error, tensor_errors
+from systems.kernels.flash_attention.arguments import properties, scale_error, tensor_errors
 from systems.kernels.flash_attention.autograd import autocast
 
 _warned: set[str] = set()
@@ -83,7 +83,7 @@ def _fallback_reason(
         return "flash_attention accepts only tensors, and no nested ones"
     if torch._C._are_functorch_transforms_active():
         return "flash_attention does not support transforms of torch.func"
-    if tensor_errors(*autocast(query, key, value)):
+    if tensor_errors(*properties(*autocast(query, key, value))):
         return "flash_attention does not accept these shapes, dtypes or devices"
     if not isinstance(is_causal, bool) or scale_error(scale):
         return "flash_attention does not accept this is_causal or scale"

@@ -142,6 +142,23 @@ def test_a_scale_that_is_no_number_is_refused(scale):
         flash_attention(q, k, v, scale=scale)
 
 
+@pytest.mark.parametrize(
+    ("valid", "invalid"),
+    [
+        ({"is_causal": True}, {"is_causal": 1}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"implementation": "naive"}, {"implementation": ["naive"]}),
+        ({"return_lse": False}, {"return_lse": 0}),
+        ({}, {"window": [None]}),
+    ],
+)
+def test_a_valid_call_does_not_make_an_equal_invalid_one_valid(valid, invalid):
+    q, k, v, _ = _inputs((4, 4))
+    flash_attention(q, k, v, **valid)
+    with pytest.raises(ValueError, match=f"{next(iter(invalid))} must be"):
+        flash_attention(q, k, v, **invalid)
+
+
 def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
     from systems.kernels.flash_attention.peers.flex import _causal_mask
 
