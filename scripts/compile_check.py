@@ -327,7 +327,7 @@ def hopper_table() -> tuple[list[list[object]], int]:
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
-        tile = forward_tile(head_dim, LONG, True, form == "softcap") if name == "forward" else None
+        tile = forward_tile(head_dim, LONG, True) if name == "forward" else None
         found = compile_hopper(name, head_dim, form, tile)
         wrong = ""
         if found.shared > SHARED_LIMIT:

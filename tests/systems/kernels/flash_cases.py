@@ -122,6 +122,7 @@ def by_hopper(
     scale: float | None = None,
     *,
     dlse: Tensor | None = None,
+    deterministic: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, lse, dq, dk and dv of the Hopper kernels."""
@@ -129,7 +130,7 @@ def by_hopper(
 
     out, lse = forward_launch.flash_forward(q, k, v, is_causal, scale, **options)
     gradients = backward_launch.flash_backward(
-        q, k, v, out, lse, dout, is_causal, scale, dlse=dlse, **options
+        q, k, v, out, lse, dout, is_causal, scale, dlse=dlse, deterministic=deterministic, **options
     )
     return out, lse, *gradients
 

@@ -53,6 +53,7 @@ def run_both_passes() -> None:
         )
         out, lse = flash_forward(q, k, v, is_causal, n_splits=n_splits)
         flash_backward(q, k, v, out, lse, dout, is_causal, n_splits=n_splits)
+        flash_backward(q, k, v, out, lse, dout, is_causal, deterministic=True)
     window, capped = Variant(100, None, lower_right=True), Variant(softcap=5.0)
     for head_dim, variant in itertools.product((64, 128), (window, capped)):
         q, k, v, dout = inputs((300, 420), head_dim, torch.bfloat16, (1, 2), "cuda")

@@ -61,7 +61,7 @@ from systems.kernels.flash_attention.hopper.backward_scores import (
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_turns import end_turn, take_turn
+from systems.kernels.flash_attention.hopper.backward_turns import add_in_order, pass_dq
 from systems.kernels.flash_attention.hopper.backward_work import (
     BLOCK_Q,
     HALF_K,
@@ -93,6 +93,15 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 
 
 @gluon.jit
+def _add(shared, problem, dq_desc):
+    if problem.PACKED:  # noqa: SIM102 (a constant)
+        if gl.program_id(0) >= problem.n_items:
+            return
+    item = problem.locate(gl.program_id(0))
+    add_in_order(shared, problem, item, dq_desc, gl.to_tensor(0), 1, 2)
+
+
+@gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
     """Issue the WGMMAs that compute half of the columns of dQ for tile i - 1, as dQ^T.
 
@@ -121,40 +130,35 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _add_dq(
-    shared, dq_desc, problem, item, dq, held, tile, row,
-    HALF: gl.constexpr, LATER: gl.constexpr = 0,
+    shared, dq_desc, problem, dq, i, row, HALF: gl.constexpr, LATER: gl.constexpr = 0
 ):  # fmt: skip
     """Add one consumer's half of dQ^T of a tile to global memory by TMA, asynchronously.
 
     The half is first stored in shared memory. The function waits until TMA has read the previous
-    half from there. If additions have a fixed order, it waits for the turn of the work item.
+    half from there. If additions have a fixed order, the adder warp adds it from there.
 
     Args:
         shared: `Shared`, the rings in shared memory.
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
+        problem: `BackwardProblem`.
         dq: half of dQ^T of the tile, float32 (64, 64), in registers.
-        held: result of the previous call; -1 before the first one.
-        tile: index of the tile in its sequence.
+        i: number of earlier calls by this consumer.
         row: row of dq_desc at which the half starts.
         HALF: index of this consumer, 0 or 1, which selects the buffer in shared memory.
         LATER: number of TMA stores that this consumer has issued since its previous call. The
             function does not wait for these stores.
-
-    Returns:
-        The turn that the caller must end, see `take_turn`; held if additions have no fixed order.
     """
-    dq_tile = shared.dq.index(HALF)
-    tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
     if problem.DETERMINISTIC:
-        held = take_turn(problem, item, held, tile, row // CHUNK, LATER)
-    add_dq(dq_desc, dq, row, dq_tile)
-    return held
+        pass_dq(shared, dq, i, HALF, 1)
+    else:
+        dq_tile = shared.dq.index(HALF)
+        tma.store_wait(pendings=LATER)  # until TMA has read the previous dQ from this buffer
+        add_dq(dq_desc, dq, row, dq_tile)
 
 
 @gluon.jit
 def _step(
-    shared, dq_desc, problem, item, i, dk, dv, held, first_key, first_query, tile, row,
+    shared, dq_desc, problem, item, i, dk, dv, first_key, first_query, row,
     HALF: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
@@ -168,10 +172,8 @@ def _step(
         i: number of tiles of the work item before this one, over all heads of q.
         dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, float32 (64,
             128), in registers. dk is not yet multiplied by the scale.
-        held: see `_add_dq`.
         first_key: index of the first key of this consumer.
         first_query: index of the first query of tile i.
-        tile: index of tile i - 1 in its sequence.
         row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
         HALF: index of this consumer, 0 or 1.
         MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
@@ -179,7 +181,6 @@ def _step(
 
     Returns:
         dk, dv: sums that include tile i.
-        held: see `_add_dq`.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -206,7 +207,7 @@ def _step(
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
-        held = _add_dq(shared, dq_desc, problem, item, dq, held, tile, row, HALF)
+        _add_dq(shared, dq_desc, problem, dq, i - 1, row, HALF)
     # Compute dP^T - delta: the accumulator of dP^T starts at -delta. Keeping delta separately would
     # need more registers, but dK, dV, dP, and P in float32 and in 16 bits take all of them.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
@@ -225,12 +226,12 @@ def _step(
     mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
     dv, p16, dk, ds16 = warpgroup_mma_wait(0, deps=[dv, p16, dk, ds16])
     mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
-    return dk, dv, held
+    return dk, dv
 
 
 @gluon.jit
-def _tile_before(problem, item, row, i):
-    """Return the previous tile, and the row of dq_desc at which this consumer's half of it starts.
+def _row_before(problem, item, row, i):
+    """Return the row of dq_desc at which this consumer's half of dQ^T of the previous tile starts.
 
     Args:
         problem, item: `BackwardProblem` and `WorkItem`.
@@ -238,10 +239,8 @@ def _tile_before(problem, item, row, i):
         i: number of tiles of this head before the present one. The tile before the first one is the
             last tile of the previous head.
     """
-    tile = item.first_tile + i - 1
-    if problem.BOUNDED or problem.DETERMINISTIC:
-        tile = item.tile(gl.where(i == 0, item.n_tiles, i) - 1)
-        found = row + tile * HEAD_DIM
+    if problem.BOUNDED:
+        found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM
         if problem.Q_PER_KV > 1:
             found -= gl.where(i == 0, problem.n_padded // BLOCK_Q * HEAD_DIM, 0)
     else:
@@ -249,7 +248,7 @@ def _tile_before(problem, item, row, i):
         if problem.Q_PER_KV > 1:
             gap = (problem.n_padded // BLOCK_Q - item.n_tiles) * HEAD_DIM
             found -= gl.where(i == 0, gap, 0)
-    return tile, found
+    return found
 
 
 @gluon.jit
@@ -266,7 +265,6 @@ def _consume(
     first_key = item.first_key + HALF * HALF_K
     dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
     dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    held = gl.to_tensor(-1)
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of this consumer's half of dQ^T for tile 0 of the first head of q
     row = item.head * problem.Q_PER_KV * tiles_per_head + item.padded_query_start // BLOCK_Q
@@ -277,16 +275,16 @@ def _consume(
         before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * HEAD_DIM
         for i in range(item.n_first()):
-            tile, tile_row = _tile_before(problem, item, head_row, i)
-            dk, dv, held = _step(
-                shared, dq_desc, problem, item, before + i, dk, dv, held, first_key,
-                item.tile(i) * BLOCK_Q, tile, tile_row, HALF, not problem.DETERMINISTIC,
+            tile_row = _row_before(problem, item, head_row, i)
+            dk, dv = _step(
+                shared, dq_desc, problem, item, before + i, dk, dv, first_key,
+                item.tile(i) * BLOCK_Q, tile_row, HALF, True,
             )  # fmt: skip
         for i in range(item.n_first(), item.n_tiles):
-            tile, tile_row = _tile_before(problem, item, head_row, i)
-            dk, dv, held = _step(
-                shared, dq_desc, problem, item, before + i, dk, dv, held, first_key,
-                item.tile(i) * BLOCK_Q, tile, tile_row, HALF, problem.DETERMINISTIC,
+            tile_row = _row_before(problem, item, head_row, i)
+            dk, dv = _step(
+                shared, dq_desc, problem, item, before + i, dk, dv, first_key,
+                item.tile(i) * BLOCK_Q, tile_row, HALF, False,
             )  # fmt: skip
     n = problem.Q_PER_KV * item.n_tiles
     last_ds = (n + DS_SLOTS - 1) % DS_SLOTS
@@ -302,9 +300,7 @@ def _consume(
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
     later: gl.constexpr = 0 if to_rows else 1
-    held = _add_dq(shared, dq_desc, problem, item, dq, held, last_tile, row, HALF, later)
-    if problem.DETERMINISTIC:
-        end_turn(problem, held)
+    _add_dq(shared, dq_desc, problem, dq, n - 1, row, HALF, later)
     if to_rows:
         # TMA would also write to the first rows of the next packed sequence.
         n_rows = item.key_start + item.n_keys
@@ -354,8 +350,6 @@ def wide_backward_kernel(
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
             64 rows. They are outputs if SPLIT and PACKED are False, and are not used otherwise.
         counter: not used.
-        turns: int32 (batch * q_heads * n_padded / 64 * 2,), must be zeros. Counters of the
-            additions to each half of each tile of dQ.
         dkey, dvalue: outputs if SPLIT or PACKED is True, written without TMA. With SPLIT, they are
             float32, the gradients from the queries of each range. With PACKED, they are dK and dV.
             They are not used otherwise.
@@ -370,18 +364,36 @@ def wide_backward_kernel(
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
         BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
     )  # fmt: skip
-    shared = allocate(q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2)
+    shared = allocate(
+        q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2, DETERMINISTIC
+    )
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, gl.constexpr(0), SPLIT)),
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, gl.constexpr(1), SPLIT)),
-            (_produce, (shared, problem,
-                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
-        ],
-        [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
+    if DETERMINISTIC:
+        gl.warp_specialize(
+            [
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SPLIT)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SPLIT)),
+                (_produce, (shared, problem,
+                            q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+                (_add, (shared, problem, dq_desc)),
+            ],
+            [4, 1, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SPLIT)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SPLIT)),
+                (_produce, (shared, problem,
+                            q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+            ],
+            [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip

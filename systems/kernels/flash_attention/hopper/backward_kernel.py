@@ -76,7 +76,7 @@ from systems.kernels.flash_attention.hopper.backward_scores import (
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_turns import end_turn, take_turn
+from systems.kernels.flash_attention.hopper.backward_turns import add_in_order, pass_dq
 from systems.kernels.flash_attention.hopper.backward_work import (
     BLOCK_Q,
     HALF_K,
@@ -135,7 +135,7 @@ class Dealer:
         return item
 
     @gluon.jit
-    def next(self, turn):
+    def next(self, turn, WARPS: gl.constexpr = 4):
         """Return the index of the next work item, after waiting until it is published.
 
         Each call of `take` publishes one index. Call number `turn` of this method, counted from 0,
@@ -143,11 +143,12 @@ class Dealer:
         consumers call this method.
 
         Args:
-            turn: number of earlier calls of `next` by the same warpgroup.
+            turn: number of earlier calls of `next` by the same warps.
+            WARPS: number of warps that call this method together.
         """
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
-        item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
+        item = self.item.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0]))
         mbarrier.arrive(self.empty.index(slot), count=1)
         return gl.max(item, 0)
 
@@ -172,7 +173,6 @@ def _sum_dq(shared, problem, dealer, dq_desc):
     zeros = gl.zeros([HEAD_DIM, BLOCK_Q], gl.float32, layout)
     turn = 0
     n = 0
-    held = gl.to_tensor(-1)
     item = gl.program_id(0)
     while item < problem.n_items:
         located = problem.locate(item)
@@ -196,22 +196,32 @@ def _sum_dq(shared, problem, dealer, dq_desc):
                 dq = warpgroup_mma(k1, ds1, dq, is_async=True)
                 dq = warpgroup_mma_wait(0, deps=[dq])
                 mbarrier.arrive(shared.ds_empty.index(slot), count=1)
-                dq_tile = shared.dq.index(n % DQ_SLOTS)
-                # Wait until TMA has read the dQ^T that was stored in this slot DQ_SLOTS steps ago.
-                tma.store_wait(pendings=DQ_SLOTS - 1)
-                if problem.BOUNDED or problem.DETERMINISTIC:
-                    row = (before // BLOCK_Q + located.tile(i)) * HEAD_DIM
                 if problem.DETERMINISTIC:
-                    held = take_turn(problem, located, held, located.tile(i), row // HEAD_DIM)
-                add_dq(dq_desc, dq, row, dq_tile)
+                    pass_dq(shared, dq, n, n % DQ_SLOTS, DQ_SLOTS)
+                else:
+                    dq_tile = shared.dq.index(n % DQ_SLOTS)
+                    # Wait until TMA has read the dQ^T that was stored here DQ_SLOTS steps ago.
+                    tma.store_wait(pendings=DQ_SLOTS - 1)
+                    if problem.BOUNDED:
+                        row = (before // BLOCK_Q + located.tile(i)) * HEAD_DIM
+                    add_dq(dq_desc, dq, row, dq_tile)
                 row += HEAD_DIM
                 n += 1
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         item = dealer.next(turn)
         turn += 1
     tma.store_wait(pendings=0)
-    if problem.DETERMINISTIC:
-        end_turn(problem, held)
+
+
+@gluon.jit
+def _add(shared, problem, dealer, dq_desc):
+    turn = 0
+    n = 0
+    item = gl.program_id(0)
+    while item < problem.n_items:
+        n = add_in_order(shared, problem, problem.locate(item), dq_desc, n, DQ_SLOTS, 1)
+        item = dealer.next(turn, 1)
+        turn += 1
 
 
 @gluon.jit
@@ -322,13 +332,13 @@ def _consume(
                 step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
                     shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    item.tile(i) * BLOCK_Q, HALF, not problem.DETERMINISTIC,
+                    item.tile(i) * BLOCK_Q, HALF, True,
                 )  # fmt: skip
             for i in range(item.n_first(), item.n_tiles):
                 step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
                     shared, problem, item, step, step + 1 == end, scores, k, v, dk, dv, first_key,
-                    item.tile(i) * BLOCK_Q, HALF, problem.DETERMINISTIC,
+                    item.tile(i) * BLOCK_Q, HALF, False,
                 )  # fmt: skip
         n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
@@ -384,8 +394,8 @@ def backward_kernel(
             queries.
         counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
             have taken, except the first one of each program.
-        turns: int32 (batch * q_heads * n_padded / 64,), must be zeros. Counters of the additions to
-            each tile of dQ. It is used only if DETERMINISTIC is True.
+        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward_turns`. It
+            is used only if DETERMINISTIC is True.
         dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
             queries of each split. Their dtype is that of Q, or float32 with several splits.
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
@@ -429,24 +439,45 @@ def backward_kernel(
         BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
     )  # fmt: skip
     shared = allocate(
-        q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1
-    )
-    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
-    dealer = Dealer(
-        counter, gl.allocate_shared_memory(gl.int32, [2, 1], number), barriers(2, 1), barriers(2, 3)
-    )
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_sum_dq, (shared, problem, dealer, dq_desc)),
-            (_consume, (shared, problem, dealer, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, gl.constexpr(0))),
-            (_consume, (shared, problem, dealer, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
-                        scale, gl.constexpr(1))),
-            (_produce, (shared, problem, dealer,
-                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
-        ],
-        [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1,
+        DETERMINISTIC,
     )  # fmt: skip
+    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    readers: gl.constexpr = 4 if DETERMINISTIC else 3
+    dealer = Dealer(
+        counter, gl.allocate_shared_memory(gl.int32, [2, 1], number), barriers(2, 1),
+        barriers(2, readers),
+    )  # fmt: skip
+    fence_async_shared()
+    if DETERMINISTIC:
+        gl.warp_specialize(
+            [
+                (_sum_dq, (shared, problem, dealer, dq_desc)),
+                (_consume, (shared, problem, dealer, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0))),
+                (_consume, (shared, problem, dealer, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1))),
+                (_produce, (shared, problem, dealer,
+                            q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+                (_add, (shared, problem, dealer, dq_desc)),
+            ],
+            [4, 4, 1, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_sum_dq, (shared, problem, dealer, dq_desc)),
+                (_consume, (shared, problem, dealer, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0))),
+                (_consume, (shared, problem, dealer, dkey, dvalue,
+                            dk_split, dk_batch, dk_head, dk_row,
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1))),
+                (_produce, (shared, problem, dealer,
+                            q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+            ],
+            [4, 4, 1], [CONSUMER_REGISTERS, CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip

@@ -189,7 +189,9 @@ class HopperBackwardPlan:
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         self.order: PackedOrder | None = None
         if packed is not None:
-            self.order = PackedOrder(packed.n_sequences, n_keys, packed.max_keys, BLOCK_K, True)
+            self.order = PackedOrder(
+                packed.n_sequences, n_keys, packed.max_keys, BLOCK_K, from_end=not deterministic
+            )
             n_blocks = self.order.n_blocks
             n_padded = (n_queries + packed.n_sequences * TILE) // TILE * TILE
         n_items = self.n_splits * n_programs * n_blocks
@@ -210,8 +212,8 @@ class HopperBackwardPlan:
             *options.scales,
         )  # fmt: skip
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
-        # A counter for each tile of 64 queries and 64 columns
-        self.n_turns = self.n_rows // TILE * (self.head_dim // 64) if deterministic else 0
+        # A counter for each head of q and key, see `backward_turns`
+        self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
         layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
         self.sum = sum_launch(device, dtype, self.n_splits, *layouts)

@@ -2,8 +2,9 @@
 
 A ring is a fixed number of slots in shared memory that are used in turn. mbarriers protect the
 slots: readers wait on `full` before they read a slot, and writers wait on `empty` before they
-overwrite it. A slot with two halves has one `full` for each half. The ring of dQ has no mbarriers:
-a single warpgroup writes each of its slots, and waits until TMA has read a slot before it
+overwrite it. A slot with two halves has one `full` for each half. The ring of dQ has mbarriers only
+if additions to dQ have a fixed order (see the module `backward_turns`). Otherwise, the warpgroup
+that writes a slot also starts the addition, and waits until TMA has read the slot before it
 overwrites the slot.
 
 The uses of a ring are numbered from 0. In a ring with S slots, use number n takes slot n % S. It is
@@ -51,11 +52,13 @@ class Shared:
     q_empty: gl.shared_memory_descriptor  # (slots)
     ds_full: gl.shared_memory_descriptor  # (2 * slots), one for each half
     ds_empty: gl.shared_memory_descriptor  # (slots)
+    dq_full: gl.shared_memory_descriptor  # (slots), used only for additions in a fixed order
+    dq_empty: gl.shared_memory_descriptor  # as dq_full
 
     @gluon.constexpr_function
     def __init__(
         self, k, v, q, do, lse, minus_delta, ds, dq,
-        kv_full, kv_empty, q_full, q_empty, ds_full, ds_empty,
+        kv_full, kv_empty, q_full, q_empty, ds_full, ds_empty, dq_full, dq_empty,
     ):  # fmt: skip
         self.k = k
         self.v = v
@@ -71,6 +74,8 @@ class Shared:
         self.q_empty = q_empty
         self.ds_full = ds_full
         self.ds_empty = ds_empty
+        self.dq_full = dq_full
+        self.dq_empty = dq_empty
 
 
 @gluon.jit
@@ -89,7 +94,7 @@ def barriers(n: gl.constexpr, count: gl.constexpr):
 def allocate(
     q_desc, k_desc, lse_desc, dq_desc,
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
-    KV_READERS: gl.constexpr, DS_READERS: gl.constexpr,
+    KV_READERS: gl.constexpr, DS_READERS: gl.constexpr, DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
     """Allocate the rings of slots in shared memory and their mbarriers.
 
@@ -102,6 +107,7 @@ def allocate(
         DQ_SLOTS: number of slots of the ring of dQ^T.
         KV_READERS: number of warpgroups that read K or V.
         DS_READERS: number of warpgroups that read dS^T.
+        DETERMINISTIC: whether additions to dQ have a fixed order.
 
     Returns:
         `Shared`, the rings and mbarriers.
@@ -114,6 +120,10 @@ def allocate(
     q_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q, HEAD_DIM]
     row_shape: gl.constexpr = [Q_SLOTS, BLOCK_Q]
     dq_shape: gl.constexpr = [DQ_SLOTS, dq_desc.block_type.shape[0], BLOCK_Q]
+    q_full, q_empty = barriers(Q_SLOTS, 1), barriers(Q_SLOTS, 2)
+    dq_full, dq_empty = q_full, q_empty  # not used
+    if DETERMINISTIC:
+        dq_full, dq_empty = barriers(DQ_SLOTS, 1), barriers(DQ_SLOTS, 1)
     return Shared(
         gl.allocate_shared_memory(dtype, k_shape, layout),
         gl.allocate_shared_memory(dtype, k_shape, layout),
@@ -125,10 +135,12 @@ def allocate(
         gl.allocate_shared_memory(gl.float32, dq_shape, dq_desc.layout),
         barriers(2 * KV_SLOTS, 1),
         barriers(KV_SLOTS, KV_READERS),
-        barriers(Q_SLOTS, 1),
-        barriers(Q_SLOTS, 2),
+        q_full,
+        q_empty,
         barriers(2 * DS_SLOTS, 1),
         barriers(DS_SLOTS, DS_READERS),
+        dq_full,
+        dq_empty,
     )
 
 
@@ -244,7 +256,7 @@ def send(desc, coord, value, shared):
 
 
 @builtin
-def _reduce_add(tensor_desc, coord, src, _semantic=None):
+def reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile in shared memory to global memory by TMA, asynchronously.
 
     Gluon's `tma` module has no function that adds.
@@ -261,12 +273,25 @@ def _reduce_add(tensor_desc, coord, src, _semantic=None):
 
 
 @gluon.jit
-def add_dq(dq_desc, dq, row, shared):
-    """Add a tile of dQ^T to global memory by TMA, asynchronously.
+def store_dq(dq, shared):
+    """Store a tile of dQ^T in shared memory, from where it is added to global memory.
 
     The tile is stored as (8, 64, 8), with 8 queries contiguous. The threads that store together
     then use different banks of shared memory, as they do not in the swizzled layouts of TMA. The
     sum in global memory has the same order, which `convert_kernel` undoes.
+
+    Args:
+        dq: float32 (64 of head_dim, 64 queries), in registers.
+        shared: buffer in shared memory.
+    """
+    order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
+    tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
+    tile.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
+
+
+@gluon.jit
+def add_dq(dq_desc, dq, row, shared):
+    """Add a tile of dQ^T to global memory by TMA, asynchronously.
 
     Args:
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
@@ -275,8 +300,6 @@ def add_dq(dq_desc, dq, row, shared):
         shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
             the addition has read it.
     """
-    order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
-    tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
-    tile.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
+    store_dq(dq, shared)
     fence_async_shared()
-    _reduce_add(dq_desc, [row, 0], shared)
+    reduce_add(dq_desc, [row, 0], shared)

@@ -1,19 +1,22 @@
-"""The order in which work items add to dQ in the Hopper backward kernels, if it must not vary.
+"""Additions to dQ in a fixed order in the Hopper backward kernels, for reproducible gradients.
 
 Every tile of dQ is a sum over the blocks of 128 keys that its queries see. Its rounding errors
-depend on the order of the additions. For bitwise reproducible gradients, the work items add in the
-order of their keys. For each tile, a counter in global memory has the number of additions that are
-complete. A work item waits for its turn: until the counter has the number of blocks before its own
-one. It ends its turn when its addition is complete. With head_dim 128, there is a counter for each
-half of the columns, because each consumer adds one half.
+depend on the order of the additions. For bitwise reproducible gradients, the blocks of a head add
+to each tile in descending order of their keys. A warp of its own, the adder, issues the additions,
+because it waits between them. For each block and head of q, a counter in global memory has the
+index of the first tile of queries that is not complete yet. Before a block adds to a tile, it waits
+until the counter of the next block of keys is past this tile.
 
-This cannot come to a standstill: programs take the blocks of a head in ascending order, and a work
-item waits only for blocks before its own one.
+This cannot come to a standstill: programs take the blocks of a head in descending order, so a block
+only waits for blocks that were taken before it.
 
-Work items process tiles of queries from the last to the first one. So all blocks of a head start
-with the same tile, and each one follows the block before it at a distance of about one tile. From
-the first to the last tile, a causal mask would make a work item wait at its first tile until the
-blocks before it have processed all tiles before that one.
+Blocks process tiles of queries in ascending order. With a causal mask, each block starts with
+another tile, the first one that sees its keys. If all blocks of a head start at the same time, each
+one is two tiles behind the next block of keys, and none has to wait. Without a mask, all blocks
+start with the same tile, and each one follows the next block of keys at a distance of a tile.
+
+The ring of dQ^T in shared memory has the mbarriers `dq_full` and `dq_empty` here (see the module
+`backward_rings`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -24,54 +27,122 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from systems.kernels.flash_attention.hopper.backward_rings import reduce_add, store_dq
 from systems.kernels.flash_attention.hopper.backward_work import BLOCK_Q, HALF_K
 
 
 @gluon.jit
-def take_turn(problem, item, held, tile, counter, PENDING: gl.constexpr = 0):
-    """End the previous turn, then wait for the turn of a work item to add to a tile of dQ.
+def pass_dq(shared, dq, n, place, SLOTS: gl.constexpr):
+    """Pass a tile of dQ^T to the adder through shared memory.
 
     Args:
-        problem, item: `BackwardProblem` and `WorkItem`.
-        held: result of the previous call by this warpgroup; -1 before the first one.
-        tile: index of the tile of queries in its sequence.
-        counter: index of the counter of the tile.
-        PENDING: see `end_turn`.
-
-    Returns:
-        The counter of the tile, or -1 if no query of the tile sees a key of the work item. Its
-        addition then adds zeros, at any time.
+        shared: `Shared`, the rings in shared memory.
+        dq: float32 (64 of head_dim, 64 queries), in registers.
+        n: number of earlier calls of this warpgroup.
+        place: index of the slot, as in `add_in_order`.
+        SLOTS: number of slots that this warpgroup uses in turn.
     """
-    end_turn(problem, held, PENDING)
-    block = item.first_key // (2 * HALF_K)
-    order = block
-    if problem.BOUNDED:
-        order -= gl.maximum(tile * BLOCK_Q + item.lower, 0) // (2 * HALF_K)
-    if problem.BOUNDED or problem.IS_CAUSAL:
-        last_key = tile * BLOCK_Q + BLOCK_Q - 1 + item.upper
-        order = gl.where(item.first_key <= last_key, order, -1)
-    if order > 0:
-        n_complete = gl.atomic_add(problem.turns + counter, 0, sem="acquire", scope="gpu")
-        while n_complete < order:
-            n_complete = gl.atomic_add(problem.turns + counter, 0, sem="acquire", scope="gpu")
-    return gl.where(order >= 0, counter, -1)
+    mbarrier.wait(shared.dq_empty.index(place), (n // SLOTS & 1) ^ 1)
+    store_dq(dq, shared.dq.index(place))
+    fence_async_shared()
+    mbarrier.arrive(shared.dq_full.index(place), count=1)
 
 
 @gluon.jit
-def end_turn(problem, held, PENDING: gl.constexpr = 0):
-    """Wait until the previous addition of this warpgroup is complete, and end its turn.
+def add_in_order(
+    shared, problem, item, dq_desc, n, SLOTS: gl.constexpr, HALVES: gl.constexpr
+):  # fmt: skip
+    """Add all tiles of dQ of a work item to global memory by TMA. The adder calls this function.
 
     Args:
-        problem: `BackwardProblem`.
-        held: result of `take_turn` for this addition; -1 if there is no turn to end.
-        PENDING: number of TMA stores that this warpgroup has issued since this addition.
+        shared: `Shared`, the rings in shared memory.
+        problem, item: `BackwardProblem` and `WorkItem`.
+        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        n: number of tiles in earlier work items of this program.
+        SLOTS: number of tiles of dQ^T for which the ring has room.
+        HALVES: number of parts of 64 columns that are passed separately: head_dim / 64. Part h of a
+            tile is in the place (n % SLOTS) * HALVES + h of the ring.
+
+    Returns:
+        Value of n for the next work item.
+    """
+    for which in range(problem.Q_PER_KV):
+        q_head = item.head * problem.Q_PER_KV + which
+        first_row = q_head * problem.n_padded + item.padded_query_start
+        # Blocks of different sequences start at different keys, so there is a counter for each key.
+        counter = problem.turns + (q_head * problem.n_keys + item.key_start + item.first_key)
+        known = gl.to_tensor(0)  # a value that the counter of the next block of keys has reached
+        for i in range(item.n_tiles):
+            tile = item.first_tile + i
+            known = _wait_for_turn(problem, item, tile, counter + 2 * HALF_K, known)
+            row = (first_row // BLOCK_Q + tile) * (HALVES * 64)
+            for half in gl.static_range(HALVES):
+                place = n % SLOTS * HALVES + half
+                mbarrier.wait(shared.dq_full.index(place), n // SLOTS & 1)
+                reduce_add(dq_desc, [row + half * 64, 0], shared.dq.index(place))
+            tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
+            for half in gl.static_range(HALVES):
+                mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
+            if i > 0:  # the previous tile is complete while this one is being added
+                _complete(counter, tile, HALVES)
+            n += 1
+        _complete(counter, item.first_tile + item.n_tiles, 0)
+    return n
+
+
+@gluon.jit
+def _wait_for_turn(problem, item, tile, counter, known):
+    """Wait until the next block of keys has added to a tile of dQ, if its queries see this block.
+
+    Args:
+        problem, item: `BackwardProblem` and `WorkItem`.
+        tile: index of the tile in its sequence.
+        counter: pointer to the counter of the next block of keys.
+        known: a value that this counter has reached.
+
+    Returns:
+        A new value of known.
+    """
+    next_key = item.first_key + 2 * HALF_K
+    waits = next_key < item.n_keys
+    if problem.BOUNDED or problem.IS_CAUSAL:
+        waits = waits & (next_key <= tile * BLOCK_Q + (BLOCK_Q - 1) + item.upper)
+    if waits:
+        while known <= tile:
+            # All threads load the number, which is the same for all threads of the warp.
+            known = gl.inline_asm_elementwise(
+                "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l,~{memory}", [counter.to(gl.int64)],
+                dtype=gl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+    return known
+
+
+@gluon.jit
+def _complete(counter, value, PENDING: gl.constexpr):
+    """Wait until earlier additions of the adder are complete, and set a counter.
+
+    Args:
+        counter: pointer to the counter.
+        value: new value of the counter.
+        PENDING: number of the latest additions for which the function does not wait.
     """
     # `tma.store_wait` waits only until TMA has read shared memory, not until it has added.
-    gl.inline_asm_elementwise(
-        f"cp.async.bulk.wait_group {PENDING}; mov.b32 $0, $1;", "=r,r,~{memory}", [held],
+    done = gl.inline_asm_elementwise(
+        f"cp.async.bulk.wait_group {PENDING}; mov.b32 $0, $1;", "=r,r,~{memory}", [value],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-    gl.thread_barrier()  # the thread that ends the turn may not be the one that has waited
-    if held >= 0:
-        gl.atomic_add(problem.turns + held, 1, sem="release", scope="gpu")
+    gl.thread_barrier()  # only one thread has issued the additions, and waited for them
+    # The maximum, so that a wrong list of sequences, which may overlap, cannot make a block wait
+    # forever.
+    gl.inline_asm_elementwise(
+        """{
+            .reg .b32 lane;
+            .reg .pred is_elected;
+            elect.sync lane|is_elected, -1;
+            @is_elected red.release.gpu.global.max.s32 [$1], $2;
+            mov.b32 $0, $2;
+        }""", "=r,l,r,~{memory}",
+        [counter.to(gl.int64), done], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

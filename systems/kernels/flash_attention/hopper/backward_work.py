@@ -91,7 +91,7 @@ class BackwardProblem:
     def locate(self, index):
         """Return the `WorkItem` with this index, in the order of `tile_ops.schedule`.
 
-        If DETERMINISTIC is True, the blocks of keys of a head are in ascending order.
+        If DETERMINISTIC is True, the blocks of keys of a head are in descending order.
         """
         BLOCK_K: gl.constexpr = 2 * HALF_K
         n_queries, n_keys = self.n_queries, self.n_keys
@@ -103,11 +103,13 @@ class BackwardProblem:
             query_start, n_queries = sequence_rows(self.starts_q, sequence, 1, n_queries, True)
             key_start, n_keys = sequence_rows(self.starts_k, sequence, 1, n_keys, True)
         else:
+            n_blocks = gl.cdiv(n_keys, BLOCK_K)
             block, head, split = schedule(
-                index, gl.cdiv(n_keys, BLOCK_K), self.n_programs, self.n_splits,
-                self.queries_per_split, self.group, BLOCK_K,
-                self.IS_CAUSAL and not self.DETERMINISTIC, True,
+                index, n_blocks, self.n_programs, self.n_splits, self.queries_per_split,
+                self.group, BLOCK_K, self.IS_CAUSAL and not self.DETERMINISTIC, True,
             )  # fmt: skip
+            if self.DETERMINISTIC:
+                block = n_blocks - 1 - block
         first_key = block * BLOCK_K
         first_query = split * self.queries_per_split
         last_query = gl.minimum(first_query + self.queries_per_split, n_queries)
@@ -160,11 +162,11 @@ class WorkItem:
     Rows of keys and of queries are counted from the start of their sequence. Query i sees the keys
     from i + lower to i + upper. These bounds are set only if the problem is BOUNDED.
 
-    Tiles that need a mask are processed first, unless REVERSED is True. These are the tiles in
-    which some queries do not see all keys of the work item, and all tiles if the work item has keys
-    past the end. Without a left bound, they are the first tiles.
+    Tiles that need a mask are processed first. These are the tiles in which some queries do not see
+    all keys of the work item, and all tiles if the work item has keys past the end. Without a left
+    bound, they are the first tiles.
 
-    If REVERSED is True, the tiles are processed from the last to the first one.
+    If ASCENDING is True, tiles are processed in ascending order. With bounds, all have a mask then.
     """
 
     split: gl.tensor  # index of the range of queries
@@ -181,12 +183,12 @@ class WorkItem:
     lower: gl.tensor
     upper: gl.tensor
     BOUNDED: gl.constexpr
-    REVERSED: gl.constexpr
+    ASCENDING: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, split, head, first_key, first_tile, n_tiles, n_masked, n_first_masked, query_start,
-        padded_query_start, key_start, n_keys, lower, upper, BOUNDED, REVERSED,
+        padded_query_start, key_start, n_keys, lower, upper, BOUNDED, ASCENDING,
     ):  # fmt: skip
         self.split = split
         self.head = head
@@ -202,24 +204,18 @@ class WorkItem:
         self.lower = lower
         self.upper = upper
         self.BOUNDED = gl.constexpr(BOUNDED)
-        self.REVERSED = gl.constexpr(REVERSED)
+        self.ASCENDING = gl.constexpr(ASCENDING)
 
     @gluon.jit
     def n_first(self):
-        """Return the number of tiles before the other kind: with a mask, without it if REVERSED."""
-        found = self.n_masked
-        if self.REVERSED:
-            # With a left bound, tiles at both ends need a mask. All tiles then have one.
-            found = self.n_masked * 0 if self.BOUNDED else self.n_tiles - self.n_masked
-        return found
+        """Return the number of tiles that are processed first, with a mask."""
+        return self.n_tiles if self.BOUNDED and self.ASCENDING else self.n_masked
 
     @gluon.jit
     def tile(self, i):
         """Return the index of the tile of queries that is processed in step i of a head of q."""
         found = self.first_tile + i
-        if self.REVERSED:
-            found = self.first_tile + self.n_tiles - 1 - i
-        elif self.BOUNDED:
+        if self.BOUNDED and not self.ASCENDING:
             n_last_masked = self.n_masked - self.n_first_masked
             n_full = self.n_tiles - self.n_masked
             after = gl.where(i < self.n_masked, n_full, -n_last_masked)
