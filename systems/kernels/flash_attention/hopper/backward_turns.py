@@ -56,12 +56,15 @@ def add_in_order(
 ):  # fmt: skip
     """Add all tiles of dQ of a work item to global memory by TMA. The adder calls this function.
 
+    It sets the counter only once for every SLOTS tiles, because this takes long compared with a
+    tile of head_dim 64.
+
     Args:
         shared: `Shared`, the rings in shared memory.
         problem, item: `BackwardProblem` and `WorkItem`.
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
         n: number of tiles in earlier work items of this program.
-        SLOTS: number of tiles of dQ^T for which the ring has room.
+        SLOTS: number of tiles of dQ^T for which the ring has room, 1 or 2.
         HALVES: number of parts of 64 columns that are passed separately: head_dim / 64. Part h of a
             tile is in the place (n % SLOTS) * HALVES + h of the ring.
 
@@ -82,14 +85,28 @@ def add_in_order(
                 place = n % SLOTS * HALVES + half
                 mbarrier.wait(shared.dq_full.index(place), n // SLOTS & 1)
                 reduce_add(dq_desc, [row + half * 64, 0], shared.dq.index(place))
-            tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
-            for half in gl.static_range(HALVES):
-                mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
-            if i > 0:  # the previous tile is complete while this one is being added
-                _complete(counter, tile, HALVES)
+            if SLOTS == 1:
+                tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
+                _release(shared, n, SLOTS, HALVES)
+            if i > 0:
+                value = _when_added(tile, HALVES)  # the previous tile is complete
+                if SLOTS > 1:
+                    _release(shared, n - 1, SLOTS, HALVES)
+                if i % SLOTS == 0:
+                    _set(counter, value)
             n += 1
-        _complete(counter, item.first_tile + item.n_tiles, 0)
+        value = _when_added(item.first_tile + item.n_tiles, 0)
+        if SLOTS > 1:
+            _release(shared, n - 1, SLOTS, HALVES)
+        _set(counter, value)
     return n
+
+
+@gluon.jit
+def _release(shared, n, SLOTS: gl.constexpr, HALVES: gl.constexpr):
+    """Release the slots of a tile of dQ^T. The arguments are those of `add_in_order`."""
+    for half in gl.static_range(HALVES):
+        mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
 
 
 @gluon.jit
@@ -120,19 +137,22 @@ def _wait_for_turn(problem, item, tile, counter, known):
 
 
 @gluon.jit
-def _complete(counter, value, PENDING: gl.constexpr):
-    """Wait until earlier additions of the adder are complete, and set a counter.
+def _when_added(value, PENDING: gl.constexpr):
+    """Wait until additions of the adder are complete, and return `value`.
 
     Args:
-        counter: pointer to the counter.
-        value: new value of the counter.
         PENDING: number of the latest additions for which the function does not wait.
     """
     # `tma.store_wait` waits only until TMA has read shared memory, not until it has added.
-    done = gl.inline_asm_elementwise(
+    return gl.inline_asm_elementwise(
         f"cp.async.bulk.wait_group {PENDING}; mov.b32 $0, $1;", "=r,r,~{memory}", [value],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def _set(counter, value):
+    """Set the counter of a work item to `value`, after the additions for which the adder waited."""
     gl.thread_barrier()  # only one thread has issued the additions, and waited for them
     # The maximum, so that a wrong list of sequences, which may overlap, cannot make a block wait
     # forever.
@@ -143,6 +163,6 @@ def _complete(counter, value, PENDING: gl.constexpr):
             elect.sync lane|is_elected, -1;
             @is_elected red.release.gpu.global.max.s32 [$1], $2;
             mov.b32 $0, $2;
-        }""", "=r,l,r,~{memory}",
-        [counter.to(gl.int64), done], dtype=gl.int32, is_pure=False, pack=1,
+        }""", "=r,l,r,~{memory}", [counter.to(gl.int64), value],
+        dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
