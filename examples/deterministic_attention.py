@@ -20,7 +20,7 @@ from torch import Tensor
 from systems.kernels.flash_attention import flash_attention
 
 torch.use_deterministic_algorithms(True)
-torch.utils.deterministic.fill_uninitialized_memory = False
+torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def deterministic_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
