@@ -119,12 +119,14 @@ def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
     """Return which keys of a tile the 64 queries from first_query on see, bool (64, BLOCK_K)."""
     keys = first_key + gl.arange(0, problem.BLOCK_K, gl.SliceLayout(0, layout))
     queries = first_query + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    last = gl.full([ROWS], 0, gl.int32, queries.type.layout) + (item.n_keys - 1)
-    if problem.BOUNDED or problem.IS_CAUSAL:
-        last = gl.minimum(queries + item.upper, last)
-    visible = keys[None, :] <= last[:, None]
     if problem.BOUNDED:
-        visible = visible & (keys[None, :] >= (queries + item.lower)[:, None])
+        last = gl.minimum(queries + item.upper, item.n_keys - 1)
+        first = queries + item.lower
+        visible = (keys[None, :] <= last[:, None]) & (keys[None, :] >= first[:, None])
+    else:
+        visible = (keys < item.n_keys)[None, :]
+        if problem.IS_CAUSAL:
+            visible = visible & (keys[None, :] <= (queries + item.upper)[:, None])
     return visible
 
 
