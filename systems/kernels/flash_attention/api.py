@@ -254,7 +254,7 @@ def _check(
     return make_variant(is_causal, window, alignment, softcap)
 
 
-# typed: 1 and 1.0 are not valid in all places of True and 1.
+# typed, because True == 1 == 1.0, but an argument may accept only one of them.
 _cached_check = functools.lru_cache(maxsize=MAX_PLANS, typed=True)(_check)
 
 

@@ -4,8 +4,8 @@ Every tile of dQ is a sum over the blocks of 128 keys that its queries see. Its 
 depend on the order of the additions. For bitwise reproducible gradients, the blocks of a head add
 to each tile in descending order of their keys. A warp of its own, the adder, issues the additions,
 because it waits between them. For each block and head of q, a counter in global memory has the
-index of the first tile of queries that is not complete yet. Before a block adds to a tile, it waits
-until the counter of the next block of keys is past this tile.
+index of a tile of queries: the block has added to all tiles before it. Before a block adds to a
+tile, it waits until the counter of the next block of keys is past this tile.
 
 This cannot come to a standstill: programs take the blocks of a head in descending order, so a block
 only waits for blocks that were taken before it.

@@ -73,7 +73,7 @@ FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 2
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
 # queries, because blocks of 192 queries compute many masked scores in a short causal pass. Compared
 # with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
-# an H200. With packed sequences of a quarter to all of the longest length, they are 5% slower if
+# an H200. With packed sequences of an eighth to all of the longest length, they are 5% slower if
 # this is 2,048 tokens and 3% faster if it is 8,192, on an H100.
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
