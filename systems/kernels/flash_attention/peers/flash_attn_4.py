@@ -6,7 +6,9 @@ They are measured beside the kernels of this project, on Hopper and Blackwell GP
 from __future__ import annotations
 
 import importlib.util
+import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ def flash_attn_4(
         q, k, v: (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim).
         is_causal, scale, variant, packing: see `registry.flash_triton`.
     """
+    _keep_compiled_kernels()
     from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
     mask = variant.mask(is_causal)
@@ -90,6 +93,23 @@ def flash_attn_4_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
     return (
         f"flash_attn_4 needs dtype {' or '.join(map(str, DTYPES))} and a head_dim up to "
         f"{MAX_HEAD_DIM} that is a multiple of 8, got {dtype} and head_dim {head_dim}"
+    )
+
+
+@cache
+def _keep_compiled_kernels() -> None:
+    """Make the package keep its compiled kernels for later processes; compiling takes seconds.
+
+    Must be called before the package is imported. Its default folder is in /tmp, where others could
+    put code; here it is ~/.cache/cluster-sweeps. Environment variables that are set have priority.
+    """
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # the user of a container may have no home folder
+        return
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault(
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(caches / "cluster-sweeps/flash_attn_4")
     )
 
 
