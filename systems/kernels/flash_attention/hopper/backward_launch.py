@@ -205,9 +205,10 @@ class HopperBackwardPlan:
         self._make_row_launches(strides, ends, options.scale, constants, has_dlse)
         # A group has just enough heads of k and v to give every multiprocessor a block. More heads
         # and their dQ would not fit in the L2 cache.
-        # In a fixed order of additions, long blocks come last: the fewer heads end together, the
-        # fewer multiprocessors wait for them.
-        group = 1 if deterministic else -(-n_multiprocessors // n_blocks)
+        group = -(-n_multiprocessors // n_blocks)
+        if deterministic and options.constants["IS_CAUSAL"]:
+            # Long blocks come last: the fewer heads end together, the fewer multiprocessors wait.
+            group = 1
         numbers = (
             n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
             tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,

@@ -56,9 +56,6 @@ def add_in_order(
 ):  # fmt: skip
     """Add all tiles of dQ of a work item to global memory by TMA. The adder calls this function.
 
-    It sets the counter only once for every SLOTS tiles, because this takes long compared with a
-    tile of head_dim 64.
-
     Args:
         shared: `Shared`, the rings in shared memory.
         problem, item: `BackwardProblem` and `WorkItem`.
@@ -85,28 +82,14 @@ def add_in_order(
                 place = n % SLOTS * HALVES + half
                 mbarrier.wait(shared.dq_full.index(place), n // SLOTS & 1)
                 reduce_add(dq_desc, [row + half * 64, 0], shared.dq.index(place))
-            if SLOTS == 1:
-                tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
-                _release(shared, n, SLOTS, HALVES)
-            if i > 0:
-                value = _when_added(tile, HALVES)  # the previous tile is complete
-                if SLOTS > 1:
-                    _release(shared, n - 1, SLOTS, HALVES)
-                if i % SLOTS == 0:
-                    _set(counter, value)
+            tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
+            for half in gl.static_range(HALVES):
+                mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
+            if i > 0:  # the previous tile is complete while this one is being added
+                _set(counter, _when_added(tile, HALVES))
             n += 1
-        value = _when_added(item.first_tile + item.n_tiles, 0)
-        if SLOTS > 1:
-            _release(shared, n - 1, SLOTS, HALVES)
-        _set(counter, value)
+        _set(counter, _when_added(item.first_tile + item.n_tiles, 0))
     return n
-
-
-@gluon.jit
-def _release(shared, n, SLOTS: gl.constexpr, HALVES: gl.constexpr):
-    """Release the slots of a tile of dQ^T. The arguments are those of `add_in_order`."""
-    for half in gl.static_range(HALVES):
-        mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
 
 
 @gluon.jit
