@@ -28,10 +28,15 @@ import torch
 from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
+from systems.kernels.flash_attention.hopper.backward_launch import (
+    MAX_STORED_COLUMNS,
+    high_columns,
+)
 from systems.kernels.flash_attention.hopper.forward_launch import (
     FORWARD,
     HopperTile,
     forward_tile,
+    kernel_head_dim,
 )
 from systems.kernels.flash_attention.triton.backward_ops import delta_kernel
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
@@ -245,12 +250,13 @@ def compile_hopper(
     tile: HopperTile | None = None,
     q_per_kv: int = 1,
     deterministic: bool = False,
+    value_dim: int | None = None,
 ) -> Resources:
     """Compile a warp-specialized Gluon attention kernel for sm_90 and bfloat16 inputs.
 
     Args:
         name: "forward" or "backward".
-        head_dim: head dimension, 64 or 128.
+        head_dim: head dimension, 64, 128, 192 or 256.
         form: variant of the kernel: "full" (no mask), "causal", "split" (a causal kernel that
             writes partial results, which are combined later), "window" (two bounds and lower-right
             alignment), or causal kernels with "packed" sequences or a "softcap".
@@ -258,10 +264,12 @@ def compile_hopper(
             `head_dim`.
         q_per_kv: number of heads of q per head of k and v.
         deterministic: whether the backward kernel adds to dQ in a fixed order.
+        value_dim: head dimension of v: that of q by default, or 128 if that of q is above 128.
     """
     from triton.experimental.gluon import language as gl
 
-    from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
     from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
     from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
@@ -269,36 +277,40 @@ def compile_hopper(
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
         return f"tensordesc<{kind}{block},{layout!r}>"
 
-    def rows(n: int) -> str:
-        return descriptor("bf16", [1, 1, n, head_dim], gl.bfloat16)
+    def rows(n: int, columns: int) -> str:
+        return descriptor("bf16", [1, 1, n, columns], gl.bfloat16)
 
+    value_dim = value_dim or head_dim
+    columns, value_columns = kernel_head_dim(head_dim), kernel_head_dim(value_dim)
     is_causal = form not in ("full", "window")
     features = {
         "BOUNDED": form in ("packed", "window"), "LOWER_RIGHT": form == "window",
         "PACKED": form == "packed", "SOFTCAP": form == "softcap",
     }  # fmt: skip
     if name == "forward":
-        kernel, tile = hopper_forward_kernel, tile or FORWARD[head_dim]
+        kernel, tile = hopper_forward_kernel, tile or FORWARD[columns]
         kinds = {
-            "q_desc": rows(64), "out_desc": rows(64), "k_desc": rows(tile.block_k),
-            "v_desc": rows(tile.block_k), "out": "*bf16", "partials": "*fp32", "lse": "*fp32",
-            "counters": "*i32",
+            "q_desc": rows(64, columns), "out_desc": rows(64, value_columns),
+            "k_desc": rows(tile.block_k, columns), "v_desc": rows(tile.block_k, value_columns),
+            "out": "*bf16", "partials": "*fp32", "lse": "*fp32", "counters": "*i32",
         }  # fmt: skip
         constants = {
-            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": head_dim,
-            "IS_CAUSAL": is_causal, "MASKED": form != "full", **features, "STAGES": tile.stages,
-            "SPLIT": form == "split", "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
-            "PRODUCER_REGISTERS": tile.producer_registers,
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": head_dim,
+            "VALUE_COLUMNS": value_dim, "MASKED": form != "full", "IS_CAUSAL": is_causal,
+            **features, "STAGES": tile.stages, "SPLIT": form == "split", "Q_PER_KV": q_per_kv,
+            "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
-        kernel = backward_kernel if head_dim == 64 else wide_backward_kernel
+        stored = min(columns, MAX_STORED_COLUMNS)
+        kernel = backward_kernel if head_dim == 64 else d128_backward_kernel
         row_of_floats = descriptor("fp32", [64], gl.float32)
         gradient = "*fp32" if form == "split" else "*bf16"
         kinds = {
-            **dict.fromkeys(("q_desc", "do_desc", "k_desc", "v_desc"), rows(64)),
+            **dict.fromkeys(("q_desc", "k_desc"), rows(64, columns)),
+            **dict.fromkeys(("do_desc", "v_desc"), rows(64, value_columns)),
             **dict.fromkeys(("lse_desc", "minus_delta_desc"), row_of_floats),
             "dq_desc": f"tensordesc<fp32[64, 64],{gl.NVMMASharedLayout(0, 32, 2)!r}>",
-            **dict.fromkeys(("dk_desc", "dv_desc"), rows(64)),
+            **dict.fromkeys(("dk_desc", "dv_desc"), rows(64, stored)),
             **dict.fromkeys(("counter", "turns"), "*i32"), "dkey": gradient, "dvalue": gradient,
             "scale": "fp32",
         }  # fmt: skip
@@ -306,6 +318,10 @@ def compile_hopper(
         constants["DETERMINISTIC"] = deterministic
         if head_dim > 64:
             constants["SPLIT"] = form == "split"
+        if head_dim > 128:
+            kernel = d256_backward_kernel
+            constants["HIGH"] = high_columns(head_dim)
+            constants["VALUE_HIGH"] = high_columns(value_dim)
         kinds = {name: kind for name, kind in kinds.items() if name in kernel.arg_names}
     kinds |= dict.fromkeys(("starts_q", "starts_k", "blocks"), "*i32")
     kinds |= dict.fromkeys(("scale_log2e", "cap_log2e"), "fp32")
@@ -326,8 +342,8 @@ def hopper_table() -> tuple[list[list[object]], int]:
     """
     rows: list[list[object]] = []
     bad = 0
-    for name, head_dim, form in product(("forward", "backward"), (64, 128), HOPPER_FORMS):
-        tile = forward_tile(head_dim, LONG, True) if name == "forward" else None
+    for name, head_dim, form in product(("forward", "backward"), (64, 128, 192, 256), HOPPER_FORMS):
+        tile = forward_tile(kernel_head_dim(head_dim), LONG, True) if name == "forward" else None
         found = compile_hopper(name, head_dim, form, tile)
         wrong = ""
         if found.shared > SHARED_LIMIT:

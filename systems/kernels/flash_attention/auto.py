@@ -12,6 +12,7 @@ from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors
 from systems.kernels.flash_attention.features import features
+from systems.kernels.flash_attention.hopper.forward_launch import PACKED_HEAD_DIMS
 from systems.kernels.flash_attention.hopper.splits import fills_gpu
 from systems.kernels.flash_attention.registry import HAS, unsupported_reason
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
@@ -41,7 +42,7 @@ def best_implementation(
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
     them supports, except that grouped heads and another head dimension of v in 16 bits leave out
-    "flash_triton", and few heads with head_dim between 64 and 128 leave out "flash_hopper". In all
+    "flash_triton", and few heads leave out "flash_hopper" if it cannot split the queries. In all
     other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa lacks a feature that
     the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that supports the
     call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
@@ -55,7 +56,7 @@ def best_implementation(
         may_split = not is_packed and variant.window_left is None
         for name in ("flash_hopper", "flash_triton"):
             if unsupported_reason(q, k, v, is_causal, name, *call[1:]) is None and (
-                name != "flash_hopper" or _fills_gpu(k, may_split)
+                name != "flash_hopper" or _fills_gpu(k, v, may_split)
             ):
                 return name
         return "naive"
@@ -74,21 +75,21 @@ def best_implementation(
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
         for name in names:
             if unsupported_reason(q, k, v, is_causal, name) is None and (
-                name != "flash_hopper" or _fills_gpu(k, True)
+                name != "flash_hopper" or _fills_gpu(k, v, True)
             ):
                 return name
     return "sdpa"
 
 
-def _fills_gpu(k: Tensor, may_split: bool) -> bool:
+def _fills_gpu(k: Tensor, v: Tensor, may_split: bool) -> bool:
     """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
 
-    A program of backward has 128 keys of one head of k. For head_dim 64 and 128, the queries may be
-    split if there are few of them.
+    A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. If there
+    are few of them, the queries may be split, for head_dim 64, 128, 192 and 256 of both k and v.
 
     Args:
-        k: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
+        k, v: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
         may_split: whether the kernels can split the queries, see `kernel_options.KernelOptions`.
     """
-    splits = may_split and k.shape[-1] in (64, 128)
+    splits = may_split and k.shape[-1] == v.shape[-1] and k.shape[-1] in PACKED_HEAD_DIMS
     return splits or fills_gpu(k.shape, multiprocessors(k.device.index))

@@ -69,8 +69,9 @@ def backward(
 
     With kernels="hopper", the Triton kernels are still used if not all gradients are needed, and if
     the Hopper kernels do not support q. If torch requires deterministic algorithms, the Triton
-    kernels are also used if there are fewer blocks of keys than multiprocessors: the Hopper kernels
-    would have to split the queries, which they cannot do in a fixed order.
+    kernels are also used if head_dim is above 128, and if there are fewer blocks of keys than
+    multiprocessors: the Hopper kernels would have to split the queries, which they cannot do in a
+    fixed order.
 
     Args:
         q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
@@ -84,11 +85,13 @@ def backward(
     Returns:
         dq, dk, dv: None for gradients that are not needed.
     """
-    call = variant, packing is not None
+    call = variant, packing is not None, v.shape[-1]
     deterministic = torch.are_deterministic_algorithms_enabled()
     on_hopper = kernels == "hopper"
     if on_hopper and deterministic:
-        on_hopper = fills_gpu(k.shape, multiprocessors(k.device.index))
+        on_hopper = q.shape[-1] <= backward_launch.MAX_DETERMINISTIC_HEAD_DIM and fills_gpu(
+            k.shape, multiprocessors(k.device.index)
+        )
     if on_hopper and backward_launch.unsupported_reason(q, needs_dq, needs_dkdv, *call) is None:
         return backward_launch.flash_backward(
             q, k, v, out, lse, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse,

@@ -121,13 +121,19 @@ def output_strides(
 _cached_output_strides = functools.lru_cache(maxsize=4096)(output_strides)
 
 
-def empty_like(x: Tensor) -> Tensor:
+def empty_like(x: Tensor, head_dim: int | None = None) -> Tensor:
     """Allocate an output tensor with the shape and dtype of x.
 
     If x is dense, the output generally has the strides of x. `output_strides` describes the
     exceptions and the strides for other inputs.
+
+    Args:
+        head_dim: size of the last dimension of the output; that of x by default.
     """
-    return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
+    if head_dim is None or head_dim == x.shape[-1]:
+        return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
+    strides = _cached_output_strides(x.shape, x.stride(), head_dim)
+    return x.new_empty_strided((*x.shape[:-1], head_dim), strides)
 
 
 def four_dimensional(x: Tensor) -> Tensor:

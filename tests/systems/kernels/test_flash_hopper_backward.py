@@ -14,7 +14,7 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
     unsupported_reason,
 )
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
-from systems.kernels.flash_attention.hopper.splits import backward_splits
+from systems.kernels.flash_attention.hopper.splits import backward_splits, block_of_keys
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
     COMPILED_FORMS,
@@ -25,7 +25,7 @@ from tests.systems.kernels.flash_cases import (
 )
 
 BF16, F16 = torch.bfloat16, torch.float16
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 192, 256)
 
 
 @pytest.mark.parametrize("form", COMPILED_FORMS)
@@ -52,10 +52,12 @@ def test_few_heads_are_split_and_many_are_not():
     pytest.importorskip("triton")  # the estimate calls `tile_ops.schedule`
 
     def of(n, heads, is_causal=True, head_dim=64):
-        return backward_splits(heads, -(-n // 128), -(-n // 64), is_causal, head_dim, 132)
+        n_blocks = -(-n // block_of_keys(head_dim))
+        return backward_splits(heads, n_blocks, -(-n // 64), is_causal, head_dim, 132)
 
     assert of(16384, 16) == of(65536, 1) == of(128, 1) == 1
-    assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192, 16384) for d in HEAD_DIMS)
+    assert all(of(n, 1, head_dim=d) > 1 for n in (4096, 8192) for d in HEAD_DIMS)
+    assert all(of(16384, 1, head_dim=d) > 1 for d in (64, 128))
     # 128 items of equal length on 132 multiprocessors: a split would only add a second wave.
     assert of(16384, 1, is_causal=False) == 1
 
@@ -109,7 +111,9 @@ def test_gpu_grouped_heads_and_padded_head_dims(
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), [(64, 2, 2), (96, 4, 2), (128, 4, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads"), [(64, 2, 2), (96, 4, 2), (128, 4, 1), (256, 2, 1)]
+)
 def test_gpu_gradient_of_the_log_sum_exp(outputs_hold_nan, head_dim, heads, kv_heads):
     for batch, _, n_queries, n_keys in HOPPER_SHAPES:
         given = inputs(batch, heads, n_queries, n_keys, head_dim, BF16, kv_heads)

@@ -15,9 +15,11 @@ from torch import Tensor
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
+    PACKED_HEAD_DIMS,
     HopperTile,
     _unsupported_reason,
     forward_tile,
+    kernel_head_dim,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
@@ -33,6 +35,7 @@ from tests.systems.kernels.flash_cases import (
 )
 
 BF16, F16 = torch.bfloat16, torch.float16
+PLAIN = {"full": (False, NO_VARIANT), "causal": (True, NO_VARIANT)}
 VARIANTS = {
     "lower right": (True, Variant(lower_right=True)),
     "window": (False, Variant(200, 100)),
@@ -46,20 +49,24 @@ VARIANTS = {
 }
 LENGTHS = [(1000, 1000), (300, 1111), (1111, 300), (65, 129), (1, 500), (500, 1), (640, 128)]
 # (head_dim, heads of q, heads of k and v)
-FORMS = [(64, 3, 3), (64, 4, 1), (128, 2, 2), (128, 4, 2), (96, 2, 1)]
+FORMS = [
+    (64, 3, 3), (64, 4, 1), (128, 2, 2), (128, 4, 2), (96, 2, 1), (136, 2, 2), (192, 4, 2),
+    (256, 2, 2), (256, 2, 1),
+]  # fmt: skip
+PACKED_FORMS = [(64, (2, 2)), (64, (4, 1)), (128, (4, 2)), (192, (2, 2)), (256, (2, 1))]
 # (queries, keys) of packed sequences, with empty ones, and one that has many tiles
 PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
 
 
 @pytest.mark.parametrize("form", ["window", "packed", "softcap"])
 @pytest.mark.parametrize(
-    ("name", "head_dim"), [("forward", 64), ("forward", 128), ("backward", 64), ("backward", 128)]
+    ("name", "head_dim"), list(itertools.product(("forward", "backward"), (64, 128, 192, 256)))
 )
 def test_compiled_for_hopper(name, head_dim, form):
     pytest.importorskip("triton")
     from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
 
-    tile = forward_tile(head_dim, 4096, True) if name == "forward" else None
+    tile = forward_tile(kernel_head_dim(head_dim), 4096, True) if name == "forward" else None
     found = compile_hopper(name, head_dim, form, tile)
     assert found.spilled <= FEATURE_SPILLS
     assert found.shared <= SHARED_LIMIT
@@ -85,7 +92,10 @@ def test_what_the_kernels_lack_has_a_reason(monkeypatch):
     device = torch.device("cuda")
     assert "softcap of at most 512, got 600" in _unsupported_reason(device, BF16, 64, 600.0, False)
     reason = _unsupported_reason(device, BF16, 96, None, True)
-    assert "head_dim 64 or 128 for packed sequences, got 96" in reason
+    assert "head_dim 64, 128, 192 or 256 for packed sequences, got 96" in reason
+    reason = _unsupported_reason(device, BF16, 128, None, False, 64)
+    assert "a head_dim of v that is that of q, or 128 if that of q is above 128, got 64" in reason
+    assert _unsupported_reason(device, BF16, 192, None, True, 128) is None
     assert _unsupported_reason(device, BF16, 96, 30.0, False) is None
     assert _unsupported_reason(device, BF16, 128, 30.0, True) is None
 
@@ -104,10 +114,9 @@ def test_gpu_against_float64(outputs_hold_nan, head_dim, heads, kv_heads, name):
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["full", "causal", *VARIANTS])
-@pytest.mark.parametrize(("head_dim", "heads"), [(64, (2, 2)), (64, (4, 1)), (128, (4, 2))])
+@pytest.mark.parametrize(("head_dim", "heads"), PACKED_FORMS)
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
-    plain = {"full": (False, NO_VARIANT), "causal": (True, NO_VARIANT)}
-    is_causal, variant = {**plain, **VARIANTS}[name]
+    is_causal, variant = {**PLAIN, **VARIANTS}[name]
     # Causal sequences of more than 2,048 queries have larger blocks of queries.
     longer = [(2100, 1300), (40, 1200), (193, 193)]
     for lengths in (PACKED_LENGTHS, [(900, 900)], [(64, 128), (128, 64), (192, 192)], longer):
@@ -117,7 +126,7 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
     """More sequences than the kernel that lists the blocks compares at a time."""
     torch.manual_seed(0)
@@ -134,7 +143,7 @@ def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
 def test_gpu_splits_layouts_scales_and_lse(outputs_hold_nan, head_dim, heads, kv_heads):
     is_causal, variant = VARIANTS["lower right"]
     given = inputs((200, 2000), head_dim, BF16, (1, heads), "cuda", 0, kv_heads)
-    if head_dim in (64, 128):
+    if head_dim not in (96, 136):
         for n_splits in (2, 3):
             assert_right(*given, is_causal, variant=variant, by=by_hopper, n_splits=n_splits)
     rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in given]
@@ -147,7 +156,7 @@ def test_gpu_splits_layouts_scales_and_lse(outputs_hold_nan, head_dim, heads, kv
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["lower right", "all", "narrow window"])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_fp16(outputs_hold_nan, head_dim, name):
     is_causal, variant = VARIANTS[name]
     given = inputs((300, 420), head_dim, F16, (2, 2), "cuda")
@@ -156,7 +165,7 @@ def test_gpu_fp16(outputs_hold_nan, head_dim, name):
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_queries_that_see_no_key(outputs_hold_nan, head_dim):
     q, k, v, dout = inputs((500, 100), head_dim, BF16, (1, 2), "cuda")
     variant = Variant(lower_right=True)
@@ -168,7 +177,7 @@ def test_gpu_queries_that_see_no_key(outputs_hold_nan, head_dim):
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("name", ["window", "causal softcap"])
 def test_gpu_two_hundred_launches(head_dim, name):
     """out, dK and dV are bitwise equal in all launches."""
@@ -190,7 +199,7 @@ def test_gpu_two_hundred_launches(head_dim, name):
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_through_the_api_compiled_and_in_a_graph(head_dim):
     torch._dynamo.reset()
     q, k, v, dout = (x.requires_grad_() for x in inputs((300, 420), head_dim, BF16, (1, 4), "cuda"))
@@ -241,15 +250,17 @@ def test_gpu_packed_through_the_api_in_a_graph():
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "deterministic"),
+    [(64, False), (64, True), (128, False), (128, True), (192, False), (256, False)],
+)
 def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deterministic):
     """Overlapping and unsorted boundaries, which are not checked, on outputs within a buffer."""
     (q, k, v, dout), _ = packed_inputs([(300, 300)], (2, 2), head_dim, BF16, device="cuda")
     wrong = torch.tensor([50, 400, 20, 300], dtype=torch.int32, device="cuda")
     buffers: list[Tensor] = []
 
-    def within_buffer(x: Tensor) -> Tensor:
+    def within_buffer(x: Tensor, *_: int) -> Tensor:
         buffers.append(torch.full((3, *x.shape), 7.0, dtype=x.dtype, device=x.device))
         return buffers[-1][1]
 
@@ -263,7 +274,7 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     """The gradient of a log-sum-exp of -inf may not be finite, and has no effect."""
     q, k, v, dout = inputs((170, 120), head_dim, BF16, (1, 2), "cuda")
@@ -320,7 +331,7 @@ def test_gpu_deterministic_gradients_of_features():
         assert torch.allclose(x, y, rtol=2e-2, atol=2e-2)
 
 
-slow_forms = [slow(*form) for form in itertools.product((64, 128), VARIANTS)]
+slow_forms = [slow(*form) for form in itertools.product((64, 128, 192, 256), VARIANTS)]
 
 
 @on_hopper
@@ -330,3 +341,22 @@ def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
     is_causal, variant = VARIANTS[name]
     given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
     assert_right(*given, is_causal, variant=variant, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["full", "causal", *VARIANTS])
+@pytest.mark.parametrize("head_dim", [136, 192, 256])
+def test_gpu_narrower_values(outputs_hold_nan, head_dim, name):
+    """q and k with a head_dim above 128, and v with 128."""
+    is_causal, variant = {**PLAIN, **VARIANTS}[name]
+    for lengths, kv_heads in itertools.product(LENGTHS, (2, 1)):
+        q, k, v, dout = inputs(lengths, head_dim, BF16, (2, 2), "cuda", sum(lengths), kv_heads)
+        v, dout = v[..., :128], dout[..., :128]
+        assert_right(q, k, v, dout, is_causal, variant=variant, by=by_hopper)
+    if head_dim in PACKED_HEAD_DIMS:
+        (q, k, v, dout), packing = packed_inputs(
+            PACKED_LENGTHS, (2, 1), head_dim, BF16, device="cuda"
+        )
+        tensors = q, k, v[..., :128], dout[..., :128]
+        assert_right_packed(tensors, packing, is_causal, variant=variant, by=by_hopper)

@@ -41,11 +41,14 @@ def test_gpu_no_access_is_out_of_bounds():
 
 
 def run_both_passes() -> None:
-    from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
+    from systems.kernels.flash_attention.hopper.backward_launch import (
+        MAX_DETERMINISTIC_HEAD_DIM,
+        flash_backward,
+    )
     from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 
     lengths = ((300, 420), (65, 129))
-    cases = itertools.product((64, 128), lengths, (False, True), (None, 2))
+    cases = itertools.product((64, 128, 192, 256), lengths, (False, True), (None, 2))
     for head_dim, (n_queries, n_keys), is_causal, n_splits in cases:
         q, k, v, dout = (
             torch.randn(1, 2, n, head_dim, device="cuda", dtype=torch.bfloat16)
@@ -53,12 +56,13 @@ def run_both_passes() -> None:
         )
         out, lse = flash_forward(q, k, v, is_causal, n_splits=n_splits)
         flash_backward(q, k, v, out, lse, dout, is_causal, n_splits=n_splits)
-        flash_backward(q, k, v, out, lse, dout, is_causal, deterministic=True)
+        if head_dim <= MAX_DETERMINISTIC_HEAD_DIM:
+            flash_backward(q, k, v, out, lse, dout, is_causal, deterministic=True)
     window, capped = Variant(100, None, lower_right=True), Variant(softcap=5.0)
-    for head_dim, variant in itertools.product((64, 128), (window, capped)):
+    for head_dim, variant in itertools.product((64, 128, 192, 256), (window, capped)):
         q, k, v, dout = inputs((300, 420), head_dim, torch.bfloat16, (1, 2), "cuda")
         by_hopper(q, k, v, dout, True, variant=variant)
-    for head_dim in (64, 128):
+    for head_dim in (64, 128, 192, 256):
         lengths = [(0, 3), (65, 65), (5, 0), (300, 200)]
         tensors, packing = packed_inputs(lengths, (4, 2), head_dim, torch.bfloat16, device="cuda")
         by_hopper(*tensors, True, packing=packing)

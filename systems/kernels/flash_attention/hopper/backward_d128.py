@@ -66,8 +66,9 @@ from systems.kernels.flash_attention.hopper.backward_work import (
     BLOCK_Q,
     HALF_K,
     BackwardProblem,
+    row_before,
 )
-from systems.kernels.flash_attention.hopper.registers import store_rows
+from systems.kernels.flash_attention.hopper.registers import in_elements, store_rows
 
 HEAD_DIM = gl.constexpr(128)
 CHUNK = gl.constexpr(64)  # number of columns of dQ that a consumer computes: half of head_dim
@@ -230,28 +231,6 @@ def _step(
 
 
 @gluon.jit
-def _row_before(problem, item, row, i):
-    """Return the row of dq_desc at which this consumer's half of dQ^T of the previous tile starts.
-
-    Args:
-        problem, item: `BackwardProblem` and `WorkItem`.
-        row: row for tile 0 of the head of q.
-        i: number of tiles of this head before the present one. The tile before the first one is the
-            last tile of the previous head.
-    """
-    if problem.BOUNDED:
-        found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM
-        if problem.Q_PER_KV > 1:
-            found -= gl.where(i == 0, problem.n_padded // BLOCK_Q * HEAD_DIM, 0)
-    else:
-        found = row + (item.first_tile + i - 1) * HEAD_DIM
-        if problem.Q_PER_KV > 1:
-            gap = (problem.n_padded // BLOCK_Q - item.n_tiles) * HEAD_DIM
-            found -= gl.where(i == 0, gap, 0)
-    return found
-
-
-@gluon.jit
 def _consume(
     shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
     dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, SPLIT: gl.constexpr,
@@ -275,13 +254,13 @@ def _consume(
         before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * HEAD_DIM
         for i in range(item.n_first()):
-            tile_row = _row_before(problem, item, head_row, i)
+            tile_row = row_before(problem, item, head_row, i, HEAD_DIM)
             dk, dv = _step(
                 shared, dq_desc, problem, item, before + i, dk, dv, first_key,
                 item.tile(i) * BLOCK_Q, tile_row, HALF, True,
             )  # fmt: skip
         for i in range(item.n_first(), item.n_tiles):
-            tile_row = _row_before(problem, item, head_row, i)
+            tile_row = row_before(problem, item, head_row, i, HEAD_DIM)
             dk, dv = _step(
                 shared, dq_desc, problem, item, before + i, dk, dv, first_key,
                 item.tile(i) * BLOCK_Q, tile_row, HALF, False,
@@ -304,10 +283,12 @@ def _consume(
     if to_rows:
         # TMA would also write to the first rows of the next packed sequence.
         n_rows = item.key_start + item.n_keys
-        dk_base = dkey + item.split.to(gl.int64) * dk_split + batch.to(gl.int64) * dk_batch
-        dv_base = dvalue + item.split.to(gl.int64) * dv_split + batch.to(gl.int64) * dv_batch
-        store_rows(dk_base + head.to(gl.int64) * dk_head, dk * scale, key_row, n_rows, dk_row)
-        store_rows(dv_base + head.to(gl.int64) * dv_head, dv, key_row, n_rows, dv_row)
+        dk_base = dkey + item.split * in_elements(dk_split) + batch * in_elements(dk_batch)
+        dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
+        dk_base += head * in_elements(dk_head)
+        dv_base += head * in_elements(dv_head)
+        store_rows(dk_base, dk * scale, key_row, n_rows, in_elements(dk_row))
+        store_rows(dv_base, dv, key_row, n_rows, in_elements(dv_row))
     else:
         # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
         # K any more, and its buffer can hold dK.
@@ -319,10 +300,11 @@ def _consume(
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right",
+        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
+        "dv_split", "dv_batch", "dv_head", "dv_row",
     ]
 )  # fmt: skip
-def wide_backward_kernel(
+def d128_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
     counter, turns, dkey, dvalue, starts_q, starts_k, blocks,
     dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
@@ -362,7 +344,7 @@ def wide_backward_kernel(
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, 2 * HALF_K,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2, DETERMINISTIC

@@ -82,7 +82,7 @@ from systems.kernels.flash_attention.hopper.backward_work import (
     HALF_K,
     BackwardProblem,
 )
-from systems.kernels.flash_attention.hopper.registers import store_rows
+from systems.kernels.flash_attention.hopper.registers import in_elements, store_rows
 
 HEAD_DIM = gl.constexpr(64)
 KV_SLOTS = gl.constexpr(2)
@@ -342,14 +342,15 @@ def _consume(
                 )  # fmt: skip
         n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
-        batch = (item.head // problem.n_heads).to(gl.int64)
-        head = (item.head % problem.n_heads).to(gl.int64)
-        split = item.split.to(gl.int64)
-        dk_base = dkey + split * dk_split + batch * dk_batch + head * dk_head
-        dv_base = dvalue + split * dv_split + batch * dv_batch + head * dv_head
+        batch = item.head // problem.n_heads
+        head = item.head % problem.n_heads
+        dk_base = dkey + item.split * in_elements(dk_split) + batch * in_elements(dk_batch)
+        dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
+        dk_base += head * in_elements(dk_head)
+        dv_base += head * in_elements(dv_head)
         first_row, n_rows = item.key_start + first_key, item.key_start + item.n_keys
-        store_rows(dk_base, dk * scale, first_row, n_rows, dk_row)
-        store_rows(dv_base, dv, first_row, n_rows, dv_row)
+        store_rows(dk_base, dk * scale, first_row, n_rows, in_elements(dk_row))
+        store_rows(dv_base, dv, first_row, n_rows, in_elements(dv_row))
         index = dealer.next(turn)
         turn += 1
 
@@ -357,7 +358,8 @@ def _consume(
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right",
+        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
+        "dv_split", "dv_batch", "dv_head", "dv_row",
     ]
 )  # fmt: skip
 def backward_kernel(
@@ -402,8 +404,8 @@ def backward_kernel(
         blocks: the blocks of 128 keys of packed sequences, as listed by
             `packed_blocks.packed_blocks_kernel`. starts_q, starts_k and blocks are read only if
             PACKED is True.
-        dk_split, dk_batch, dk_head, dk_row: strides of dkey, in elements.
-        dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in elements.
+        dk_split, dk_batch, dk_head, dk_row: strides of dkey, in units of 8 elements.
+        dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
         n_programs: batch * heads.
         n_heads: heads, the number of heads of k and v.
         n_queries, n_keys: number of queries and of keys per head.
@@ -436,7 +438,7 @@ def backward_kernel(
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, 2 * HALF_K,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1,

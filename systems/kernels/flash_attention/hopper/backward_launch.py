@@ -1,7 +1,7 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64) or `wide_backward_kernel` (head_dim 72 to 128) computes all three
+`backward_kernel` (head_dim 64) or `d128_backward_kernel` (head_dim 72 to 128) computes all three
 gradients, with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few
 heads to fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK
 and dV of all ranges.
@@ -25,13 +25,15 @@ from torch import Tensor
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
+    PACKED_HEAD_DIMS,
+    in_units,
     kernel_head_dim,
     row_maps,
     tma_compatible,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
-from systems.kernels.flash_attention.hopper.splits import BLOCK_K, BLOCK_Q, backward_splits
+from systems.kernels.flash_attention.hopper.splits import BLOCK_Q, backward_splits, block_of_keys
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
@@ -42,6 +44,8 @@ from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy
+MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
+MAX_DETERMINISTIC_HEAD_DIM = 128  # largest head_dim for which additions can have a fixed order
 
 
 def unsupported_reason(
@@ -50,6 +54,7 @@ def unsupported_reason(
     needs_dkdv: bool = True,
     variant: Variant = NO_VARIANT,
     is_packed: bool = False,
+    value_dim: int | None = None,
 ) -> str | None:
     """Return the reason why the Hopper backward kernels should not be used, or None if they should.
 
@@ -64,13 +69,19 @@ def unsupported_reason(
         needs_dq: whether dq is needed.
         needs_dkdv: whether dk and dv are needed.
         variant, is_packed: see `registry.unsupported_reason`.
+        value_dim: head dimension of v; that of q by default.
     """
     if not (needs_dq and needs_dkdv):
         return (
             "flash_hopper always computes all gradients; if only some are needed, flash_triton is "
             "faster"
         )
-    return forward_launch.unsupported_reason(q, variant, is_packed)
+    return forward_launch.unsupported_reason(q, variant, is_packed, value_dim)
+
+
+def high_columns(head_dim: int) -> int:
+    """Return how many columns past the first 128 the kernel for head_dim above 128 uses."""
+    return 0 if head_dim <= 128 else 64 if head_dim <= 192 else 128
 
 
 def flash_backward(
@@ -102,21 +113,27 @@ def flash_backward(
         dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
             `splits.backward_splits` by default. With packed sequences, with a left bound of the
-            mask, and if head_dim is neither 64 nor 128, it is 1, and another number is an
+            mask, and if head_dim is not 64, 128, 192 or 256, it is 1, and another number is an
             AssertionError.
         deterministic: whether the gradients are bitwise equal in every call. n_splits must then be
-            1 or None.
+            1 or None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
 
     Returns:
         dq, dk, dv: with the shapes and dtype of q, k and v. Without `deterministic`, the rounding
             errors of dq differ from call to call.
 
     Raises:
-        ValueError: if q, k, v, out and dout do not have the same dtype.
+        ValueError: if q, k, v, out and dout do not have the same dtype, or head_dim is too large
+            for `deterministic`.
     """
     if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
         dtypes = [x.dtype for x in (q, k, v, out, dout)]
         raise ValueError(f"q, k, v, out and dout must have the same dtype, got {dtypes}")
+    if deterministic and q.shape[-1] > MAX_DETERMINISTIC_HEAD_DIM:
+        raise ValueError(
+            f"deterministic needs a head_dim of at most {MAX_DETERMINISTIC_HEAD_DIM}, got "
+            f"{q.shape[-1]}"
+        )
     gradients = empty_like(q), empty_like(k), empty_like(v)
     if q.numel() == 0 or k.numel() == 0:
         for gradient in gradients:
@@ -125,7 +142,7 @@ def flash_backward(
     # These variables keep copies alive until the launch, so that their memory is not reused.
     tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
     tensors += [four_dimensional(x) for x in gradients]
-    shapes, strides = (tensors[0].shape, tensors[1].shape), tuple([x.stride() for x in tensors])
+    shapes, strides = tuple([x.shape for x in tensors[:3]]), tuple([x.stride() for x in tensors])
     plan = _backward_plan(
         q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None, variant,
         packed_sizes(packing), deterministic,
@@ -142,7 +159,7 @@ class HopperBackwardPlan:
 
     Args:
         dtype: dtype of all tensors except lse.
-        shapes: shapes of q and k, both (batch, heads, rows, head_dim).
+        shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
         strides: strides of q, k, v, out, dout, dq, dk and dv, in elements. TMA must support all of
             them.
         scale: multiplies the scores; None means 1/sqrt(head_dim).
@@ -157,7 +174,7 @@ class HopperBackwardPlan:
         self,
         device: torch.device,
         dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        shapes: tuple[tuple[int, ...], ...],
         strides: tuple[tuple[int, ...], ...],
         is_causal: bool,
         scale: float | None,
@@ -167,16 +184,20 @@ class HopperBackwardPlan:
         packed: PackedSizes | None,
         deterministic: bool,
     ):
-        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
+        value_dim = shapes[2][-1]
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
         n_programs, q_per_kv = batch * kv_heads, heads // kv_heads
-        n_blocks = -(-n_keys // BLOCK_K)
+        block_k = block_of_keys(head_dim)
+        n_blocks = -(-n_keys // block_k)
         n_tiles = -(-n_queries // TILE)
         n_padded = n_tiles * TILE
         n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
         # `sum_kernel` reads partial results without padding.
-        if head_dim < self.head_dim or deterministic or not options.may_split:
+        # It also needs equal shapes of k and v.
+        is_exact = head_dim in PACKED_HEAD_DIMS and head_dim == value_dim
+        if not is_exact or deterministic or not options.may_split:
             assert n_splits in (None, 1), (
                 "n_splits with a padded head_dim, packing, a left bound or a fixed order"
             )
@@ -190,7 +211,7 @@ class HopperBackwardPlan:
         self.order: PackedOrder | None = None
         if packed is not None:
             self.order = PackedOrder(
-                packed.n_sequences, n_keys, packed.max_keys, BLOCK_K, from_end=not deterministic
+                packed.n_sequences, n_keys, packed.max_keys, block_k, from_end=not deterministic
             )
             n_blocks = self.order.n_blocks
             n_padded = (n_queries + packed.n_sequences * TILE) // TILE * TILE
@@ -198,16 +219,15 @@ class HopperBackwardPlan:
         self.n_rows = batch * heads * n_padded
         self.partials_shape = 2, self.n_splits, *shapes[1]
         ends = heads, n_queries, n_padded, packed.n_sequences if packed else 1
-        constants = {
-            "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE,
-            "PACKED": packed is not None,
-        }  # fmt: skip
-        self._make_row_launches(strides, ends, options.scale, constants, has_dlse)
+        self._make_row_launches(
+            strides, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
+        )
         # A group has just enough heads of k and v to give every multiprocessor a block. More heads
         # and their dQ would not fit in the L2 cache.
         group = -(-n_multiprocessors // n_blocks)
-        if deterministic and options.constants["IS_CAUSAL"]:
-            # Long blocks come last: the fewer heads end together, the fewer multiprocessors wait.
+        if deterministic and q_per_kv > 1:
+            # A block has the queries of several heads, and the long blocks come last. The fewer
+            # heads of k end together, the fewer multiprocessors wait.
             group = 1
         numbers = (
             n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
@@ -218,15 +238,17 @@ class HopperBackwardPlan:
         # A counter for each head of q and key, see `backward_turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
-        layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
-        self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
+        if self.n_splits > 1:  # k and v then have equal shapes
+            layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
+            self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
 
     def _make_row_launches(
         self,
         strides: tuple[tuple[int, ...], ...],
         ends: tuple[int, int, int, int],
         scale: float,
-        constants: dict[str, int],
+        head_dims: tuple[int, int],
+        is_packed: bool,
         has_dlse: bool,
     ) -> None:
         """Create the launches of `prepare_kernel` and `convert_kernel`.
@@ -235,7 +257,8 @@ class HopperBackwardPlan:
             strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
             ends: the arguments n_heads, n_queries, n_padded and n_sequences of both kernels.
             scale: multiplies the scores.
-            constants: values of the constexpr parameters that both kernels have.
+            head_dims: head dimensions of q and of v.
+            is_packed: whether sequences are packed.
             has_dlse: whether calls have a gradient of lse.
         """
         from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
@@ -243,15 +266,22 @@ class HopperBackwardPlan:
 
         out, dout, dq = strides[3:6]
         grid = (self.n_rows // TILE,)
-        self.prepare = Launch(
-            prepare_kernel, grid, (*out[:3], *dout[:3], *ends), {**constants, "HAS_DLSE": has_dlse}
-        )
+        head_dim, value_dim = head_dims
+        constants = {
+            "HEAD_DIM": value_dim, "COLUMNS": kernel_head_dim(value_dim), "ROWS": TILE,
+            "PACKED": is_packed, "HAS_DLSE": has_dlse, "DQ_COLUMNS": self.head_dim,
+        }  # fmt: skip
+        numbers = *out[:3], *dout[:3], *ends
+        self.prepare = Launch(prepare_kernel, grid, numbers, constants)
+        constants = {
+            "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE, "PACKED": is_packed
+        }  # fmt: skip
         self.convert = Launch(convert_kernel, grid, (*dq[:3], *ends, scale), constants)
 
     def _make_main_launch(
         self,
         dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        shapes: tuple[tuple[int, ...], ...],
         strides: tuple[tuple[int, ...], ...],
         constants: dict[str, bool],
         numbers: tuple[float, ...],
@@ -259,27 +289,33 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The kernel is `backward_kernel` for head_dim 64, and `wide_backward_kernel` for larger ones.
+        The kernel is `backward_kernel` for head_dim 64, `d128_backward_kernel` up to 128, and
+        `d256_backward_kernel` for larger ones.
 
         Args:
-            shapes: shapes of q and k, both (batch, heads, rows, head_dim).
+            shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
             strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
             constants: values of the constexpr parameters from IS_CAUSAL to SOFTCAP.
             numbers: values of the int and float parameters after the strides.
             grid: number of programs.
         """
-        from systems.kernels.flash_attention.hopper.backward_d128 import wide_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
         from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
 
         q, k, v, _, dout, _, dk, dv = strides
+        of_q, of_k, of_v = shapes
+        of_out = (*of_q[:3], of_v[-1])
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
         dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
+        columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
+        stored = min(columns, MAX_STORED_COLUMNS)
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
-            row_maps(dtype, shapes[0], q, TILE),
-            row_maps(dtype, shapes[0], dout, TILE),
-            row_maps(dtype, shapes[1], k, TILE),
-            row_maps(dtype, shapes[1], v, TILE),
+            row_maps(dtype, of_q, q, TILE, columns),
+            row_maps(dtype, of_out, dout, TILE, value_columns),
+            row_maps(dtype, of_k, k, TILE, columns),
+            row_maps(dtype, of_v, v, TILE, value_columns),
             row_map,
             row_map,
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE), swizzles=False),
@@ -287,17 +323,23 @@ class HopperBackwardPlan:
         kernel = backward_kernel
         all_constants: dict[str, int] = {**constants}
         if self.head_dim > 64:
-            kernel = wide_backward_kernel
-            self.maps += [row_maps(dtype, shapes[1], of, TILE) for of in (dk, dv)]
+            kernel = d128_backward_kernel
+            self.maps.append(row_maps(dtype, of_k, dk, TILE, stored))
+            self.maps.append(row_maps(dtype, of_v, dv, TILE, stored))
             all_constants["SPLIT"] = self.n_splits > 1
-        all_constants["Q_PER_KV"] = shapes[0][1] // shapes[1][1]
+        all_constants["Q_PER_KV"] = of_q[1] // of_k[1]
         all_constants["DETERMINISTIC"] = self.n_turns > 0
+        if self.head_dim > 128:
+            kernel = d256_backward_kernel
+            all_constants["HIGH"] = high_columns(of_q[-1])
+            all_constants["VALUE_HIGH"] = high_columns(of_v[-1])
         targets = [0, *dk[:3], 0, *dv[:3]]
         if self.n_splits > 1:
-            heads, n_keys, head_dim = shapes[1][1:]
+            heads, n_keys, head_dim = of_k[1:]
             head_size = n_keys * head_dim
-            targets = 2 * [math.prod(shapes[1]), heads * head_size, head_size, head_dim]
-        self.differentiate = Launch(kernel, grid, (*targets, *numbers), all_constants, num_warps=4)
+            targets = 2 * [math.prod(of_k), heads * head_size, head_size, head_dim]
+        numbers = *in_units(targets), *numbers
+        self.differentiate = Launch(kernel, grid, numbers, all_constants, num_warps=4)
 
     def __call__(
         self, packing: Packing | None, lse: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor,

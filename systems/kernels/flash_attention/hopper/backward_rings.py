@@ -145,7 +145,7 @@ def allocate(
 
 
 @gluon.jit
-def _copy(desc, coord, barrier, shared):
+def copy(desc, coord, barrier, shared):
     """Load a tile from global into shared memory by TMA, asynchronously.
 
     Args:
@@ -195,8 +195,8 @@ def load_item(
         key = item.key_start + item.first_key + half * HALF_K
         kv_full = shared.kv_full.index(place)
         mbarrier.expect(kv_full, HALF_K * row_bytes)
-        _copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
-        _copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
+        copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
+        copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
     for which in range(problem.Q_PER_KV):
         q_head = head * problem.Q_PER_KV + which
         before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
@@ -209,10 +209,10 @@ def load_item(
             q_full = shared.q_full.index(slot)
             mbarrier.wait(shared.q_empty.index(slot), (step // Q_SLOTS) & 1 ^ 1)
             mbarrier.expect(q_full, BLOCK_Q * (row_bytes + 8))  # + 8 bytes: lse and minus_delta
-            _copy(q_desc, [batch, q_head, row, 0], q_full, shared.q.index(slot))
-            _copy(do_desc, [batch, q_head, row, 0], q_full, shared.do.index(slot))
-            _copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
-            _copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
+            copy(q_desc, [batch, q_head, row, 0], q_full, shared.q.index(slot))
+            copy(do_desc, [batch, q_head, row, 0], q_full, shared.do.index(slot))
+            copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
+            copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
     return n + problem.Q_PER_KV * item.n_tiles
 
 

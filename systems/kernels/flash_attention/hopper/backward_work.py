@@ -1,10 +1,12 @@
 """Work items of the Hopper backward kernels: their keys, and the queries that see these keys.
 
-A work item is a block of 128 keys of one head of k and v, together with the queries that see these
+A work item is a block of keys of one head of k and v, together with the queries that see these
 keys. If several heads of q have this head of k and v in common, the work item has the queries of
 all of them, one head after another. If the queries are split into ranges, a work item has only the
-queries of one range. Two consumer warpgroups process 64 keys each. These 64 keys are called a half
-of the work item. In each step, a consumer processes a tile of 64 queries.
+queries of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
+
+Up to head_dim 128, a block has 128 keys, and each of two consumers processes 64 of them. These 64
+keys are called a half of the work item. With larger head dimensions, a block has 64 keys.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -55,12 +57,13 @@ class BackwardProblem:
     SOFTCAP: gl.constexpr
     Q_PER_KV: gl.constexpr
     DETERMINISTIC: gl.constexpr
+    BLOCK_K: gl.constexpr  # number of keys of a work item
 
     @gluon.constexpr_function
     def __init__(
         self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, BLOCK_K,
     ):  # fmt: skip
         self.n_programs = n_programs
         self.n_heads = n_heads
@@ -86,6 +89,7 @@ class BackwardProblem:
         self.SOFTCAP = gl.constexpr(SOFTCAP)
         self.Q_PER_KV = gl.constexpr(Q_PER_KV)
         self.DETERMINISTIC = gl.constexpr(DETERMINISTIC)
+        self.BLOCK_K = gl.constexpr(BLOCK_K)
 
     @gluon.jit
     def locate(self, index):
@@ -93,7 +97,7 @@ class BackwardProblem:
 
         If DETERMINISTIC is True, the blocks of keys of a head are in descending order.
         """
-        BLOCK_K: gl.constexpr = 2 * HALF_K
+        BLOCK_K: gl.constexpr = self.BLOCK_K
         n_queries, n_keys = self.n_queries, self.n_keys
         query_start, padded_query_start, key_start = 0, 0, 0
         if self.PACKED:
@@ -171,7 +175,7 @@ class WorkItem:
 
     split: gl.tensor  # index of the range of queries
     head: gl.tensor  # index of the head of k and v, which counts the heads of all batch elements
-    first_key: gl.tensor  # first of the 128 keys
+    first_key: gl.tensor  # first key of the block
     first_tile: gl.tensor  # index of the first tile of 64 queries
     n_tiles: gl.tensor  # number of tiles of each head of q, at least 1
     n_masked: gl.tensor  # number of tiles that need a mask
@@ -221,3 +225,28 @@ class WorkItem:
             after = gl.where(i < self.n_masked, n_full, -n_last_masked)
             found += gl.where(i < self.n_first_masked, 0, after)
         return found
+
+
+@gluon.jit
+def row_before(problem, item, row, i, HEAD_DIM: gl.constexpr):
+    """Return the row at which a consumer's part of dQ^T of the previous tile starts.
+
+    It is a row of the sum of dQ. The sum has HEAD_DIM rows for each tile of 64 queries.
+
+    Args:
+        problem, item: `BackwardProblem` and `WorkItem`.
+        row: row for tile 0 of the head of q.
+        i: number of tiles of this head before the present one. The tile before the first one is the
+            last tile of the previous head.
+        HEAD_DIM: number of columns of dQ.
+    """
+    if problem.BOUNDED:
+        found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM
+        if problem.Q_PER_KV > 1:
+            found -= gl.where(i == 0, problem.n_padded // BLOCK_Q * HEAD_DIM, 0)
+    else:
+        found = row + (item.first_tile + i - 1) * HEAD_DIM
+        if problem.Q_PER_KV > 1:
+            gap = (problem.n_padded // BLOCK_Q - item.n_tiles) * HEAD_DIM
+            found -= gl.where(i == 0, gap, 0)
+    return found

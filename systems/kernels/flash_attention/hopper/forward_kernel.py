@@ -20,8 +20,10 @@ the consumers still process the current work item.
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots. In the
 code, `n` counts the tiles of keys over all work items of the program. It equally counts the tiles
-of values. Queries and indices of work items have rings of two slots, and `turn` counts the work
-items. Every slot of a ring has two mbarriers:
+of values. Indices of work items have a ring of two slots, and `turn` counts the work items. The
+ring of queries has slots for the 64 queries of a consumer: for all consumers and two work items, or
+if head_dim is above 128, for one consumer more than there are. Every slot of a ring has two
+mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
             the number of bytes, and the phase completes when TMA has written them. For the index of
@@ -80,6 +82,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from systems.kernels.flash_attention.hopper.forward_output import (
+    add_values,
+    operands,
+    scale_output,
+    store_output,
+    wait_for_output,
+    zero_output,
+)
 from systems.kernels.flash_attention.hopper.forward_work import (
     ROWS,
     ForwardProblem,
@@ -88,12 +98,12 @@ from systems.kernels.flash_attention.hopper.forward_work import (
 )
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
+    in_elements,
     pack,
     reciprocal,
     row_maximum,
     scale_rows,
     store_rows,
-    unpack,
 )
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -135,16 +145,17 @@ def _producer(tensors, problem, barriers, STAGES: gl.constexpr):
     """Load the data of all work items of a program into shared memory. The producer warp runs this.
 
     For each work item, the producer loads the queries first. It then loads the tiles of keys and
-    values, from the last tile to the first. Each consumer has separate slots in shared memory for
-    its queries, and only this consumer releases these slots.
+    values, from the last tile to the first. A slot for queries has those of one consumer, and only
+    this consumer releases it.
 
     The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
-    `hopper_forward_kernel` describes STAGES.
+    `hopper_forward_kernel` describes the constants.
     """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
+    Q_SLOTS: gl.constexpr = q_smem.shape[0]
     turn = 0
     n = 0
     work = gl.program_id(0)
@@ -156,8 +167,9 @@ def _producer(tensors, problem, barriers, STAGES: gl.constexpr):
         kv_head = head // problem.Q_PER_KV
         first_query = item.query_start + item.first_query
         for c in gl.static_range(CONSUMERS):
-            slot = turn % 2 * CONSUMERS + c
-            mbarrier.wait(q_empty.index(slot), (turn // 2 & 1) ^ 1)
+            place = turn * CONSUMERS + c
+            slot = place % Q_SLOTS
+            mbarrier.wait(q_empty.index(slot), (place // Q_SLOTS & 1) ^ 1)
             mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
                 q_desc, [batch, head, first_query + c * ROWS, 0], q_full.index(slot),
@@ -215,10 +227,29 @@ def _skip(n_tiles, n, barriers, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _scores(q, k, nothing, COLUMNS: gl.constexpr):
+    """Issue the WGMMAs of q k^T, without columns that only pad the head dimension.
+
+    Args:
+        q: (64, HEAD_DIM), in shared memory.
+        k: (HEAD_DIM, BLOCK_K), in shared memory.
+        nothing: float32 (64, BLOCK_K), in registers.
+        COLUMNS: see `hopper_forward_kernel`.
+    """
+    if q.shape[1] > 128 and COLUMNS <= 192:
+        low, high = q.slice(0, 128, 1), q.slice(128, 64, 1)
+        s = warpgroup_mma(low, k.slice(0, 128, 0), nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma(high, k.slice(128, 64, 0), s, is_async=True)
+    else:
+        s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+    return s
+
+
+@gluon.jit
 def _consumer(
     tensors, problem, barriers, strides, scale_log2e, cap_log2e,
-    WHICH: gl.constexpr, HEAD_DIM: gl.constexpr, MASKED: gl.constexpr, SOFTCAP: gl.constexpr,
-    STAGES: gl.constexpr,
+    WHICH: gl.constexpr, COLUMNS: gl.constexpr, VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr,
+    SOFTCAP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
 
@@ -231,10 +262,13 @@ def _consumer(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
+    HEAD_DIM: gl.constexpr = q_smem.shape[4]
+    VALUE_DIM: gl.constexpr = v_smem.shape[4]
+    Q_SLOTS: gl.constexpr = q_smem.shape[0]
+    IN_PARTS: gl.constexpr = VALUE_DIM > 128 and VALUE_COLUMNS <= 192
+    PENDING: gl.constexpr = 2 if IN_PARTS else 1  # number of WGMMAs of O
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_stage = o_smem.index(WHICH)
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
@@ -252,14 +286,15 @@ def _consumer(
         # Tiles are processed from the last to the first. Without a left bound, only the tile that
         # is processed first may need a mask, for the diagonal or the end of the keys. It is handled
         # before the loop.
-        q_slot = turn % 2 * CONSUMERS + WHICH
-        mbarrier.wait(q_full.index(q_slot), turn // 2 & 1)
+        q_place = turn * CONSUMERS + WHICH
+        q_slot = q_place % Q_SLOTS
+        mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
         q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
         slot = n % STAGES
         phase = n // STAGES & 1
         mbarrier.wait(k_full.index(slot), phase)
         k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-        s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+        s = _scores(q, k, nothing, COLUMNS)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot), count=1)
         first_key = item.first_key + (end - 1) * BLOCK_K
@@ -279,22 +314,22 @@ def _consumer(
             p = gl.exp2(s * scale_log2e - m[:, None])
         total = column_sums(p)
         packed = pack(p, dtype)
-        o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
+        o = zero_output(VALUE_DIM, IN_PARTS)
         mbarrier.wait(v_full.index(slot), phase)
 
         for _ in range(end - begin - 1):
-            p_operand = unpack(packed, dtype, p_layout)
-            v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
+            p_operand = operands(packed, dtype, VALUE_DIM, IN_PARTS)
+            v = v_smem.index(slot).reshape([BLOCK_K, VALUE_DIM])
             v_slot = slot
             n += 1
             slot = n % STAGES
             phase = n // STAGES & 1
             mbarrier.wait(k_full.index(slot), phase)
             k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
-            s_token = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-            o_token = warpgroup_mma(p_operand, v, o, is_async=True)
-            # Wait for S only. One WGMMA, that of O, stays in flight during the softmax.
-            s = warpgroup_mma_wait(1, deps=[s_token])
+            s_token = _scores(q, k, nothing, COLUMNS)
+            o_token = add_values(p_operand, v, o, IN_PARTS)
+            # Wait for S only. The WGMMA of O stays in flight during the softmax.
+            s = warpgroup_mma_wait(PENDING, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
             if SOFTCAP:
                 s = capped(s, scale_log2e, cap_log2e)
@@ -315,16 +350,16 @@ def _consumer(
             m = new_m
             # This wait keeps ptxas from moving the next wait above the softmax (see the module).
             mbarrier.wait(v_full.index(slot), phase)
-            o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+            o = wait_for_output(o_token, p_operand, IN_PARTS)
             mbarrier.arrive(v_empty.index(v_slot), count=1)
-            o = scale_rows(o, correction)
+            o = scale_output(o, correction, IN_PARTS)
             packed = pack(p, dtype)
 
         mbarrier.arrive(q_empty.index(q_slot), count=1)
-        p_operand = unpack(packed, dtype, p_layout)
-        v = v_smem.index(slot).reshape([BLOCK_K, HEAD_DIM])
-        o_token = warpgroup_mma(p_operand, v, o, is_async=True)
-        o, p_operand = warpgroup_mma_wait(0, deps=[o_token, p_operand])
+        p_operand = operands(packed, dtype, VALUE_DIM, IN_PARTS)
+        v = v_smem.index(slot).reshape([BLOCK_K, VALUE_DIM])
+        o_token = add_values(p_operand, v, o, IN_PARTS)
+        o = wait_for_output(o_token, p_operand, IN_PARTS)
         mbarrier.arrive(v_empty.index(slot), count=1)
         n = _skip(begin, n + 1, barriers, STAGES)
 
@@ -332,32 +367,36 @@ def _consumer(
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
-        o = scale_rows(o, 1.0 / row_total)
+        o = scale_output(o, 1.0 / row_total, IN_PARTS)
         if SOFTCAP:
             m += cap_log2e
         row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
         rows_before = (item.split.to(gl.int64) * problem.n_programs + item.head) * problem.n_queries
         row = item.query_start + first_query
+        batch, head = item.head // problem.n_heads, item.head % problem.n_heads
         if problem.SPLIT:
-            store_rows(
-                partials + rows_before * HEAD_DIM, o, first_query, problem.n_queries, HEAD_DIM
-            )
+            target = partials + rows_before * VALUE_COLUMNS
+            n_rows = problem.n_queries
+            store_output(target, o, first_query, n_rows, VALUE_COLUMNS, VALUE_COLUMNS, IN_PARTS)
+        elif HEAD_DIM > 128:  # shared memory has no room for the output
+            target = out + batch * in_elements(strides[0]) + head * in_elements(strides[1])
+            n_rows = item.query_start + item.n_queries
+            store_output(target, o, row, n_rows, in_elements(strides[2]), VALUE_COLUMNS, IN_PARTS)
         else:
             # Wait until TMA has read the output of the previous work item from shared memory.
             tma.store_wait(0)
             gl.thread_barrier()
-            o_stage.reshape([ROWS, HEAD_DIM]).store(o.to(dtype))
+            o_stage.reshape([ROWS, VALUE_DIM]).store(o[0].to(dtype))
             # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
             fence_async_shared()
             gl.thread_barrier()
-            batch, head = item.head // problem.n_heads, item.head % problem.n_heads
             if problem.PACKED:
                 # TMA would also write to the first rows of the next sequence.
                 if first_query + ROWS > item.n_queries:
-                    out_head, out_row = strides
                     wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-                    tile = o_stage.reshape([ROWS, HEAD_DIM]).load(wide)
-                    target = out + head.to(gl.int64) * out_head
+                    tile = o_stage.reshape([ROWS, VALUE_DIM]).load(wide)
+                    target = out + head * in_elements(strides[1])
+                    out_row = in_elements(strides[2])
                     store_rows(target, tile, row, item.query_start + item.n_queries, out_row)
                 else:
                     tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
@@ -375,17 +414,17 @@ def _consumer(
 @gluon.jit(
     do_not_specialize=[
         "n_work", "n_programs", "n_heads", "n_queries", "n_keys", "n_splits", "keys_per_split",
-        "group", "left", "right", "out_head", "out_row",
+        "group", "left", "right", "out_batch", "out_head", "out_row",
     ]
 )  # fmt: skip
 def hopper_forward_kernel(
     q_desc, k_desc, v_desc, out_desc, out, partials, lse, counters, starts_q, starts_k, blocks,
     n_work, n_programs, n_heads, n_queries, n_keys, n_splits, keys_per_split, group, left, right,
-    out_head, out_row, scale_log2e, cap_log2e,
-    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, HEAD_DIM: gl.constexpr,
-    MASKED: gl.constexpr, IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr,
-    LOWER_RIGHT: gl.constexpr, PACKED: gl.constexpr, SOFTCAP: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr,
+    out_batch, out_head, out_row, scale_log2e, cap_log2e,
+    CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
+    VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr, IS_CAUSAL: gl.constexpr,
+    BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr, PACKED: gl.constexpr, SOFTCAP: gl.constexpr,
+    STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr,
     PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
@@ -400,13 +439,16 @@ def hopper_forward_kernel(
     sequences. All masks then apply to the rows of one sequence.
 
     Args:
-        q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, HEAD_DIM),
-            with tiles of 64 rows. The output is written only if SPLIT is False.
-        k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, HEAD_DIM),
+        q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, head_dim),
+            with tiles of 64 rows. The output is written only if SPLIT is False. The tiles of q and
+            k have 64, 128 or 256 columns. Those of v and the output have as many, or 128 if those
+            of q have 256.
+        k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, head_dim),
             with tiles of BLOCK_K rows.
-        out: the output. It is used only if PACKED is True, for the last rows of a sequence.
-        partials: float32 (splits, batch, heads, n_queries, HEAD_DIM), contiguous, output: attention
-            over the keys of each split. It is written only if SPLIT is True.
+        out: the output. It is used if PACKED is True, for the last rows of a sequence, and if tiles
+            of q have 256 columns.
+        partials: float32 (splits, batch, heads, n_queries, VALUE_COLUMNS), contiguous, output:
+            attention over the keys of each split. It is written only if SPLIT is True.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
             logarithm) of the scaled scores over the keys of each split; -inf for a query that sees
             no key of the split.
@@ -428,14 +470,17 @@ def hopper_forward_kernel(
             values stay in the L2 cache (see `tile_ops.schedule`).
         left, right: number of keys before and after its position that a query sees. They are used
             only if BOUNDED is True, and right only if IS_CAUSAL is False.
-        out_head, out_row: strides of out, in elements. They are used only if PACKED is True.
+        out_batch, out_head, out_row: strides of out, in units of 8 elements. They are used where
+            out is used.
         scale_log2e: scale of the scores times log2(e), not negative, and positive if BOUNDED is
             True. With SOFTCAP, see `capped`.
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
         BLOCK_K: number of keys per tile.
-        HEAD_DIM: 64 or 128. The tensors of the TMA descriptors may have fewer columns. The missing
-            columns are read as zeros and are not written. SPLIT must then be False.
+        COLUMNS, VALUE_COLUMNS: number of columns of q and k, and of v and the output. If tiles of q
+            have at most 128 columns, both are the number of columns of the tiles, and the tensors
+            may have fewer. The missing columns are read as zeros and are not written. SPLIT must
+            then be False.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
         IS_CAUSAL: whether a query sees only the keys up to its position.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
@@ -452,13 +497,21 @@ def hopper_forward_kernel(
         PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
-    q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
-    o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], out_desc.layout)
+    HEAD_DIM: gl.constexpr = q_desc.block_type.shape[3]
+    VALUE_DIM: gl.constexpr = v_desc.block_type.shape[3]
+    # With 256 columns, shared memory has no room for the queries of two work items.
+    Q_SLOTS: gl.constexpr = 2 * CONSUMERS if HEAD_DIM <= 128 else CONSUMERS + 1
+    q_smem = gl.allocate_shared_memory(dtype, [Q_SLOTS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
+    o_smem = q_smem  # not used
+    if HEAD_DIM <= 128:
+        o_smem = gl.allocate_shared_memory(
+            dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], out_desc.layout
+        )
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], v_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, VALUE_DIM], v_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
-    q_empty = gl.allocate_shared_memory(gl.int64, [2 * CONSUMERS, 1], barrier)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
@@ -469,7 +522,7 @@ def hopper_forward_kernel(
     for i in gl.static_range(2):
         mbarrier.init(work_full.index(i), count=1)
         mbarrier.init(work_empty.index(i), count=CONSUMERS)
-    for i in gl.static_range(2 * CONSUMERS):
+    for i in gl.static_range(Q_SLOTS):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -489,17 +542,17 @@ def hopper_forward_kernel(
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
     loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters)
     used = (out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem)
-    strides = (out_head, out_row)
+    strides = (out_batch, out_head, out_row)
     # Constants are separate arguments: as members of a named tuple they would become tensors.
     if CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
                 (_producer, (loaded, problem, barriers, STAGES)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
@@ -509,13 +562,13 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(2),
-                    HEAD_DIM, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
                 (_producer, (loaded, problem, barriers, STAGES)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],

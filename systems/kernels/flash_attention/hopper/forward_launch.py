@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ from systems.kernels.tensor_maps import TensorMaps
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # number of queries per consumer
+UNIT = 8  # number of 16-bit elements in 16 bytes, of which all strides that TMA takes are multiples
 TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 
 
@@ -68,8 +70,12 @@ class HopperTile(NamedTuple):
 
 
 # Tile by head_dim of the kernel. Registers limit the tile size for head_dim 64, shared memory for
-# head_dim 128.
-FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 24)}
+# larger ones.
+FORWARD = {
+    64: HopperTile(3, 128, 3, 160, 32),
+    128: HopperTile(2, 128, 2, 240, 24),
+    256: HopperTile(2, 64, 2, 240, 24),
+}
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
 # queries, because blocks of 192 queries compute many masked scores in a short causal pass. Compared
 # with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
@@ -78,35 +84,50 @@ FORWARD = {64: HopperTile(3, 128, 3, 160, 32), 128: HopperTile(2, 128, 2, 240, 2
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 SHORT_LENGTH_PACKED = 2048
+# Tile for head_dim above 128 with a head_dim of v of 128. On an H100, blocks of 128 queries are 1%
+# to 13% slower, with 1,024 to 8,192 causal tokens.
+NARROW_VALUES = HopperTile(3, 64, 2, 160, 32)
 # Head dimensions of tensors. TMA needs rows of a multiple of 16 bytes. Those below 64 are left to
 # `flash_triton`, because the backward kernel for head_dim 64 stores dK and dV without TMA.
-HEAD_DIMS = (64, *range(72, 129, 8))
+HEAD_DIMS = (64, *range(72, 257, 8))
+# Head dimensions for packed sequences, whose rows the kernels also write without TMA
+PACKED_HEAD_DIMS = (64, 128, 192, 256)
+NARROW_VALUE_DIM = 128  # head dimension of v that may be combined with one of q above 128
 
 
 def forward_tile(
-    head_dim: int, n_queries: int, is_causal: bool, is_packed: bool = False
+    head_dim: int,
+    n_queries: int,
+    is_causal: bool,
+    is_packed: bool = False,
+    value_dim: int | None = None,
 ) -> HopperTile:
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
     Args:
-        head_dim: 64 or 128, as returned by `kernel_head_dim`.
+        head_dim: 64, 128 or 256, as returned by `kernel_head_dim`.
         n_queries: number of queries; of the longest sequence with is_packed.
+        value_dim: the same for v as head_dim for q; equal to head_dim by default.
     """
     short_length = SHORT_LENGTH_PACKED if is_packed else SHORT_LENGTH
-    return (
-        SHORT if is_causal and n_queries <= short_length and head_dim == 64 else FORWARD[head_dim]
-    )
+    if is_causal and n_queries <= short_length and head_dim == 64:
+        return SHORT
+    return NARROW_VALUES if head_dim == 256 and value_dim == 128 else FORWARD[head_dim]
 
 
 def unsupported_reason(
-    q: Tensor, variant: Variant = NO_VARIANT, is_packed: bool = False
+    q: Tensor,
+    variant: Variant = NO_VARIANT,
+    is_packed: bool = False,
+    value_dim: int | None = None,
 ) -> str | None:
     """Return the reason why the Hopper kernels do not support q, or None if they support q.
 
     Args:
+        value_dim: head dimension of v; that of q by default.
         variant, is_packed: see `registry.unsupported_reason`.
     """
-    call = q.device, q.dtype, q.shape[-1], variant.softcap, is_packed
+    call = q.device, q.dtype, q.shape[-1], variant.softcap, is_packed, value_dim
     if torch.compiler.is_compiling():  # torch.compile warns of lru_cache
         return _unsupported_reason(*call)
     return _cached_reason(*call)
@@ -118,15 +139,21 @@ def _unsupported_reason(
     head_dim: int,
     softcap: float | None,
     is_packed: bool,
+    value_dim: int | None = None,
 ) -> str | None:
     if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
     if softcap is not None and softcap_form(softcap) != 1:
         return f"flash_hopper needs a softcap of at most {MAX_SIMPLE_SOFTCAP}, got {softcap}"
-    if is_packed and head_dim not in FORWARD:
+    if is_packed and head_dim not in PACKED_HEAD_DIMS:
         return (
-            f"flash_hopper needs head_dim {' or '.join(map(str, FORWARD))} for packed sequences, "
+            f"flash_hopper needs head_dim {_listed(PACKED_HEAD_DIMS)} for packed sequences, "
             f"got {head_dim}"
+        )
+    if value_dim not in (None, head_dim) and (value_dim != NARROW_VALUE_DIM or head_dim <= 128):
+        return (
+            f"flash_hopper needs a head_dim of v that is that of q, or {NARROW_VALUE_DIM} if that "
+            f"of q is above 128, got {value_dim} and {head_dim}"
         )
     return hopper_form_reason(dtype, head_dim)
 
@@ -136,21 +163,25 @@ def hopper_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
     if dtype in HOPPER_DTYPES and head_dim in HEAD_DIMS:
         return None
     return (
-        f"flash_hopper needs dtype {' or '.join(map(str, HOPPER_DTYPES))} and head_dim "
-        f"{', '.join(map(str, HEAD_DIMS[:-1]))} or {HEAD_DIMS[-1]}, got {dtype} and head_dim "
-        f"{head_dim}"
+        f"flash_hopper needs dtype {_listed(HOPPER_DTYPES)} and as head_dim a multiple of 8 from "
+        f"{HEAD_DIMS[0]} to {HEAD_DIMS[-1]}, got {dtype} and head_dim {head_dim}"
     )
 
 
+def _listed(values: Sequence[object]) -> str:
+    """Return the values as text, such as "64, 128 or 256"."""
+    return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])])
+
+
 def kernel_head_dim(head_dim: int) -> int:
-    """Return the head_dim of the kernel for this head_dim of the tensors: 64 or 128.
+    """Return the head_dim of the kernel for this head_dim of the tensors: 64, 128 or 256.
 
     TMA pads tiles with zeros in shared memory, so the tensors need no padding.
 
     Args:
         head_dim: one of HEAD_DIMS.
     """
-    return 64 if head_dim <= 64 else 128
+    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
 _cached_reason = functools.lru_cache(maxsize=MAX_PLANS)(_unsupported_reason)
@@ -178,12 +209,13 @@ def flash_forward(
     Args:
         q: (..., heads, n_queries, head_dim), bfloat16 or float16, head_dim one of HEAD_DIMS.
         k, v: (..., heads, n_keys, head_dim), with the dtype, device and leading dimensions of q,
-            except that the number of heads may be a divisor of that of q.
+            except that the number of heads may be a divisor of that of q, and the head_dim of v may
+            be 128 if that of q is above 128.
         is_causal, scale, variant, packing: see `triton.launch.flash_forward`.
         tile: tile sizes; the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
             `splits.forward_splits` by default. With packed sequences, with a left bound of the
-            mask, and if head_dim is neither 64 nor 128, it is 1, and another number is an
+            mask, and if head_dim is below 128 but not 64, it is 1, and another number is an
             AssertionError.
         reuse_counters: whether to keep the work counters for later calls. These are two integers in
             GPU memory, with which the programs of the kernel share the work. A custom operator must
@@ -198,15 +230,10 @@ def flash_forward(
         RuntimeError: if the kernels do not support the inputs (see `unsupported_reason`).
     """
     check_kernel_inputs(*signature(q, k, v))
-    if v.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"flash_hopper needs equal head dimensions of q, k and v, got {q.shape[-1]} and "
-            f"{v.shape[-1]}"
-        )
-    reason = unsupported_reason(q, variant, packing is not None)
+    reason = unsupported_reason(q, variant, packing is not None, v.shape[-1])
     if reason:
         raise RuntimeError(reason)
-    out = empty_like(q)
+    out = empty_like(q, v.shape[-1])
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out, lse
@@ -218,8 +245,9 @@ def flash_forward(
     # These variables keep copies alive until the launch, so that their memory is not reused.
     q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
     plan = _forward_plan(
-        q.device, q.dtype, (q.shape, k.shape), (q.stride(), k.stride(), v.stride(), rows.stride()),
-        is_causal, scale, tile, n_splits, variant, packed_sizes(packing),
+        q.device, q.dtype, (q.shape, k.shape, v.shape),
+        (q.stride(), k.stride(), v.stride(), rows.stride()), is_causal, scale, tile, n_splits,
+        variant, packed_sizes(packing),
     )  # fmt: skip
     with on(q.device):
         plan(q, k, v, rows, lse, reuse_counters, packing)
@@ -233,7 +261,7 @@ class HopperForwardPlan:
 
     Args:
         dtype: dtype of q, k, v and out.
-        shapes: shapes of q and k, both (batch, heads, rows, head_dim).
+        shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
         strides: strides of q, k, v and out, in elements. TMA must support all of them.
         scale: multiplies the scores; None means 1/sqrt(head_dim).
         tile: tile sizes; None means the result of `forward_tile`.
@@ -246,7 +274,7 @@ class HopperForwardPlan:
         self,
         device: torch.device,
         dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], tuple[int, ...]],
+        shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
         strides: tuple[tuple[int, ...], ...],
         is_causal: bool,
         scale: float | None,
@@ -257,25 +285,29 @@ class HopperForwardPlan:
     ):
         from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
-        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
+        value_dim = shapes[2][-1]
+        out_shape = (*shapes[0][:3], value_dim)
         padded_dim = kernel_head_dim(head_dim)
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
         is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
+        padded_value_dim = kernel_head_dim(value_dim)
         if tile is None and packed is not None:
             tile = forward_tile(
-                padded_dim, packed.max_queries, options.constants["IS_CAUSAL"], is_packed=True
-            )
-        tile = tile or forward_tile(padded_dim, n_queries, is_causal)
+                padded_dim, packed.max_queries, options.constants["IS_CAUSAL"], True,
+                padded_value_dim,
+            )  # fmt: skip
+        tile = tile or forward_tile(padded_dim, n_queries, is_causal, False, padded_value_dim)
         n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
         # `combine_kernel` reads partial results without padding.
-        if head_dim < padded_dim or not options.may_split:
+        if head_dim < padded_dim <= 128 or not options.may_split:
             assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
             n_splits = 1
         if n_splits is None:
-            partial_bytes = n_programs * n_queries * head_dim * 4
+            partial_bytes = n_programs * n_queries * value_dim * 4
             n_splits = forward_splits(
                 n_programs, n_blocks, n_tiles, is_causal, partial_bytes, n_multiprocessors
             )
@@ -292,10 +324,14 @@ class HopperForwardPlan:
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
             q_per_kv * heads_in_l2(longest, head_dim, 2, batch * kv_heads), *options.bounds,
-            *strides[3][1:3], *options.scales,
+            *in_units(strides[3][:3]), *options.scales,
         )  # fmt: skip
+        columns, value_columns = padded_dim, padded_dim
+        if padded_dim > 128:
+            columns, value_columns = head_dim, value_dim
         constants = {
-            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "HEAD_DIM": padded_dim,
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": columns,
+            "VALUE_COLUMNS": value_columns,
             "MASKED": is_causal or options.is_bounded or n_keys % tile.block_k != 0,
             **options.constants, "STAGES": tile.stages, "SPLIT": n_splits > 1,
             "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
@@ -303,15 +339,16 @@ class HopperForwardPlan:
         }  # fmt: skip
         grid = (min(n_work, n_multiprocessors),)
         self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
+        tiles = (
+            (ROWS, padded_dim), (tile.block_k, padded_dim), (tile.block_k, padded_value_dim),
+            (ROWS, padded_value_dim),
+        )  # fmt: skip
         self.maps = [
-            row_maps(dtype, shape, of, rows)
-            for shape, of, rows in zip(
-                (shapes[0], shapes[1], shapes[1], shapes[0]), strides,
-                (ROWS, tile.block_k, tile.block_k, ROWS), strict=True,
-            )
-        ]  # fmt: skip
-        self.partials_shape = n_splits, *shapes[0]
-        self.combine = combine_launch(device, dtype, n_splits, layout(shapes[0], strides[3]))
+            row_maps(dtype, shape, of, *size)
+            for shape, of, size in zip((*shapes, out_shape), strides, tiles, strict=True)
+        ]
+        self.partials_shape = n_splits, *out_shape
+        self.combine = combine_launch(device, dtype, n_splits, layout(out_shape, strides[3]))
 
     def __call__(
         self,
@@ -365,6 +402,14 @@ def _stream_counters(device: torch.device, stream: int) -> Tensor:
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
+def in_units(strides: Sequence[int]) -> list[int]:
+    """Return strides in units of 8 elements, see `registers.in_elements`.
+
+    The stride of a dimension of size 1 may be another number. The kernels do not use it.
+    """
+    return [stride // UNIT for stride in strides]
+
+
 def tma_compatible(x: Tensor) -> Tensor:
     """Return x reshaped to (batch, heads, rows, head_dim), or a contiguous copy of this tensor.
 
@@ -391,17 +436,17 @@ def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def row_maps(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int
 ) -> TensorMaps:
     """Return the TMA descriptors of tensors with the given dtype, shape and strides.
 
-    The tiles have `rows` rows of one head, and 64 or 128 columns. A tile may extend past the last
-    row of its head, or past the last column. The elements outside of the head are read as zeros and
-    are not written, whatever follows in memory.
+    The tiles have the given numbers of rows of one head and of columns. A tile may extend past the
+    last row of its head, or past the last column. The elements outside of the head are read as
+    zeros and are not written, whatever follows in memory.
 
     Args:
         shape: (batch, heads, n_rows, head_dim), with head_dim one of HEAD_DIMS.
         strides: strides in elements.
-        rows: number of rows per tile.
+        rows, columns: size of a tile.
     """
-    return TensorMaps(dtype, shape, strides, (1, 1, rows, kernel_head_dim(shape[-1])))
+    return TensorMaps(dtype, shape, strides, (1, 1, rows, columns))

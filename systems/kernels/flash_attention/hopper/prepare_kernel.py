@@ -25,7 +25,7 @@ def prepare_kernel(
     out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, counter,
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
     n_sequences, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    PACKED: tl.constexpr, HAS_DLSE: tl.constexpr,
+    PACKED: tl.constexpr, HAS_DLSE: tl.constexpr, DQ_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
 
@@ -47,8 +47,8 @@ def prepare_kernel(
             n_queries it is inf, so that the backward kernels compute probabilities of 0.
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. It is 0 past
             n_queries, and for a query that sees no key.
-        dq_sum: float32 (batch * heads * n_padded * COLUMNS,), output: zeros, to which the backward
-            kernels add dQ.
+        dq_sum: float32 (batch * heads * n_padded * DQ_COLUMNS,), output: zeros, to which the
+            backward kernels add dQ.
         counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
         out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
             elements.
@@ -57,10 +57,11 @@ def prepare_kernel(
             is padded, and starts where `packed_blocks.padded_start` places it.
         n_sequences: number of packed sequences.
         HEAD_DIM: number of columns of out and dout.
-        COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
+        COLUMNS: HEAD_DIM or more, a power of two.
         ROWS: number of queries per program. It must be 64.
         PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
         HAS_DLSE: whether lse has a gradient.
+        DQ_COLUMNS: number of columns of dQ in the backward kernel, a power of two.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
     `backward_rings.row_of` reads them.
@@ -92,8 +93,8 @@ def prepare_kernel(
     # gradient of its log-sum-exp is.
     total = tl.where(row_lse == float("-inf"), 0.0, total)
     tl.store(minus_delta + before + place, -total)
-    element = tl.arange(0, COLUMNS)
-    zeros = tl.zeros((ROWS, COLUMNS), tl.float32)
-    tl.store(dq_sum + (before + padded[:, None]) * COLUMNS + element[None, :], zeros)
+    element = tl.arange(0, DQ_COLUMNS)
+    zeros = tl.zeros((ROWS, DQ_COLUMNS), tl.float32)
+    tl.store(dq_sum + (before + padded[:, None]) * DQ_COLUMNS + element[None, :], zeros)
     if tl.program_id(0) == 0:
         tl.store(counter, 0)

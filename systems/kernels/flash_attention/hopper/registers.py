@@ -96,18 +96,34 @@ def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(pointer, value, first, n_rows, row_stride):
+def in_elements(stride):
+    """Return a stride in elements, int64, that is given in units of 8 elements.
+
+    The compiler then knows that it is a multiple of 8, and `store_rows` can store several elements
+    at a time.
+    """
+    return gl.to_tensor(stride).to(gl.int64) * 8
+
+
+@gluon.jit
+def store_rows(pointer, value, first, n_rows, row_stride, COLUMNS: gl.constexpr = 0):
     """Store a tile to global memory, except the rows that are past the end of the tensor.
 
     Args:
         pointer: address of row 0 of the tensor, whose rows are contiguous.
-        value: tile (rows, head_dim), in registers. It is converted to the dtype of the tensor.
+        value: tile (rows, columns), in registers. It is converted to the dtype of the tensor.
         first: index of the row at which the tile starts.
         n_rows: number of rows of the tensor.
-        row_stride: stride between rows, in elements.
+        row_stride: stride between rows, in elements. If the compiler does not know that it is even
+            (see `in_elements`), 16-bit values are stored one by one.
+        COLUMNS: number of columns of the tensor, or 0 if it has those of the tile. Further columns
+            of the tile are not stored.
     """
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
     column = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
     pointers = pointer + (first + row).to(gl.int64)[:, None] * row_stride + column[None, :]
-    gl.store(pointers, value.to(pointer.dtype.element_ty), mask=(first + row < n_rows)[:, None])
+    mask = (first + row < n_rows)[:, None]
+    if COLUMNS > 0 and value.shape[1] > COLUMNS:
+        mask = mask & (column < COLUMNS)[None, :]
+    gl.store(pointers, value.to(pointer.dtype.element_ty), mask=mask)

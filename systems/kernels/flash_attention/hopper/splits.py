@@ -29,11 +29,16 @@ ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without readin
 # Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS. Of the values
 # 0 to 3, this one gives the best estimates for one head. The backward estimate has no such term.
 FORWARD_ITEM_TILES = 2
-# Time of one step by head_dim, in seconds. Derived from the backward pass of 16 causal heads of 16k
-# tokens on an H200, which takes 2.5 ms (head_dim 64) and 4.7 ms (head_dim 128).
-BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6}
-# Backward pass: number of keys per work item and number of queries per step
-BLOCK_K, BLOCK_Q = 128, 64
+# Time of one step by head_dim, in seconds. Derived from the backward pass of 16 causal heads, which
+# takes 2.5 ms (head_dim 64) and 4.7 ms (128) with 16k tokens on an H200, and 2.8 ms (192) and
+# 3.4 ms (256) with 8k tokens on an H100.
+BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6, 192: 2.8e-6, 256: 3.4e-6}
+BLOCK_Q = 64  # backward pass: number of queries per step
+
+
+def block_of_keys(head_dim: int) -> int:
+    """Return the number of keys per work item of the backward pass."""
+    return 128 if head_dim <= 128 else 64
 
 
 def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
@@ -43,7 +48,9 @@ def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
         k_shape: shape of k, (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
         multiprocessors: number of multiprocessors of the GPU.
     """
-    return math.prod(k_shape[:-2]) * -(-k_shape[-2] // BLOCK_K) >= multiprocessors
+    return (
+        math.prod(k_shape[:-2]) * -(-k_shape[-2] // block_of_keys(k_shape[-1])) >= multiprocessors
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -96,28 +103,30 @@ def backward_splits(
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
-    A split lets several work items share a block of 128 keys, one for each range of queries. The
+    A split lets several work items share a block of keys, one for each range of queries. The
     result is 1 if all heads together have at least two blocks per multiprocessor.
 
     Args:
         n_programs: batch * heads of k and v.
-        n_blocks: number of blocks of 128 keys per head.
+        n_blocks: number of blocks of keys per head.
         n_tiles: number of tiles of 64 queries per head.
-        head_dim: 64 or 128.
+        head_dim: 64, 128, 192 or 256.
         multiprocessors: number of multiprocessors of the GPU.
         q_per_kv: number of heads of q per head of k and v.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
 
+    block_k = block_of_keys(head_dim)
+
     def length(block: int, split: int, per_split: int) -> int:
-        first = max(split * per_split, block * (BLOCK_K // BLOCK_Q) * is_causal)
+        first = max(split * per_split, block * (block_k // BLOCK_Q) * is_causal)
         return max(1, min(n_tiles, (split + 1) * per_split) - first)
 
     return _fastest(
         length, n_blocks, n_tiles, is_causal, True, n_programs, multiprocessors,
         q_per_kv * BACKWARD_STEP_SECONDS[head_dim], 2 * ADD_SECONDS,
-        2 * n_programs * n_blocks * BLOCK_K * head_dim * 4,
+        2 * n_programs * n_blocks * block_k * head_dim * 4,
     )  # fmt: skip
 
 
