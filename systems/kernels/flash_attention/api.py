@@ -82,7 +82,8 @@ def flash_attention(
             flash_triton    FlashAttention-2 in Triton, on a GPU; with TRITON_INTERPRET=1 also on a
                             CPU
             flash_hopper    FlashAttention-3 on an H100 or H200, for bfloat16 or float16 inputs,
-                            head_dim 64 or a multiple of 8 from 72 to 128, and a softcap up to 512
+                            a head_dim that is a multiple of 8 from 64 to 256, and a softcap up to
+                            512
             flash_attn_4    the kernels of the package flash-attn-4, if it is installed
             flex            torch's FlexAttention, compiled
             sdpa            torch's scaled_dot_product_attention; torch selects the backend
@@ -170,8 +171,8 @@ def flash_attention_packed(
             a sequence and multiplies them by zero, so they must be finite.
         is_causal, scale, implementation, window, alignment, softcap, return_lse: as in
             `flash_attention`. Each sequence has its own alignment. The implementations that
-            support packed sequences are auto, flash_hopper (head_dim 64 or 128), flash_triton,
-            flash_attn_4 and naive.
+            support packed sequences are auto, flash_hopper (head_dim 64, 128, 192 or 256),
+            flash_triton, flash_attn_4 and naive.
 
     Returns:
         out: (rows of q, heads, value_dim).

@@ -68,14 +68,16 @@ class FlashAttentionHopper(torch.autograd.Function):
 
     The arguments after v are optional, and they and the outputs are those of
     `FlashAttentionTriton`, without precision. The class needs an H100 or H200, bfloat16 or float16
-    inputs, and the same head_dim for q, k and v: 64, or a multiple of 8 from 72 to 128. With packed
-    sequences, it must be 64 or 128. A softcap must be at most 512.
+    inputs, and as head_dim a multiple of 8 from 64 to 256. That of v must be the same, or 128 if
+    that of q and k is above 128. With packed sequences, head_dim must be 64, 128, 192 or 256. A
+    softcap must be at most 512.
 
     Backward uses the Triton kernels if q does not need a gradient or neither k nor v needs one.
     Otherwise, it uses Hopper kernels, which add up dq in float32 in an order that changes from call
     to call, so the rounding errors of dq also change. Under
-    `torch.use_deterministic_algorithms(True)` the order is fixed; if there are too few heads and
-    keys for this, backward uses the Triton kernels, which are deterministic, too.
+    `torch.use_deterministic_algorithms(True)` the order is fixed; if head_dim is above 128, or
+    there are too few heads and keys for this, backward uses the Triton kernels, which are
+    deterministic, too.
     """
 
     @staticmethod

@@ -95,10 +95,6 @@ def test_an_exhibit_is_of_one_kind() -> None:
         Exhibit(where="a == 1")
 
 
-# Parts whose runs are not all measured on any GPU
-NOT_MEASURED = {("flash_features", "f")}
-
-
 def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
     """A wrong parameter or name in a template is an error here, and 'not measured' in a report.
 
@@ -127,9 +123,7 @@ def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
             for answer in part.answers.values()
         )
     }
-    assert incomplete.keys() == NOT_MEASURED, incomplete
-    # The names of the others are right: the runs exist, without results.
-    assert any(not warnings for key in NOT_MEASURED for warnings in incomplete[key])
+    assert incomplete == {}
     assert [
         note for result in document.problems for part in result.parts for note in part.notes
     ] == []

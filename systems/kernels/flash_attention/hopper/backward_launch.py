@@ -1,10 +1,10 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64) or `d128_backward_kernel` (head_dim 72 to 128) computes all three
-gradients, with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few
-heads to fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK
-and dV of all ranges.
+`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128) or `d256_backward_kernel` (136
+to 256) computes all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum
+to dQ. If there are too few heads to fill the GPU, the queries are split into ranges. In this case,
+a fourth kernel adds the dK and dV of all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
 of dQ also change. On request, the order is fixed (see the module `backward_turns`), and the queries
