@@ -87,7 +87,7 @@ def test_preparation_and_conversion_of_packed_sequences():
     prepare_kernel[heads * padded // 64,](
         out, dout, lse, lse, starts, log2_lse, minus_delta, dq_sum, counter,
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, len(LENGTHS),
-        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True, HAS_DLSE=False,
+        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True, HAS_DLSE=False, DQ_COLUMNS=d,
     )  # fmt: skip
     log2_lse, minus_delta = (in_order(x, heads, padded) for x in (log2_lse, minus_delta))
     empty = torch.ones(padded, dtype=torch.bool)
@@ -109,8 +109,10 @@ def test_preparation_and_conversion_of_packed_sequences():
 
 
 @pytest.mark.parametrize("has_dlse", [False, True])
-@pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128)])
-def test_preparation_is_of_whole_tiles(d, columns, has_dlse):
+@pytest.mark.parametrize(
+    ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (128, 128, 256), (136, 256, 256)]
+)
+def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
     from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
 
     torch.manual_seed(0)
@@ -118,12 +120,13 @@ def test_preparation_is_of_whole_tiles(d, columns, has_dlse):
     out, dout = (torch.randn(batch, n, heads, d).to(F16).transpose(1, 2) for _ in range(2))
     lse, dlse = torch.randn(2, batch, heads, n)
     log2_lse, minus_delta = torch.full((2, batch, heads, padded), math.nan)
-    dq_sum = torch.full((batch * heads * padded * columns,), math.nan)
+    dq_sum = torch.full((batch * heads * padded * dq_columns,), math.nan)
     counter = torch.full((1,), 7, dtype=torch.int32)
     prepare_kernel[batch * heads * padded // 64,](
         out, dout, lse, dlse, counter, log2_lse, minus_delta, dq_sum, counter,
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, 1,
         HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False, HAS_DLSE=has_dlse,
+        DQ_COLUMNS=dq_columns,
     )  # fmt: skip
 
     log2_lse, minus_delta = (in_order(x, batch, heads, padded) for x in (log2_lse, minus_delta))
@@ -145,12 +148,12 @@ def test_preparation_of_a_query_that_sees_no_key():
     prepare_kernel[1,](
         out, out, lse, dlse, counter, log2_lse, minus_delta, torch.empty(4096), counter,
         *out.stride()[:3], *out.stride()[:3], 1, 64, 64, 1,
-        HEAD_DIM=64, COLUMNS=64, ROWS=64, PACKED=False, HAS_DLSE=True,
+        HEAD_DIM=64, COLUMNS=64, ROWS=64, PACKED=False, HAS_DLSE=True, DQ_COLUMNS=64,
     )  # fmt: skip
     assert (minus_delta == 0).all()
 
 
-@pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128)])
+@pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128), (136, 256)])
 def test_conversion_turns_the_tiles(d, columns):
     from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
 

@@ -42,7 +42,8 @@ def best_implementation(
 
     On a Hopper GPU, the result is "flash_hopper" or "flash_triton" for large inputs that one of
     them supports, except that grouped heads and another head dimension of v in 16 bits leave out
-    "flash_triton", and few heads leave out "flash_hopper" if it cannot split the queries. In all
+    "flash_triton", few heads leave out "flash_hopper" if it cannot split the queries, and a
+    head_dim above 128 in 16 bits leaves out both where `_is_faster_above_128` is False. In all
     other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa lacks a feature that
     the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that supports the
     call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
@@ -71,14 +72,28 @@ def best_implementation(
         # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were
         # measured (logs/h100/flash_leaderboard). With 4 heads of q per head of k (head_dim 128),
         # flash_hopper takes 0.82 to 0.95 times as long as cuDNN in forward and backward together
-        # (logs/h100/flash_features), and with head_dim 80 and 96 0.98 times (logs/h200).
+        # (logs/h100/flash_features), and with head_dim 80 and 96 0.91 to 0.92 times.
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
+        if not is_float32 and q.shape[-1] > 128:
+            names = ["flash_hopper"] if is_plain and _is_faster_above_128(q, k, v) else []
         for name in names:
             if unsupported_reason(q, k, v, is_causal, name) is None and (
                 name != "flash_hopper" or _fills_gpu(k, v, True)
             ):
                 return name
     return "sdpa"
+
+
+def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether flash_hopper is faster than cuDNN for these inputs with head_dim above 128.
+
+    Measured on an H100 (logs/h100/flash_features, 8,192 tokens): with head_dim 256, forward takes
+    0.87 times as long as with cuDNN, and backward 0.99 times. With head_dim 192, forward takes 1.34
+    times and both passes together 0.99 times as long. Others are not measured.
+    """
+    if q.shape[-1] == 192:
+        return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return q.shape[-1] == 256
 
 
 def _fills_gpu(k: Tensor, v: Tensor, may_split: bool) -> bool:

@@ -42,6 +42,33 @@ def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected,
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "requires_grad", "expected"),
+    [
+        (256, 32, False, "flash_hopper"),
+        (192, 32, True, "flash_hopper"),
+        (192, 32, False, "sdpa"),
+        (160, 32, True, "sdpa"),
+        (256, 8, False, "sdpa"),
+    ],
+)
+def test_auto_above_128_uses_what_was_measured(
+    head_dim, kv_heads, requires_grad, expected, monkeypatch
+):
+    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
+    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
+    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    q, k = (
+        torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta", requires_grad=requires_grad)
+        for h in (32, kv_heads)
+    )
+    assert auto.best_implementation(q, k, k, True) == expected
+    with torch.no_grad():
+        assert auto.best_implementation(q, k, k, True) == ("sdpa" if head_dim == 192 else expected)
+
+
+@pytest.mark.parametrize(
     ("heads", "options", "expected"),
     [
         (32, {"softcap": 30.0}, "flash_hopper"),

@@ -13,7 +13,7 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
     flash_backward,
     unsupported_reason,
 )
-from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
+from systems.kernels.flash_attention.hopper.forward_launch import NARROW_VALUE_DIM, flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits, block_of_keys
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
@@ -30,12 +30,14 @@ HEAD_DIMS = (64, 128, 192, 256)
 
 @pytest.mark.parametrize("form", COMPILED_FORMS)
 @pytest.mark.parametrize("q_per_kv", [1, slow(4)])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_compiled_for_hopper(head_dim, q_per_kv, form, tmp_path):
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [*((d, d) for d in HEAD_DIMS), (192, NARROW_VALUE_DIM)]
+)
+def test_compiled_for_hopper(head_dim, value_dim, q_per_kv, form, tmp_path):
     triton = pytest.importorskip("triton")
     from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
 
-    found = compile_hopper("backward", head_dim, form, q_per_kv=q_per_kv)
+    found = compile_hopper("backward", head_dim, form, q_per_kv=q_per_kv, value_dim=value_dim)
     assert found.spilled <= (0 if q_per_kv == 1 else FEATURE_SPILLS)
     assert found.shared <= SHARED_LIMIT
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
@@ -66,6 +68,9 @@ def test_what_it_does_not_take_has_a_reason():
     q = torch.zeros(1, 1, 4, 64, dtype=BF16)
     assert "Hopper GPU" in unsupported_reason(q)
     assert "all gradients" in unsupported_reason(q, needs_dkdv=False)
+    q, lse = torch.zeros(1, 1, 4, 192, dtype=BF16), torch.zeros(1, 1, 4)
+    with pytest.raises(ValueError, match="a head_dim of at most 128, got 192"):
+        flash_backward(q, q, q, q, lse, q, deterministic=True)
 
 
 def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, kv_heads=None):

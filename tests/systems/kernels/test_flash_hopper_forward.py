@@ -9,6 +9,7 @@ import torch
 
 from systems.kernels.flash_attention.hopper.forward_launch import (
     FORWARD,
+    NARROW_VALUES,
     PACKED_HEAD_DIMS,
     SHORT,
     flash_forward,
@@ -30,20 +31,21 @@ BF16, F16 = torch.bfloat16, torch.float16
 
 @pytest.mark.parametrize("form", COMPILED_FORMS)
 @pytest.mark.parametrize(
-    ("head_dim", "tile"),
+    ("head_dim", "value_dim", "tile"),
     [
-        (64, FORWARD[64]),
-        slow(64, SHORT),
-        (128, FORWARD[128]),
-        (192, FORWARD[256]),
-        (256, FORWARD[256]),
+        (64, 64, FORWARD[64]),
+        slow(64, 64, SHORT),
+        (128, 128, FORWARD[128]),
+        (192, 192, FORWARD[256]),
+        (192, 128, NARROW_VALUES),
+        (256, 256, FORWARD[256]),
     ],
 )
-def test_compiled_for_hopper_nothing_spills(head_dim, tile, form):
+def test_compiled_for_hopper_nothing_spills(head_dim, value_dim, tile, form):
     pytest.importorskip("triton")
     from scripts.compile_check import SHARED_LIMIT, compile_hopper
 
-    found = compile_hopper("forward", head_dim, form, tile)
+    found = compile_hopper("forward", head_dim, form, tile, value_dim=value_dim)
     assert found.spilled == 0
     assert found.shared <= SHARED_LIMIT
     assert found.ptx.count("wgmma.mma_async") >= 2 * tile.consumers

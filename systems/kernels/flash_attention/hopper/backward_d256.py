@@ -10,11 +10,12 @@ of the second half. HIGH is the number of columns of the second half that they u
 V may also be 128. Tiles of V and dO then have 128 columns, and VALUE_HIGH, the number of columns of
 their second half, is 0.
 
-A work item has 64 keys. dK and dV of 64 keys with 256 columns take all registers of two consumer
-warpgroups, so each consumer accumulates one half of their columns. It also computes this half of
-dQ. For all of this, a consumer needs P and dS of all 64 keys. Both consumers compute P and dS, each
-for itself: this is more work for the tensor cores, 7 matmuls instead of 5, but the consumers never
-wait for each other and exchange no data. In each step, a consumer issues its matmuls in this order:
+A work item has 64 keys. dK and dV of 64 keys with 256 columns take 128 of the 240 registers of each
+thread of two consumer warpgroups, and S^T, dP^T and dQ^T most of the others. So each consumer
+accumulates one half of the columns of dK and dV. It also computes this half of dQ. For all of this,
+a consumer needs P and dS of all 64 keys. Both consumers compute P and dS, each for itself: this is
+more work for the tensor cores, 7 matmuls instead of 5, but the consumers never wait for each other
+and exchange no data. In each step, a consumer issues its matmuls in this order:
 
     first 64 columns of dQ^T of tile i - 1    S^T of tile i    other columns of dQ^T of tile i - 1
     dP^T, dV and dK of tile i
@@ -210,12 +211,12 @@ def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
 
 @gluon.jit
 def _times(a, b, sum, HIGH: gl.constexpr, ADDS: gl.constexpr):
-    """Issue the asynchronous WGMMAs of a b^T, float32 (64, 64), without columns of padding.
+    """Issue the asynchronous WGMMAs of a b^T, float32 (64, 64).
 
     Args:
         a, b: tiles in shared memory, (64, 256) or (64, 128).
         sum: initial value of the result. It is ignored if ADDS is False.
-        HIGH: number of columns past the first 128 that are not padding: 0, 64 or 128. There are two
+        HIGH: number of columns past the first 128 that are multiplied: 0, 64 or 128. There are two
             WGMMAs if it is 64, otherwise one.
     """
     if HIGH == 64:
@@ -421,7 +422,8 @@ def d256_backward_kernel(
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are those of `backward_d128.d128_backward_kernel`. Their
     head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more. With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64.
+    136 or more. With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
+    dV have 128 if VALUE_HIGH is 0.
 
     Args:
         q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of 64 rows.

@@ -113,8 +113,8 @@ def flash_backward(
         dlse: gradient of lse, float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
             `splits.backward_splits` by default. With packed sequences, with a left bound of the
-            mask, and if head_dim is not 64, 128, 192 or 256, it is 1, and another number is an
-            AssertionError.
+            mask, if head_dim is not 64, 128, 192 or 256, and if v has another one, it is 1, and
+            another number is an AssertionError.
         deterministic: whether the gradients are bitwise equal in every call. n_splits must then be
             1 or None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
 

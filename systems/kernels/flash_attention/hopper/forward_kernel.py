@@ -21,9 +21,9 @@ The producer passes data to the consumers through rings. A ring is a fixed numbe
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots. In the
 code, `n` counts the tiles of keys over all work items of the program. It equally counts the tiles
 of values. Indices of work items have a ring of two slots, and `turn` counts the work items. The
-ring of queries has slots for the 64 queries of a consumer: for all consumers and two work items, or
-if head_dim is above 128, for one consumer more than there are. Every slot of a ring has two
-mbarriers:
+ring of queries has slots for the 64 queries of a consumer. There are slots for all consumers and
+two work items. If head_dim is above 128, there are only CONSUMERS + 1 slots, so that the next
+queries of one consumer can be loaded early. Every slot of a ring has two mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
             the number of bytes, and the phase completes when TMA has written them. For the index of
@@ -62,8 +62,8 @@ Constraints imposed by the compiler:
   16-bit values need one permutation instruction per value in one of the consumers. float32 values
   need so many registers that they are spilled.
 - Each of the four warps of a consumer waits for a WGMMA separately. All four must have waited
-  before the warpgroup arrives at `empty`. Gluon's mbarrier.arrive includes the barrier across the
-  warps that is required for this.
+  before the warpgroup arrives at `empty`. The compiler inserts the barrier across the warps that is
+  required for this before mbarrier.arrive, unless there is a barrier already.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -228,7 +228,7 @@ def _skip(n_tiles, n, barriers, STAGES: gl.constexpr):
 
 @gluon.jit
 def _scores(q, k, nothing, COLUMNS: gl.constexpr):
-    """Issue the WGMMAs of q k^T, without columns that only pad the head dimension.
+    """Issue the WGMMAs of q k^T, without the last 64 columns if all of them are padding.
 
     Args:
         q: (64, HEAD_DIM), in shared memory.
@@ -479,8 +479,8 @@ def hopper_forward_kernel(
         BLOCK_K: number of keys per tile.
         COLUMNS, VALUE_COLUMNS: number of columns of q and k, and of v and the output. If tiles of q
             have at most 128 columns, both are the number of columns of the tiles, and the tensors
-            may have fewer. The missing columns are read as zeros and are not written. SPLIT must
-            then be False.
+            may have fewer, but only if SPLIT is False. Missing columns are read as zeros and are
+            not written.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
         IS_CAUSAL: whether a query sees only the keys up to its position.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query

@@ -2,7 +2,7 @@
 
 The number of columns of a tensor in registers is a power of two. An output of 192 columns is
 therefore a tuple of two tensors, with 128 and 64 columns. Otherwise, the output is a tuple of one
-tensor. In this module, IN_PARTS tells which of both it is.
+tensor. In this module, IN_PARTS is True for two tensors.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.

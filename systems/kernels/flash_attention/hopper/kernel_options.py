@@ -14,7 +14,7 @@ SMALLEST_SCALE = 1e-30
 
 
 class KernelOptions(NamedTuple):
-    """Arguments that the forward kernel and both backward kernels have in common.
+    """Arguments that the forward kernel and the backward kernels have in common.
 
     Fields:
         constants: values of the constexpr parameters from IS_CAUSAL to SOFTCAP, in the order of the
