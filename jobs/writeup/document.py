@@ -169,13 +169,28 @@ class ProblemResult:
     @property
     def states_of_parts(self) -> str:
         """The states of the parts with their letters, such as `answered (a, b), stale (c)`."""
-        letters: dict[State, list[str]] = {}
-        for part in self.parts:
-            letters.setdefault(part.state, []).append(part.part.part)
-        if len(letters) == 1:
-            return str(self.state)
-        in_order = sorted(letters.items(), key=lambda item: list(State).index(item[0]))
-        return ", ".join(f"{state} ({', '.join(names)})" for state, names in in_order)
+        return _with_letters([(part.state, part) for part in self.parts])
+
+    def states_on(self, device: str) -> str:
+        """The states of the measured parts on one kind of device, "" if no part needs records."""
+        return _with_letters(
+            [
+                (state_of(part.answers[device]) if device in part.answers else State.missing, part)
+                for part in self.parts
+                if part.state is not State.derived
+            ]
+        )
+
+
+def _with_letters(parts: list[tuple[State, PartResult]]) -> str:
+    """Return states with the letters of their parts, such as `answered (a, b), stale (c)`."""
+    letters: dict[State, list[str]] = {}
+    for state, part in parts:
+        letters.setdefault(state, []).append(part.part.part)
+    if len(letters) == 1:
+        return str(*letters)
+    in_order = sorted(letters.items(), key=lambda item: list(State).index(item[0]))
+    return ", ".join(f"{state} ({', '.join(names)})" for state, names in in_order)
 
 
 @dataclass
@@ -184,6 +199,18 @@ class Document:
     registry: Registry  # records behind the tables and answers
     folders: list[str]  # paths of the results folders
     notes: list[str]  # on results that could not be read
+
+    @property
+    def devices(self) -> list[str]:
+        """The kinds of device with answers, if there are several."""
+        found = {
+            device
+            for problem in self.problems
+            for part in problem.parts
+            for device in part.answers
+            if device
+        }
+        return sorted(found) if len(found) > 1 else []
 
     def counts(self) -> dict[State, int]:
         """Return the number of parts by state."""

@@ -52,14 +52,16 @@ def _summary(document: Document) -> Iterator[str]:
     for state in document.counts():
         yield f"- {state}: {state.meaning}"
     yield ""
-    yield "| problem | editions | status |"
-    yield "| --- | --- | --- |"
+    headings = ["problem", "editions", "status", *(f"on {escaped(d)}" for d in document.devices)]
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + len(headings) * " --- |"
     for result in document.problems:
         problem = result.problem
         title = escaped(problem.title)
         names = names_of(problem) or "beyond the assignment"
-        states = result.states_of_parts
-        yield f"| [{title}](#{problem.id}) | {names.replace('_', chr(92) + '_')} | {states} |"
+        states = [result.states_of_parts, *(result.states_on(d) for d in document.devices)]
+        cells = [f"[{title}](#{problem.id})", names.replace("_", chr(92) + "_"), *states]
+        yield f"| {' | '.join(cells)} |"
     yield ""
     yield "<details><summary>Terms</summary>"
     yield ""

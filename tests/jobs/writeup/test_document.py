@@ -80,8 +80,9 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     assert [part.state for part in result.parts] == [State.derived, State.answered]
     assert result.state is State.answered
     assert result.states_of_parts == "answered (b), no measurement needed (a)"
+    assert shown.devices == [] and result.states_on(H200) == "answered"
     (result,) = document(problem("By definition."), folders=[measured.path]).problems
-    assert result.state is State.derived
+    assert result.state is State.derived and result.states_on(H200) == ""
 
 
 def test_older_code_makes_an_answer_stale(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -141,6 +142,9 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     assert [shown.devices for shown in first.shown_answers] == [H200, f"{H100} (stale)"]
     # All numbers of older code say more than some numbers of the present code.
     assert second.state is State.stale and list(second.answers) == [H100, H200]
+    assert shown.devices == [H100, H200]
+    assert shown.problems[0].states_on(H100) == "stale"
+    assert shown.problems[0].states_on(H200) == "answered (a), partly (b)"
     stale, partly = second.shown_answers
     assert stale.devices == f"{H100} (stale)"
     missing = ' and {{ value("time", "forward", size=2, mode="exact", phase="x") | n }} ms'
