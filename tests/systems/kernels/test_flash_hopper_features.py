@@ -59,9 +59,8 @@ PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (
 
 
 @pytest.mark.parametrize("form", ["window", "packed", "softcap"])
-@pytest.mark.parametrize(
-    ("name", "head_dim"), list(itertools.product(("forward", "backward"), (64, 128, 192, 256)))
-)
+@pytest.mark.parametrize("head_dim", [64, 128, slow(192), 256])
+@pytest.mark.parametrize("name", ["forward", "backward"])
 def test_compiled_for_hopper(name, head_dim, form):
     pytest.importorskip("triton")
     from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
