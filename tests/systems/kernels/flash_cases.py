@@ -51,6 +51,22 @@ def slow(*values: object) -> pytest.ParameterSet:
 
 # Forms of the Hopper kernels to compile. "causal" covers the code of the others and the diagonal.
 COMPILED_FORMS = ["causal", slow("full"), slow("split")]
+
+
+def assert_barrier_before_release(ptx: str) -> None:
+    """Check that all warps have waited for a WGMMA before one of them releases a slot.
+
+    Each warp waits separately, so a barrier must come between the wait and the arrival.
+    """
+    waited = False
+    for line in ptx.splitlines():
+        if "wgmma.wait_group" in line:
+            waited = True
+        elif "bar.sync" in line or "barrier.sync" in line:
+            waited = False
+        assert not (waited and "mbarrier.arrive" in line), line
+
+
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",

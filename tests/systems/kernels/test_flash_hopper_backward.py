@@ -20,6 +20,7 @@ from tests.systems.kernels.flash_cases import (
     COMPILED_FORMS,
     HOPPER_FORMS,
     HOPPER_SHAPES,
+    assert_barrier_before_release,
     on_hopper,
     slow,
 )
@@ -41,6 +42,7 @@ def test_compiled_for_hopper(head_dim, value_dim, q_per_kv, form, tmp_path):
     found = compile_hopper("backward", head_dim, form, q_per_kv=q_per_kv, value_dim=value_dim)
     assert found.spilled <= (0 if q_per_kv == 1 else FEATURE_SPILLS)
     assert found.shared <= SHARED_LIMIT
+    assert_barrier_before_release(found.ptx)
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     # Warps exchange registers (setmaxnreg), and WGMMAs are waited for in groups. If ptxas cannot
     # keep either, it generates a slow kernel without an error.

@@ -22,6 +22,7 @@ from tests.systems.kernels.flash_cases import (
     COMPILED_FORMS,
     HOPPER_FORMS,
     HOPPER_SHAPES,
+    assert_barrier_before_release,
     on_hopper,
     slow,
 )
@@ -48,6 +49,7 @@ def test_compiled_for_hopper_nothing_spills(head_dim, value_dim, tile, form):
     found = compile_hopper("forward", head_dim, form, tile, value_dim=value_dim)
     assert found.spilled == 0
     assert found.shared <= SHARED_LIMIT
+    assert_barrier_before_release(found.ptx)
     assert found.ptx.count("wgmma.mma_async") >= 2 * tile.consumers
 
 

@@ -311,6 +311,9 @@ def _step(
     gl.thread_barrier()
     if HAS_DV:
         dv, p16 = warpgroup_mma_wait(1, deps=[dv, p16])
+        # Each warp has waited separately. The compiler adds no barrier before the arrival, because
+        # there is one above.
+        gl.thread_barrier()
     mbarrier.arrive(shared.do_empty.index(0), count=1)
     dk, ds16 = warpgroup_mma_wait(0, deps=[dk, ds16])
     mbarrier.arrive(shared.q_empty.index(slot), count=1)

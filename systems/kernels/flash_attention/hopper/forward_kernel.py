@@ -63,7 +63,8 @@ Constraints imposed by the compiler:
   need so many registers that they are spilled.
 - Each of the four warps of a consumer waits for a WGMMA separately. All four must have waited
   before the warpgroup arrives at `empty`. The compiler inserts the barrier across the warps that is
-  required for this before mbarrier.arrive, unless there is a barrier already.
+  required for this before mbarrier.arrive, except shortly after another barrier. It must then be
+  written out, as in `backward_d256`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
