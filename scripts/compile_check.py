@@ -33,10 +33,11 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
     high_columns,
 )
 from systems.kernels.flash_attention.hopper.forward_launch import (
-    FORWARD,
     HopperTile,
+    copied_columns,
     forward_tile,
     kernel_head_dim,
+    used_columns,
 )
 from systems.kernels.flash_attention.triton.backward_ops import delta_kernel
 from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel, sum_kernel
@@ -288,16 +289,19 @@ def compile_hopper(
         "PACKED": form == "packed", "SOFTCAP": form == "softcap",
     }  # fmt: skip
     if name == "forward":
-        kernel, tile = hopper_forward_kernel, tile or FORWARD[columns]
+        kernel = hopper_forward_kernel
+        tile = tile or forward_tile(head_dim, LONG, is_causal, form == "packed", value_dim)
+        copied, copied_values = copied_columns(head_dim, tile), copied_columns(value_dim, tile)
         kinds = {
-            "q_desc": rows(64, columns), "out_desc": rows(64, value_columns),
-            "k_desc": rows(tile.block_k, columns), "v_desc": rows(tile.block_k, value_columns),
+            "q_desc": rows(64, copied), "out_desc": rows(64, copied_values),
+            "k_desc": rows(tile.block_k, copied), "v_desc": rows(tile.block_k, copied_values),
             "out": "*bf16", "partials": "*fp32", "lse": "*fp32", "counters": "*i32",
         }  # fmt: skip
         constants = {
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": head_dim,
             "VALUE_COLUMNS": value_dim, "MASKED": form != "full", "IS_CAUSAL": is_causal,
-            **features, "STAGES": tile.stages, "SPLIT": form == "split", "Q_PER_KV": q_per_kv,
+            **features, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
+            "SPLIT": form == "split", "Q_PER_KV": q_per_kv,
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
@@ -318,6 +322,8 @@ def compile_hopper(
         constants["DETERMINISTIC"] = deterministic
         if head_dim > 64:
             constants["SPLIT"] = form == "split"
+        if columns == 128:
+            constants["COLUMNS"] = used_columns(head_dim)
         if head_dim > 128:
             kernel = d256_backward_kernel
             constants["HIGH"] = high_columns(head_dim)
@@ -343,8 +349,7 @@ def hopper_table() -> tuple[list[list[object]], int]:
     rows: list[list[object]] = []
     bad = 0
     for name, head_dim, form in product(("forward", "backward"), (64, 128, 192, 256), HOPPER_FORMS):
-        tile = forward_tile(kernel_head_dim(head_dim), LONG, True) if name == "forward" else None
-        found = compile_hopper(name, head_dim, form, tile)
+        found = compile_hopper(name, head_dim, form)
         wrong = ""
         if found.shared > SHARED_LIMIT:
             wrong = "TOO MUCH SHARED MEMORY"

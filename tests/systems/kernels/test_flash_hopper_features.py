@@ -19,7 +19,6 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     HopperTile,
     _unsupported_reason,
     forward_tile,
-    kernel_head_dim,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
@@ -59,14 +58,18 @@ PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (
 
 
 @pytest.mark.parametrize("form", ["window", "packed", "softcap"])
-@pytest.mark.parametrize("head_dim", [64, 128, slow(192), 256])
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(64, 64), (128, 128), slow(192, 192), (192, 128), (256, 256)]
+)
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_compiled_for_hopper(name, head_dim, form):
+def test_compiled_for_hopper(name, head_dim, value_dim, form):
     pytest.importorskip("triton")
     from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper
 
-    tile = forward_tile(kernel_head_dim(head_dim), 4096, True) if name == "forward" else None
-    found = compile_hopper(name, head_dim, form, tile)
+    tile = None
+    if name == "forward":
+        tile = forward_tile(head_dim, 4096, True, form == "packed", value_dim)
+    found = compile_hopper(name, head_dim, form, tile, value_dim=value_dim)
     assert found.spilled <= FEATURE_SPILLS
     assert found.shared <= SHARED_LIMIT
 
@@ -93,7 +96,7 @@ def test_what_the_kernels_lack_has_a_reason(monkeypatch):
     reason = _unsupported_reason(device, BF16, 96, None, True)
     assert "head_dim 64, 128, 192 or 256 for packed sequences, got 96" in reason
     reason = _unsupported_reason(device, BF16, 128, None, False, 64)
-    assert "a head_dim of v that is that of q, or 128 if that of q is above 128, got 64" in reason
+    assert "v to have the head_dim of q, or 128 if that of q is above 128, got 64 for v" in reason
     assert _unsupported_reason(device, BF16, 192, None, True, 128) is None
     assert _unsupported_reason(device, BF16, 96, 30.0, False) is None
     assert _unsupported_reason(device, BF16, 128, 30.0, True) is None
@@ -359,3 +362,22 @@ def test_gpu_narrower_values(outputs_hold_nan, head_dim, name):
         )
         tensors = q, k, v[..., :128], dout[..., :128]
         assert_right_packed(tensors, packing, is_causal, variant=variant, by=by_hopper)
+
+
+@on_hopper
+@pytest.mark.gpu
+def test_gpu_narrower_values_many_times_and_in_other_forms(outputs_hold_nan):
+    tensors = inputs((900, 900), 192, BF16, (2, 40), "cuda", value_dim=128)
+    _, lse, _, *first = by_hopper(*tensors, True)
+    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(200):
+        _, again, _, *gradients = by_hopper(*tensors, True)
+        for x, known in zip((again, *gradients), (lse, *first), strict=True):
+            unequal += (x != known).any()
+    assert unequal.item() == 0
+    q, k, v, dout = inputs((300, 420), 192, F16, (2, 4), "cuda", kv_heads=2, value_dim=128)
+    rows_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, dout)]
+    dlse = torch.randn(2, 4, 300, device="cuda")
+    assert_right(*rows_first, True, by=by_hopper, dlse=dlse)
+    out, lse = forward_launch.flash_forward(q, k, v, True, n_splits=3)
+    assert_within_limits({"out": out, "lse": lse}, q, k, v, dout, True)

@@ -55,9 +55,9 @@ from systems.kernels.flash_attention.hopper.backward_rings import (
     allocate,
     load_item,
     row_of,
-    send,
 )
 from systems.kernels.flash_attention.hopper.backward_scores import (
+    add_times,
     probabilities,
     times,
 )
@@ -67,6 +67,14 @@ from systems.kernels.flash_attention.hopper.backward_work import (
     HALF_K,
     BackwardProblem,
     row_before,
+)
+from systems.kernels.flash_attention.hopper.column_parts import (
+    add_product,
+    operands,
+    scale_all,
+    store_to_shared,
+    wait_for_both,
+    zeros,
 )
 from systems.kernels.flash_attention.hopper.registers import in_elements, store_rows
 
@@ -158,9 +166,26 @@ def _add_dq(
 
 
 @gluon.jit
+def _send(desc, coord, sums, buffer, IN_PARTS: gl.constexpr):
+    """Store dK or dV of 64 keys to global memory by TMA, asynchronously.
+
+    Args:
+        desc: TMA descriptor of the tensor in global memory, with tiles of (1, 1, 64, 128).
+        coord: coordinates of the tile in the tensor.
+        sums: dK or dV, see `column_parts`. The tensor must not have further columns.
+        buffer: (64, 128), in shared memory. The caller must not overwrite it before TMA has read
+            it.
+    """
+    store_to_shared(buffer, sums, IN_PARTS)
+    fence_async_shared()
+    tile = buffer._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    tma.async_copy_shared_to_global(desc, coord, tile)
+
+
+@gluon.jit
 def _step(
     shared, dq_desc, problem, item, i, dk, dv, first_key, first_query, row,
-    HALF: gl.constexpr, MASKED: gl.constexpr,
+    HALF: gl.constexpr, COLUMNS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
@@ -171,12 +196,13 @@ def _step(
         dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
         problem, item: `BackwardProblem` and `WorkItem`.
         i: number of tiles of the work item before this one, over all heads of q.
-        dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, float32 (64,
-            128), in registers. dk is not yet multiplied by the scale.
+        dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, (64, COLUMNS),
+            see `column_parts`. dk is not yet multiplied by the scale.
         first_key: index of the first key of this consumer.
         first_query: index of the first query of tile i.
         row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
         HALF: index of this consumer, 0 or 1.
+        COLUMNS: number of columns that the matmuls use, 96 or 128. Those of dQ^T use all 128.
         MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
             because keys are past the end.
 
@@ -184,8 +210,8 @@ def _step(
         dk, dv: sums that include tile i.
     """
     dtype: gl.constexpr = shared.q.dtype
+    IN_PARTS: gl.constexpr = COLUMNS < HEAD_DIM
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     q_slot = i % Q_SLOTS
     ds_slot = i % DS_SLOTS
     q = shared.q.index(q_slot)
@@ -199,12 +225,12 @@ def _step(
     v = shared.v.index(HALF + zero)
 
     mbarrier.wait(shared.q_full.index(q_slot), (i // Q_SLOTS) & 1)
-    s = times(k, q, layout)
+    s = times(k, q, layout, COLUMNS)
     dq = _begin_dq(shared, i, zero, layout, HALF)
     lse = row_of(shared.lse.index(q_slot), layout)
     s = warpgroup_mma_wait(2, deps=[s])  # the two WGMMAs of dQ^T stay in flight
     p, weighted = probabilities(s, lse, problem, item, first_key, first_query, MASKED)
-    p16 = gl.convert_layout(p.to(dtype), operand)
+    p16 = operands(p.to(dtype), HEAD_DIM, IN_PARTS)
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index((i + DS_SLOTS - 1) % DS_SLOTS), count=1, pred=i > 0)
     if i > 0:
@@ -213,19 +239,19 @@ def _step(
     # need more registers, but dK, dV, dP, and P in float32 and in 16 bits take all of them.
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
-    dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
-    dv = warpgroup_mma(p16, do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight
+    dp = add_times(v, do, dp, COLUMNS)
+    dv = add_product(p16, do, dv, IN_PARTS)
+    dp = warpgroup_mma_wait(2 if IN_PARTS else 1, deps=[dp])  # dV stays in flight
     ds = (weighted * dp).to(dtype)
-    ds16 = gl.convert_layout(ds, operand)
-    dk = warpgroup_mma(ds16, q, dk, is_async=True)
+    ds16 = operands(ds, HEAD_DIM, IN_PARTS)
+    dk = add_product(ds16, q, dk, IN_PARTS)
     # Pass dS^T to both consumers while dV and dK are in flight. fence_async_shared makes the stores
     # visible to the WGMMAs that read them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)
     shared.ds.index(2 * ds_slot + HALF).store(ds)
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)
-    dv, p16, dk, ds16 = warpgroup_mma_wait(0, deps=[dv, p16, dk, ds16])
+    dv, dk = wait_for_both(dv, p16, dk, ds16, IN_PARTS)
     mbarrier.arrive(shared.q_empty.index(q_slot), count=1)
     return dk, dv
 
@@ -233,17 +259,18 @@ def _step(
 @gluon.jit
 def _consume(
     shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, SPLIT: gl.constexpr,
+    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    IN_PARTS: gl.constexpr = COLUMNS < HEAD_DIM
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     if problem.PACKED:  # noqa: SIM102 (a constant)
         if gl.program_id(0) >= problem.n_items:
             return
     item = problem.locate(gl.program_id(0))
     first_key = item.first_key + HALF * HALF_K
-    dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-    dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
+    dk = zeros(HEAD_DIM, IN_PARTS)
+    dv = zeros(HEAD_DIM, IN_PARTS)
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of this consumer's half of dQ^T for tile 0 of the first head of q
     row = item.head * problem.Q_PER_KV * tiles_per_head + item.padded_query_start // BLOCK_Q
@@ -257,13 +284,13 @@ def _consume(
             tile_row = row_before(problem, item, head_row, i, HEAD_DIM)
             dk, dv = _step(
                 shared, dq_desc, problem, item, before + i, dk, dv, first_key,
-                item.tile(i) * BLOCK_Q, tile_row, HALF, True,
+                item.tile(i) * BLOCK_Q, tile_row, HALF, COLUMNS, True,
             )  # fmt: skip
         for i in range(item.n_first(), item.n_tiles):
             tile_row = row_before(problem, item, head_row, i, HEAD_DIM)
             dk, dv = _step(
                 shared, dq_desc, problem, item, before + i, dk, dv, first_key,
-                item.tile(i) * BLOCK_Q, tile_row, HALF, False,
+                item.tile(i) * BLOCK_Q, tile_row, HALF, COLUMNS, False,
             )  # fmt: skip
     n = problem.Q_PER_KV * item.n_tiles
     last_ds = (n + DS_SLOTS - 1) % DS_SLOTS
@@ -275,7 +302,7 @@ def _consume(
     key_row = item.key_start + first_key
     to_rows: gl.constexpr = SPLIT or problem.PACKED  # whether dK and dV are written without TMA
     if not to_rows:  # this consumer no longer reads its half of V: use it as the buffer of dV
-        send(dv_desc, [batch, head, key_row, 0], dv, shared.v.index(HALF))
+        _send(dv_desc, [batch, head, key_row, 0], dv, shared.v.index(HALF), IN_PARTS)
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
     later: gl.constexpr = 0 if to_rows else 1
@@ -287,13 +314,14 @@ def _consume(
         dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
         dk_base += head * in_elements(dk_head)
         dv_base += head * in_elements(dv_head)
-        store_rows(dk_base, dk * scale, key_row, n_rows, in_elements(dk_row))
-        store_rows(dv_base, dv, key_row, n_rows, in_elements(dv_row))
+        store_rows(dk_base, dk[0] * scale, key_row, n_rows, in_elements(dk_row))
+        store_rows(dv_base, dv[0], key_row, n_rows, in_elements(dv_row))
     else:
         # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
         # K any more, and its buffer can hold dK.
         mbarrier.wait(shared.ds_empty.index(last_ds), ((n - 1) // DS_SLOTS) & 1)
-        send(dk_desc, [batch, head, key_row, 0], dk * scale, shared.k.index(HALF))
+        dk = scale_all(dk, scale, IN_PARTS)
+        _send(dk_desc, [batch, head, key_row, 0], dk, shared.k.index(HALF), IN_PARTS)
     tma.store_wait(pendings=0)
 
 
@@ -312,7 +340,7 @@ def d128_backward_kernel(
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
-    DETERMINISTIC: gl.constexpr,
+    DETERMINISTIC: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
@@ -336,6 +364,8 @@ def d128_backward_kernel(
             float32, the gradients from the queries of each range. With PACKED, they are dK and dV.
             They are not used otherwise.
         SPLIT: whether the queries are split into several ranges.
+        COLUMNS: number of columns that the matmuls use: 96 if the tensors have at most 96, else
+            128. With SPLIT or PACKED, it must be 128.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
@@ -355,10 +385,12 @@ def d128_backward_kernel(
             [
                 (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
                             dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SPLIT)),
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
+                            SPLIT)),
                 (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
                             dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SPLIT)),
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
+                            SPLIT)),
                 (_produce, (shared, problem,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
                 (_add, (shared, problem, dq_desc)),
@@ -370,10 +402,12 @@ def d128_backward_kernel(
             [
                 (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
                             dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SPLIT)),
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
+                            SPLIT)),
                 (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
                             dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SPLIT)),
+                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
+                            SPLIT)),
                 (_produce, (shared, problem,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
             ],

@@ -60,7 +60,11 @@ from systems.kernels.flash_attention.hopper.backward_rings import (
     copy,
     row_of,
 )
-from systems.kernels.flash_attention.hopper.backward_scores import probabilities
+from systems.kernels.flash_attention.hopper.backward_scores import (
+    add_times,
+    probabilities,
+    times,
+)
 from systems.kernels.flash_attention.hopper.backward_work import (
     BLOCK_Q,
     BackwardProblem,
@@ -210,26 +214,6 @@ def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def _times(a, b, sum, HIGH: gl.constexpr, ADDS: gl.constexpr):
-    """Issue the asynchronous WGMMAs of a b^T, float32 (64, 64).
-
-    Args:
-        a, b: tiles in shared memory, (64, 256) or (64, 128).
-        sum: initial value of the result. It is ignored if ADDS is False.
-        HIGH: number of columns past the first 128 that are multiplied: 0, 64 or 128. There are two
-            WGMMAs if it is 64, otherwise one.
-    """
-    if HIGH == 64:
-        low = b.slice(0, HALF, 1).permute((1, 0))
-        sum = warpgroup_mma(a.slice(0, HALF, 1), low, sum, use_acc=ADDS, is_async=True)
-        high = b.slice(HALF, HIGH, 1).permute((1, 0))
-        sum = warpgroup_mma(a.slice(HALF, HIGH, 1), high, sum, is_async=True)
-    else:
-        sum = warpgroup_mma(a, b.permute((1, 0)), sum, use_acc=ADDS, is_async=True)
-    return sum
-
-
-@gluon.jit
 def _step(
     shared, dq_desc, problem, item, i, dk, dv, first_query, row,
     WHICH: gl.constexpr, HIGH: gl.constexpr, VALUE_HIGH: gl.constexpr, MASKED: gl.constexpr,
@@ -268,8 +252,7 @@ def _step(
 
     dq = _begin_dq(shared, zero, layout, WHICH, 0)
     mbarrier.wait(shared.q_full.index(slot), (i // Q_SLOTS) & 1)
-    nothing = gl.zeros([KEYS, BLOCK_Q], gl.float32, layout)
-    s = _times(shared.k.index(zero), shared.q.index(slot), nothing, HIGH, False)
+    s = times(shared.k.index(zero), shared.q.index(slot), layout, HALF + HIGH)
     dq = warpgroup_mma_wait(2 if HIGH == 64 else 1, deps=[dq])  # S^T stays in flight
     if i > 0:
         _add(shared, dq_desc, dq, row, WHICH)
@@ -293,7 +276,7 @@ def _step(
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     mbarrier.wait(shared.do_full.index(0), i & 1)
     do = shared.do.index(zero)
-    dp = _times(shared.v.index(zero), do, dp, VALUE_HIGH, True)
+    dp = add_times(shared.v.index(zero), do, dp, HALF + VALUE_HIGH)
     if HAS_DV:
         dv = warpgroup_mma(p16, do.slice(WHICH * HALF, COLUMNS, 1), dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])  # dV stays in flight

@@ -240,7 +240,7 @@ def _scores(shared, n, k, layout: gl.constexpr, pred=True):
     """
     slot = n % Q_SLOTS
     mbarrier.wait(shared.q_full.index(slot), (n // Q_SLOTS) & 1, pred=pred)
-    return times(k, shared.q.index(slot), layout)
+    return times(k, shared.q.index(slot), layout, HEAD_DIM)
 
 
 @gluon.jit
@@ -279,7 +279,7 @@ def _step(
     q = shared.q.index(q_slot)
     do = shared.do.index(q_slot)
 
-    dp = times(v, do, layout)
+    dp = times(v, do, layout, HEAD_DIM)
     lse = row_of(shared.lse.index(q_slot), layout)
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     # dP^T is in flight

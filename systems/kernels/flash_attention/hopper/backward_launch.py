@@ -30,6 +30,7 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     kernel_head_dim,
     row_maps,
     tma_compatible,
+    used_columns,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
@@ -199,7 +200,8 @@ class HopperBackwardPlan:
         is_exact = head_dim in PACKED_HEAD_DIMS and head_dim == value_dim
         if not is_exact or deterministic or not options.may_split:
             assert n_splits in (None, 1), (
-                "n_splits with a padded head_dim, packing, a left bound or a fixed order"
+                "n_splits with a padded head_dim, another one of v, packing, a left bound or a "
+                "fixed order"
             )
             n_splits = 1
         if n_splits is None:
@@ -329,6 +331,8 @@ class HopperBackwardPlan:
             all_constants["SPLIT"] = self.n_splits > 1
         all_constants["Q_PER_KV"] = of_q[1] // of_k[1]
         all_constants["DETERMINISTIC"] = self.n_turns > 0
+        if self.head_dim == 128:
+            all_constants["COLUMNS"] = used_columns(of_q[-1])
         if self.head_dim > 128:
             kernel = d256_backward_kernel
             all_constants["HIGH"] = high_columns(of_q[-1])

@@ -235,26 +235,6 @@ def row_of(shared, layout: gl.constexpr):
     return gl.convert_layout(row.reshape([BLOCK_Q]), gl.SliceLayout(0, layout), assert_trivial=True)
 
 
-@gluon.jit
-def send(desc, coord, value, shared):
-    """Store a tile to global memory by TMA, asynchronously.
-
-    Rows past the end of the tensor are not written. The tiles of desc have leading dimensions of
-    size 1, which `value` and `shared` do not have.
-
-    Args:
-        desc: TMA descriptor of the tensor in global memory.
-        coord: coordinates of the tile in the tensor.
-        value: tile in registers. It is converted to the dtype of desc.
-        shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
-            the store has read it.
-    """
-    shared.store(value.to(desc.dtype))
-    fence_async_shared()
-    tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-    tma.async_copy_shared_to_global(desc, coord, tile)
-
-
 @builtin
 def reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile in shared memory to global memory by TMA, asynchronously.

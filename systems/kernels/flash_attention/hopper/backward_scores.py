@@ -14,20 +14,41 @@ from systems.kernels.flash_attention.hopper.registers import reciprocal
 
 
 @gluon.jit
-def times(a, b, layout: gl.constexpr):
-    """Issue the asynchronous WGMMA a b^T, and return its result, float32 (rows of a, rows of b).
-
-    The caller must wait for the WGMMA before it uses the result.
+def times(a, b, layout: gl.constexpr, COLUMNS: gl.constexpr):
+    """Issue the asynchronous WGMMAs of a b^T, see `add_times`.
 
     Args:
-        a: left operand, in registers or in shared memory.
-        b: right operand before it is transposed, in shared memory.
         layout: register layout of the result.
     """
     ROWS: gl.constexpr = a.shape[0]
-    COLUMNS: gl.constexpr = b.shape[0]
-    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
-    return warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    RESULT_COLUMNS: gl.constexpr = b.shape[0]
+    zeros = gl.zeros([ROWS, RESULT_COLUMNS], gl.float32, layout)
+    return add_times(a, b, zeros, COLUMNS, False)
+
+
+@gluon.jit
+def add_times(a, b, sum, COLUMNS: gl.constexpr, ADDS: gl.constexpr = True):
+    """Issue the asynchronous WGMMAs of sum + a b^T, float32 (rows of a, rows of b).
+
+    There are two WGMMAs if COLUMNS is three quarters of the columns of the tiles, otherwise one.
+    The caller must wait for them before it uses the result.
+
+    Args:
+        a, b: tiles in shared memory.
+        sum: initial value of the result, in registers.
+        COLUMNS: number of columns of a and b that are multiplied: all or three quarters.
+        ADDS: False if `sum` is zeros, which then need no registers.
+    """
+    LOW: gl.constexpr = a.shape[1] // 2
+    HIGH: gl.constexpr = a.shape[1] // 4
+    if COLUMNS == LOW + HIGH:
+        low = b.slice(0, LOW, 1).permute((1, 0))
+        sum = warpgroup_mma(a.slice(0, LOW, 1), low, sum, use_acc=ADDS, is_async=True)
+        high = b.slice(LOW, HIGH, 1).permute((1, 0))
+        sum = warpgroup_mma(a.slice(LOW, HIGH, 1), high, sum, is_async=True)
+    else:
+        sum = warpgroup_mma(a, b.permute((1, 0)), sum, use_acc=ADDS, is_async=True)
+    return sum
 
 
 @gluon.jit

@@ -18,12 +18,13 @@ work item to the consumers through shared memory. It can load the tiles of the n
 the consumers still process the current work item.
 
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
-memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots. In the
-code, `n` counts the tiles of keys over all work items of the program. It equally counts the tiles
-of values. Indices of work items have a ring of two slots, and `turn` counts the work items. The
-ring of queries has slots for the 64 queries of a consumer. There are slots for all consumers and
-two work items. If head_dim is above 128, there are only CONSUMERS + 1 slots, so that the next
-queries of one consumer can be loaded early. Every slot of a ring has two mbarriers:
+memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots, or share
+one (see the module `forward_rings`). In the code, `n` counts the tiles of keys over all work items
+of the program. It equally counts the tiles of values. Indices of work items have a ring of two
+slots, and `turn` counts the work items. The ring of queries has slots for the 64 queries of a
+consumer. There are slots for all consumers and two work items. If head_dim is above 128, there are
+only CONSUMERS + 1 slots, so that the next queries of one consumer can be loaded early. Every slot
+of a ring has two mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
             the number of bytes, and the phase completes when TMA has written them. For the index of
@@ -49,7 +50,8 @@ scores of each query so far. The correction rescales the earlier output when m g
 
 The exponentials of a consumer therefore overlap its second matmul and the matmuls of the other
 consumers. FlashAttention-3 also has a pingpong schedule, in which the consumers take turns to issue
-matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200.
+matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200. At head_dim 192 and
+256, it makes no difference on an H100.
 
 Constraints imposed by the compiler:
 
@@ -83,19 +85,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.kernels.flash_attention.hopper.forward_output import (
-    add_values,
+from systems.kernels.flash_attention.hopper.column_parts import (
+    add_product,
     operands,
-    scale_output,
-    store_output,
-    wait_for_output,
-    zero_output,
+    scale_each_row,
+    store_to_rows,
+    store_to_shared,
+    wait,
+    zeros,
+)
+from systems.kernels.flash_attention.hopper.forward_rings import (
+    place_of_keys,
+    place_of_values,
+    produce,
+    skip,
+    tile_at,
 )
 from systems.kernels.flash_attention.hopper.forward_work import (
     ROWS,
     ForwardProblem,
     next_work,
-    publish,
 )
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
@@ -105,6 +114,7 @@ from systems.kernels.flash_attention.hopper.registers import (
     row_maximum,
     scale_rows,
     store_rows,
+    unpack,
 )
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -142,94 +152,8 @@ def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
 
 
 @gluon.jit
-def _producer(tensors, problem, barriers, STAGES: gl.constexpr):
-    """Load the data of all work items of a program into shared memory. The producer warp runs this.
-
-    For each work item, the producer loads the queries first. It then loads the tiles of keys and
-    values, from the last tile to the first. A slot for queries has those of one consumer, and only
-    this consumer releases it.
-
-    The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
-    `hopper_forward_kernel` describes the constants.
-    """
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
-    CONSUMERS: gl.constexpr = problem.CONSUMERS
-    BLOCK_K: gl.constexpr = problem.BLOCK_K
-    Q_SLOTS: gl.constexpr = q_smem.shape[0]
-    turn = 0
-    n = 0
-    work = gl.program_id(0)
-    while work < problem.n_work:
-        publish(work, work_smem, work_full, work_empty, turn)
-        item = problem.locate(work)
-        batch = item.head // problem.n_heads
-        head = item.head % problem.n_heads
-        kv_head = head // problem.Q_PER_KV
-        first_query = item.query_start + item.first_query
-        for c in gl.static_range(CONSUMERS):
-            place = turn * CONSUMERS + c
-            slot = place % Q_SLOTS
-            mbarrier.wait(q_empty.index(slot), (place // Q_SLOTS & 1) ^ 1)
-            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                q_desc, [batch, head, first_query + c * ROWS, 0], q_full.index(slot),
-                q_smem.index(slot),
-            )  # fmt: skip
-        start = item.key_start + item.first_key + (item.n_tiles - 1) * BLOCK_K
-        for _ in range(item.n_tiles):
-            slot = n % STAGES
-            phase = (n // STAGES & 1) ^ 1
-            mbarrier.wait(k_empty.index(slot), phase)
-            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                k_desc, [batch, kv_head, start, 0], k_full.index(slot), k_smem.index(slot)
-            )
-            mbarrier.wait(v_empty.index(slot), phase)
-            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                v_desc, [batch, kv_head, start, 0], v_full.index(slot), v_smem.index(slot)
-            )
-            start -= BLOCK_K
-            n += 1
-        turn += 1
-        work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
-    # Publish an index of n_work or more, at which the consumers stop.
-    publish(work, work_smem, work_full, work_empty, turn)
-    # The last program to finish resets the counters for the next launch.
-    if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
-        gl.store(counters, 0)
-        gl.store(counters + 1, 0)
-
-
-@gluon.jit
-def _skip(n_tiles, n, barriers, STAGES: gl.constexpr):
-    """Release the next n_tiles slots of keys and of values without reading them.
-
-    A slot is released after it is filled. Otherwise, the arrival at `empty` could count for the
-    previous phase.
-
-    Args:
-        n: number of tiles that this consumer has released so far.
-
-    Returns:
-        The value of n for the next tile.
-    """
-    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
-    for _ in range(n_tiles):
-        slot = n % STAGES
-        phase = n // STAGES & 1
-        mbarrier.wait(k_full.index(slot), phase)
-        mbarrier.arrive(k_empty.index(slot), count=1)
-        mbarrier.wait(v_full.index(slot), phase)
-        mbarrier.arrive(v_empty.index(slot), count=1)
-        n += 1
-    return n
-
-
-@gluon.jit
 def _scores(q, k, nothing, COLUMNS: gl.constexpr):
-    """Issue the WGMMAs of q k^T, without the last 64 columns if all of them are padding.
+    """Issue the WGMMAs of q k^T, without the last quarter of the columns if all of it is padding.
 
     Args:
         q: (64, HEAD_DIM), in shared memory.
@@ -237,10 +161,12 @@ def _scores(q, k, nothing, COLUMNS: gl.constexpr):
         nothing: float32 (64, BLOCK_K), in registers.
         COLUMNS: see `hopper_forward_kernel`.
     """
-    if q.shape[1] > 128 and COLUMNS <= 192:
-        low, high = q.slice(0, 128, 1), q.slice(128, 64, 1)
-        s = warpgroup_mma(low, k.slice(0, 128, 0), nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma(high, k.slice(128, 64, 0), s, is_async=True)
+    LOW: gl.constexpr = q.shape[1] // 2
+    HIGH: gl.constexpr = q.shape[1] // 4
+    if COLUMNS <= LOW + HIGH:
+        low, high = q.slice(0, LOW, 1), q.slice(LOW, HIGH, 1)
+        s = warpgroup_mma(low, k.slice(0, LOW, 0), nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma(high, k.slice(LOW, HIGH, 0), s, is_async=True)
     else:
         s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
     return s
@@ -250,7 +176,7 @@ def _scores(q, k, nothing, COLUMNS: gl.constexpr):
 def _consumer(
     tensors, problem, barriers, strides, scale_log2e, cap_log2e,
     WHICH: gl.constexpr, COLUMNS: gl.constexpr, VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr,
-    SOFTCAP: gl.constexpr, STAGES: gl.constexpr,
+    SOFTCAP: gl.constexpr, STAGES: gl.constexpr, SHARED_RING: gl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
 
@@ -263,10 +189,12 @@ def _consumer(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
-    HEAD_DIM: gl.constexpr = q_smem.shape[4]
-    VALUE_DIM: gl.constexpr = v_smem.shape[4]
-    Q_SLOTS: gl.constexpr = q_smem.shape[0]
-    IN_PARTS: gl.constexpr = VALUE_DIM > 128 and VALUE_COLUMNS <= 192
+    Q_SLOTS: gl.constexpr = q_full.shape[0]
+    KEY_BOXES: gl.constexpr = q_smem.shape[0] // Q_SLOTS
+    VALUE_BOXES: gl.constexpr = v_smem.shape[0] // STAGES
+    HEAD_DIM: gl.constexpr = q_smem.shape[4] if KEY_BOXES == 1 else 256
+    VALUE_DIM: gl.constexpr = v_smem.shape[4] if VALUE_BOXES == 1 else 256
+    IN_PARTS: gl.constexpr = VALUE_COLUMNS * 4 <= VALUE_DIM * 3
     PENDING: gl.constexpr = 2 if IN_PARTS else 1  # number of WGMMAs of O
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
@@ -282,19 +210,23 @@ def _consumer(
         # The producer loads all tiles that a query of the block sees. A consumer skips the tiles
         # that none of its queries sees.
         begin, end, full_start, full_end = item.tiles_of(first_query, problem)
-        n = _skip(item.n_tiles - end, n, barriers, STAGES)
+        first = n
+        last = first + item.n_tiles - 1
+        n = skip(item.n_tiles - end, n, first, last, barriers, STAGES, SHARED_RING)
 
         # Tiles are processed from the last to the first. Without a left bound, only the tile that
         # is processed first may need a mask, for the diagonal or the end of the keys. It is handled
         # before the loop.
+        place = place_of_keys(n, first, SHARED_RING)
+        slot = place % STAGES
+        mbarrier.wait(k_full.index(slot), place // STAGES & 1)
+        # The queries are waited for after these keys. Then the producer has already loaded to the
+        # slot, and its previous use, which may be by another consumer, is over.
         q_place = turn * CONSUMERS + WHICH
         q_slot = q_place % Q_SLOTS
         mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
-        q = q_smem.index(q_slot).reshape([ROWS, HEAD_DIM])
-        slot = n % STAGES
-        phase = n // STAGES & 1
-        mbarrier.wait(k_full.index(slot), phase)
-        k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
+        q = tile_at(q_smem, q_slot, HEAD_DIM, KEY_BOXES)
+        k = tile_at(k_smem, slot, HEAD_DIM, KEY_BOXES).permute((1, 0))
         s = _scores(q, k, nothing, COLUMNS)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot), count=1)
@@ -315,20 +247,31 @@ def _consumer(
             p = gl.exp2(s * scale_log2e - m[:, None])
         total = column_sums(p)
         packed = pack(p, dtype)
-        o = zero_output(VALUE_DIM, IN_PARTS)
-        mbarrier.wait(v_full.index(slot), phase)
+        o = zeros(VALUE_DIM, IN_PARTS)
+        v_place = place_of_values(n, last, SHARED_RING)
+        v_slot = v_place % STAGES
+        v_phase = v_place // STAGES & 1
+        if not SHARED_RING:
+            mbarrier.wait(v_full.index(v_slot), v_phase)
 
         for _ in range(end - begin - 1):
-            p_operand = operands(packed, dtype, VALUE_DIM, IN_PARTS)
-            v = v_smem.index(slot).reshape([BLOCK_K, VALUE_DIM])
-            v_slot = slot
+            p_operand = operands(unpack(packed, dtype), VALUE_DIM, IN_PARTS)
+            v = tile_at(v_smem, v_slot, VALUE_DIM, VALUE_BOXES)
+            used_slot = v_slot
+            used_phase = v_phase
             n += 1
-            slot = n % STAGES
-            phase = n // STAGES & 1
-            mbarrier.wait(k_full.index(slot), phase)
-            k = k_smem.index(slot).reshape([BLOCK_K, HEAD_DIM]).permute((1, 0))
+            place = place_of_keys(n, first, SHARED_RING)
+            v_place = place_of_values(n, last, SHARED_RING)
+            slot = place % STAGES
+            v_slot = v_place % STAGES
+            v_phase = v_place // STAGES & 1
+            mbarrier.wait(k_full.index(slot), place // STAGES & 1)
+            k = tile_at(k_smem, slot, HEAD_DIM, KEY_BOXES).permute((1, 0))
             s_token = _scores(q, k, nothing, COLUMNS)
-            o_token = add_values(p_operand, v, o, IN_PARTS)
+            if SHARED_RING:
+                # These values are loaded to the slot of the previous keys, so they come late.
+                mbarrier.wait(v_full.index(used_slot), used_phase)
+            o_token = add_product(p_operand, v, o, IN_PARTS)
             # Wait for S only. The WGMMA of O stays in flight during the softmax.
             s = warpgroup_mma_wait(PENDING, deps=[s_token])
             mbarrier.arrive(k_empty.index(slot), count=1)
@@ -350,25 +293,30 @@ def _consumer(
             total = scale_rows(total, correction) + column_sums(p)
             m = new_m
             # This wait keeps ptxas from moving the next wait above the softmax (see the module).
-            mbarrier.wait(v_full.index(slot), phase)
-            o = wait_for_output(o_token, p_operand, IN_PARTS)
-            mbarrier.arrive(v_empty.index(v_slot), count=1)
-            o = scale_output(o, correction, IN_PARTS)
+            if SHARED_RING:  # the same wait again: it returns at once
+                mbarrier.wait(v_full.index(used_slot), used_phase)
+            else:
+                mbarrier.wait(v_full.index(v_slot), v_phase)
+            o = wait(o_token, p_operand, IN_PARTS)
+            mbarrier.arrive(v_empty.index(used_slot), count=1)
+            o = scale_each_row(o, correction, IN_PARTS)
             packed = pack(p, dtype)
 
         mbarrier.arrive(q_empty.index(q_slot), count=1)
-        p_operand = operands(packed, dtype, VALUE_DIM, IN_PARTS)
-        v = v_smem.index(slot).reshape([BLOCK_K, VALUE_DIM])
-        o_token = add_values(p_operand, v, o, IN_PARTS)
-        o = wait_for_output(o_token, p_operand, IN_PARTS)
-        mbarrier.arrive(v_empty.index(slot), count=1)
-        n = _skip(begin, n + 1, barriers, STAGES)
+        p_operand = operands(unpack(packed, dtype), VALUE_DIM, IN_PARTS)
+        if SHARED_RING:
+            mbarrier.wait(v_full.index(v_slot), v_phase)
+        v = tile_at(v_smem, v_slot, VALUE_DIM, VALUE_BOXES)
+        o_token = add_product(p_operand, v, o, IN_PARTS)
+        o = wait(o_token, p_operand, IN_PARTS)
+        mbarrier.arrive(v_empty.index(v_slot), count=1)
+        n = skip(begin, n + 1, first, last, barriers, STAGES, SHARED_RING)
 
         # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
         row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
         seen = row_total != 0.0
         row_total = gl.where(seen, row_total, 1.0)
-        o = scale_output(o, 1.0 / row_total, IN_PARTS)
+        o = scale_each_row(o, 1.0 / row_total, IN_PARTS)
         if SOFTCAP:
             m += cap_log2e
         row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
@@ -378,16 +326,16 @@ def _consumer(
         if problem.SPLIT:
             target = partials + rows_before * VALUE_COLUMNS
             n_rows = problem.n_queries
-            store_output(target, o, first_query, n_rows, VALUE_COLUMNS, VALUE_COLUMNS, IN_PARTS)
+            store_to_rows(target, o, first_query, n_rows, VALUE_COLUMNS, VALUE_COLUMNS, IN_PARTS)
         elif HEAD_DIM > 128:  # shared memory has no room for the output
             target = out + batch * in_elements(strides[0]) + head * in_elements(strides[1])
             n_rows = item.query_start + item.n_queries
-            store_output(target, o, row, n_rows, in_elements(strides[2]), VALUE_COLUMNS, IN_PARTS)
+            store_to_rows(target, o, row, n_rows, in_elements(strides[2]), VALUE_COLUMNS, IN_PARTS)
         else:
             # Wait until TMA has read the output of the previous work item from shared memory.
             tma.store_wait(0)
             gl.thread_barrier()
-            o_stage.reshape([ROWS, VALUE_DIM]).store(o[0].to(dtype))
+            store_to_shared(o_stage.reshape([ROWS, VALUE_DIM]), o, IN_PARTS)
             # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
             fence_async_shared()
             gl.thread_barrier()
@@ -395,10 +343,10 @@ def _consumer(
                 # TMA would also write to the first rows of the next sequence.
                 if first_query + ROWS > item.n_queries:
                     wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-                    tile = o_stage.reshape([ROWS, VALUE_DIM]).load(wide)
+                    rows = o_stage.reshape([ROWS, VALUE_DIM]).load(wide)
                     target = out + head * in_elements(strides[1])
                     out_row = in_elements(strides[2])
-                    store_rows(target, tile, row, item.query_start + item.n_queries, out_row)
+                    store_rows(target, rows, row, item.query_start + item.n_queries, out_row)
                 else:
                     tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
             else:
@@ -425,8 +373,8 @@ def hopper_forward_kernel(
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
     VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr, IS_CAUSAL: gl.constexpr,
     BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr, PACKED: gl.constexpr, SOFTCAP: gl.constexpr,
-    STAGES: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SHARED_RING: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
@@ -443,11 +391,12 @@ def hopper_forward_kernel(
         q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, head_dim),
             with tiles of 64 rows. The output is written only if SPLIT is False. The tiles of q and
             k have 64, 128 or 256 columns. Those of v and the output have as many, or 128 if those
-            of q have 256.
+            of q have 256. With SHARED_RING, all of them have 64 columns, and one copy loads a third
+            of a tile.
         k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, head_dim),
             with tiles of BLOCK_K rows.
-        out: the output. It is used if PACKED is True, for the last rows of a sequence, and if tiles
-            of q have 256 columns.
+        out: the output. It is used if PACKED is True, for the last rows of a sequence, and if
+            COLUMNS is above 128.
         partials: float32 (splits, batch, heads, n_queries, VALUE_COLUMNS), contiguous, output:
             attention over the keys of each split. It is written only if SPLIT is True.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
@@ -478,10 +427,11 @@ def hopper_forward_kernel(
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
         BLOCK_K: number of keys per tile.
-        COLUMNS, VALUE_COLUMNS: number of columns of q and k, and of v and the output. If tiles of q
-            have at most 128 columns, both are the number of columns of the tiles, and the tensors
-            may have fewer, but only if SPLIT is False. Missing columns are read as zeros and are
-            not written.
+        COLUMNS: number of columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The
+            tensors may have fewer. Missing columns are read as zeros.
+        VALUE_COLUMNS: number of columns of v and the output. Up to 128, it is 64, 96 or 128, and
+            the tensors may have fewer, but only if SPLIT is False. Missing columns are read as
+            zeros and are not written.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
         IS_CAUSAL: whether a query sees only the keys up to its position.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
@@ -491,6 +441,7 @@ def hopper_forward_kernel(
         SOFTCAP: whether scores are capped.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
+        SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192.
         SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see
@@ -498,25 +449,31 @@ def hopper_forward_kernel(
         PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
-    HEAD_DIM: gl.constexpr = q_desc.block_type.shape[3]
-    VALUE_DIM: gl.constexpr = v_desc.block_type.shape[3]
-    # With 256 columns, shared memory has no room for the queries of two work items.
-    Q_SLOTS: gl.constexpr = 2 * CONSUMERS if HEAD_DIM <= 128 else CONSUMERS + 1
-    q_smem = gl.allocate_shared_memory(dtype, [Q_SLOTS, 1, 1, ROWS, HEAD_DIM], q_desc.layout)
+    BOX: gl.constexpr = q_desc.block_type.shape[3]
+    VALUE_BOX: gl.constexpr = v_desc.block_type.shape[3]
+    BOXES: gl.constexpr = (COLUMNS + BOX - 1) // BOX
+    VALUE_BOXES: gl.constexpr = (VALUE_COLUMNS + VALUE_BOX - 1) // VALUE_BOX
+    # Above 128 columns, shared memory has no room for the queries of two work items.
+    Q_SLOTS: gl.constexpr = 2 * CONSUMERS if COLUMNS <= 128 else CONSUMERS + 1
+    k_shape: gl.constexpr = [STAGES * BOXES, 1, 1, BLOCK_K, BOX]
+    v_shape: gl.constexpr = [STAGES * VALUE_BOXES, 1, 1, BLOCK_K, VALUE_BOX]
+    q_smem = gl.allocate_shared_memory(dtype, [Q_SLOTS * BOXES, 1, 1, ROWS, BOX], q_desc.layout)
     o_smem = q_smem  # not used
-    if HEAD_DIM <= 128:
-        o_smem = gl.allocate_shared_memory(
-            dtype, [CONSUMERS, 1, 1, ROWS, HEAD_DIM], out_desc.layout
-        )
-    k_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, HEAD_DIM], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_K, VALUE_DIM], v_desc.layout)
+    if COLUMNS <= 128:
+        o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, BOX], out_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, k_shape, k_desc.layout)
+    v_smem = k_smem
+    if not SHARED_RING:
+        v_smem = gl.allocate_shared_memory(dtype, v_shape, v_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    v_full, v_empty = k_full, k_empty
+    if not SHARED_RING:
+        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
     work_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
@@ -528,9 +485,10 @@ def hopper_forward_kernel(
         mbarrier.init(q_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        if not SHARED_RING:
+            mbarrier.init(v_full.index(i), count=1)
+            mbarrier.init(v_empty.index(i), count=CONSUMERS)
     fence_async_shared()
 
     if PACKED:
@@ -550,11 +508,11 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
-                (_producer, (loaded, problem, barriers, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
+                (produce, (loaded, problem, barriers, STAGES, SHARED_RING)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
@@ -563,14 +521,14 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(2),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES)),
-                (_producer, (loaded, problem, barriers, STAGES)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
+                (produce, (loaded, problem, barriers, STAGES, SHARED_RING)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip

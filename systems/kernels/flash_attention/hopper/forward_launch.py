@@ -36,6 +36,7 @@ from systems.kernels.tensor_maps import TensorMaps
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # number of queries per consumer
+COPIED_COLUMNS = 64
 UNIT = 8  # number of 16-bit elements in 16 bytes, of which all strides that TMA takes are multiples
 TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 
@@ -53,6 +54,9 @@ class HopperTile(NamedTuple):
             tiles of values.
         registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
         producer_registers: registers per thread of the producer.
+        shares_ring: whether keys and values share one ring of `stages` slots. Each TMA copy then
+            loads COPIED_COLUMNS columns, so that tiles take no memory for padding. q, k and v must
+            have the same head_dim, 136 to 192.
 
     Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
     that the single warp of the producer counts as a whole warpgroup. Triton divides the 65,536
@@ -67,13 +71,16 @@ class HopperTile(NamedTuple):
     stages: int
     registers: int
     producer_registers: int
+    shares_ring: bool = False
 
 
-# Tile by head_dim of the kernel. Registers limit the tile size for head_dim 64, shared memory for
-# larger ones.
+# Tile by `used_columns` of the head dimension. Registers limit the size of a tile at head_dim 64,
+# and shared memory at larger ones.
 FORWARD = {
     64: HopperTile(3, 128, 3, 160, 32),
+    96: HopperTile(2, 128, 2, 240, 24),
     128: HopperTile(2, 128, 2, 240, 24),
+    192: HopperTile(2, 128, 3, 240, 24, shares_ring=True),
     256: HopperTile(2, 64, 2, 240, 24),
 }
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
@@ -105,14 +112,17 @@ def forward_tile(
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
     Args:
-        head_dim: 64, 128 or 256, as returned by `kernel_head_dim`.
+        head_dim: head dimension of q and k, one of HEAD_DIMS.
         n_queries: number of queries; of the longest sequence with is_packed.
-        value_dim: the same for v as head_dim for q; equal to head_dim by default.
+        value_dim: head dimension of v; that of q by default.
     """
     short_length = SHORT_LENGTH_PACKED if is_packed else SHORT_LENGTH
     if is_causal and n_queries <= short_length and head_dim == 64:
         return SHORT
-    return NARROW_VALUES if head_dim == 256 and value_dim == 128 else FORWARD[head_dim]
+    if head_dim > 128 and value_dim == NARROW_VALUE_DIM:
+        # With packed sequences, three consumers need more registers than there are.
+        return FORWARD[256] if is_packed else NARROW_VALUES
+    return FORWARD[used_columns(head_dim)]
 
 
 def unsupported_reason(
@@ -152,8 +162,8 @@ def _unsupported_reason(
         )
     if value_dim not in (None, head_dim) and (value_dim != NARROW_VALUE_DIM or head_dim <= 128):
         return (
-            f"flash_hopper needs a head_dim of v that is that of q, or {NARROW_VALUE_DIM} if that "
-            f"of q is above 128, got {value_dim} and {head_dim}"
+            f"flash_hopper needs v to have the head_dim of q, or {NARROW_VALUE_DIM} if that of q "
+            f"is above 128, got {value_dim} for v and {head_dim} for q"
         )
     return hopper_form_reason(dtype, head_dim)
 
@@ -174,7 +184,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def kernel_head_dim(head_dim: int) -> int:
-    """Return the head_dim of the kernel for this head_dim of the tensors: 64, 128 or 256.
+    """Return the columns of a tile for this head_dim of the tensors: 64, 128 or 256.
 
     TMA pads tiles with zeros in shared memory, so the tensors need no padding.
 
@@ -182,6 +192,18 @@ def kernel_head_dim(head_dim: int) -> int:
         head_dim: one of HEAD_DIMS.
     """
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+
+
+def used_columns(head_dim: int) -> int:
+    """Return the columns of a tile that matmuls use: 64, 96, 128, 192 or 256."""
+    columns = kernel_head_dim(head_dim)
+    three_quarters = columns // 4 * 3
+    return three_quarters if 64 < head_dim <= three_quarters else columns
+
+
+def copied_columns(head_dim: int, tile: HopperTile) -> int:
+    """Return how many columns of a tile each TMA copy of the forward kernel loads."""
+    return COPIED_COLUMNS if tile.shares_ring else kernel_head_dim(head_dim)
 
 
 _cached_reason = functools.lru_cache(maxsize=MAX_PLANS)(_unsupported_reason)
@@ -288,22 +310,22 @@ class HopperForwardPlan:
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
         value_dim = shapes[2][-1]
         out_shape = (*shapes[0][:3], value_dim)
-        padded_dim = kernel_head_dim(head_dim)
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
         is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
-        padded_value_dim = kernel_head_dim(value_dim)
         if tile is None and packed is not None:
             tile = forward_tile(
-                padded_dim, packed.max_queries, options.constants["IS_CAUSAL"], True,
-                padded_value_dim,
-            )  # fmt: skip
-        tile = tile or forward_tile(padded_dim, n_queries, is_causal, False, padded_value_dim)
+                head_dim, packed.max_queries, options.constants["IS_CAUSAL"], True, value_dim
+            )
+        tile = tile or forward_tile(head_dim, n_queries, is_causal, False, value_dim)
+        assert not tile.shares_ring or (used_columns(head_dim) == 192 and value_dim == head_dim), (
+            "a shared ring with a head_dim other than 136 to 192, or another one of v"
+        )
         n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
         n_multiprocessors = multiprocessors(device.index)
         # `combine_kernel` reads partial results without padding.
-        if head_dim < padded_dim <= 128 or not options.may_split:
+        if (head_dim not in PACKED_HEAD_DIMS and head_dim < 128) or not options.may_split:
             assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
             n_splits = 1
         if n_splits is None:
@@ -326,22 +348,21 @@ class HopperForwardPlan:
             q_per_kv * heads_in_l2(longest, head_dim, 2, batch * kv_heads), *options.bounds,
             *in_units(strides[3][:3]), *options.scales,
         )  # fmt: skip
-        columns, value_columns = padded_dim, padded_dim
-        if padded_dim > 128:
-            columns, value_columns = head_dim, value_dim
+        value_columns = value_dim if head_dim > 128 else used_columns(value_dim)
         constants = {
-            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": columns,
-            "VALUE_COLUMNS": value_columns,
+            "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k,
+            "COLUMNS": used_columns(head_dim), "VALUE_COLUMNS": value_columns,
             "MASKED": is_causal or options.is_bounded or n_keys % tile.block_k != 0,
-            **options.constants, "STAGES": tile.stages, "SPLIT": n_splits > 1,
-            "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
+            **options.constants, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
+            "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
         grid = (min(n_work, n_multiprocessors),)
         self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
+        copied, copied_values = copied_columns(head_dim, tile), copied_columns(value_dim, tile)
         tiles = (
-            (ROWS, padded_dim), (tile.block_k, padded_dim), (tile.block_k, padded_value_dim),
-            (ROWS, padded_value_dim),
+            (ROWS, copied), (tile.block_k, copied), (tile.block_k, copied_values),
+            (ROWS, copied_values),
         )  # fmt: skip
         self.maps = [
             row_maps(dtype, shape, of, *size)

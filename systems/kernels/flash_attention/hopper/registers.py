@@ -81,18 +81,19 @@ def pack(p, dtype: gl.constexpr):
 
 
 @gluon.jit
-def unpack(packed, dtype: gl.constexpr, layout: gl.constexpr):
+def unpack(packed, dtype: gl.constexpr):
     """Return the 16-bit values that `pack` has packed into int32. This compiles to no instructions.
 
     Args:
         packed: result of `pack`, int32 (rows, n / 2).
         dtype: the dtype that was given to `pack`.
-        layout: register layout of the result, which has the shape (rows, n).
+
+    Returns:
+        (rows, n), in the registers of the argument of `pack`.
     """
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
-    p = gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
-    return gl.convert_layout(p, layout, assert_trivial=True)
+    return gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 2])
 
 
 @gluon.jit

@@ -1,0 +1,189 @@
+"""The producer of the Hopper forward kernel, and the rings of tiles that it fills.
+
+The module `forward_kernel` describes rings, their mbarriers and what the producer does. A tile of
+q, k or v takes one box in shared memory, which one TMA copy fills. If head_dim is 136 to 192, it
+takes three boxes of 64 columns: the number of columns of a box is a power of two, and boxes of 256
+would leave no room for tiles of 128 keys.
+
+Keys and values of tile n usually have rings of their own, and both are use n of their ring. If
+head_dim is 136 to 192, they share one ring of three slots. Its order lets the values of a tile take
+the slot of its keys, which both consumers release early:
+
+    use      0     1     2     3     4     5     6    ...
+    tile     k_0   k_1   v_0   k_2   v_1   k_3   v_2
+    slot     0     1     2     0     1     2     0
+
+The next work item starts after the values of the last tile.
+"""
+
+# Kernel arguments have Triton's own types, which mypy does not know.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from systems.kernels.flash_attention.hopper.forward_work import ROWS, publish
+
+
+@gluon.jit
+def place_of_keys(n, first, SHARED_RING: gl.constexpr):
+    """Return the number of the use of their ring by the keys of tile n.
+
+    Args:
+        n: number of the tile, over all work items of the program.
+        first: number of the first tile of the work item.
+        SHARED_RING: whether keys and values share a ring.
+    """
+    place = n
+    if SHARED_RING:
+        place = gl.maximum(2 * n - 1, 2 * first)
+    return place
+
+
+@gluon.jit
+def place_of_values(n, last, SHARED_RING: gl.constexpr):
+    """Return the number of the use of their ring by the values of tile n.
+
+    Args:
+        last: number of the last tile of the work item. The others are those of `place_of_keys`.
+    """
+    place = n
+    if SHARED_RING:
+        place = gl.minimum(2 * n + 2, 2 * last + 1)
+    return place
+
+
+@gluon.jit
+def _load_tile(
+    desc, batch, head, row, smem, full, empty, place, SLOTS: gl.constexpr, BOXES: gl.constexpr
+):
+    """Load a tile into the ring `smem` by TMA, asynchronously, in BOXES copies of its columns.
+
+    Args:
+        batch, head, row: where the tile starts in the tensor.
+        place: number of this use of the ring.
+    """
+    slot = place % SLOTS
+    mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)
+    mbarrier.expect(full.index(slot), desc.block_type.nbytes * BOXES)
+    for box in gl.static_range(BOXES):
+        tma.async_copy_global_to_shared(
+            desc, [batch, head, row, box * desc.block_type.shape[3]], full.index(slot),
+            smem.index(slot * BOXES + box),
+        )  # fmt: skip
+
+
+@gluon.jit
+def tile_at(smem, slot, COLUMNS: gl.constexpr, BOXES: gl.constexpr):
+    """Return the tile in a slot of the ring `smem`, (rows, COLUMNS).
+
+    A tile of three boxes of 64 columns is returned as one of 256 columns. The caller must not use
+    the last 64: they belong to the next slot.
+    """
+    shape: gl.constexpr = [smem.shape[3], COLUMNS]
+    if BOXES == 1:
+        tile = smem.index(slot).reshape(shape)
+    else:
+        # In a swizzled tile, each 64 columns are contiguous, as in a tile of their own.
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, smem.dtype)
+        tile = smem.index(slot * BOXES)._reinterpret(smem.dtype, shape, layout)
+    return tile
+
+
+@gluon.jit
+def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.constexpr):
+    """Load the data of all work items of a program into shared memory. The producer warp runs this.
+
+    For each work item, the producer loads the queries first. It then loads the tiles of keys and
+    values, from the last tile to the first. A slot for queries has those of one consumer, and only
+    this consumer releases it.
+
+    The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
+    `forward_kernel.hopper_forward_kernel` describes the constants.
+    """
+    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
+    CONSUMERS: gl.constexpr = problem.CONSUMERS
+    BLOCK_K: gl.constexpr = problem.BLOCK_K
+    Q_SLOTS: gl.constexpr = q_full.shape[0]
+    KEY_BOXES: gl.constexpr = q_smem.shape[0] // Q_SLOTS
+    VALUE_BOXES: gl.constexpr = v_smem.shape[0] // STAGES
+    turn = 0
+    n = 0
+    work = gl.program_id(0)
+    while work < problem.n_work:
+        publish(work, work_smem, work_full, work_empty, turn)
+        item = problem.locate(work)
+        batch = item.head // problem.n_heads
+        head = item.head % problem.n_heads
+        kv_head = head // problem.Q_PER_KV
+        first_query = item.query_start + item.first_query
+        for c in gl.static_range(CONSUMERS):
+            _load_tile(
+                q_desc, batch, head, first_query + c * ROWS, q_smem, q_full, q_empty,
+                turn * CONSUMERS + c, Q_SLOTS, KEY_BOXES,
+            )  # fmt: skip
+        first = n
+        last = first + item.n_tiles - 1
+        start = item.key_start + item.first_key + (item.n_tiles - 1) * BLOCK_K
+        for _ in range(item.n_tiles):
+            _load_tile(
+                k_desc, batch, kv_head, start, k_smem, k_full, k_empty,
+                place_of_keys(n, first, SHARED_RING), STAGES, KEY_BOXES,
+            )  # fmt: skip
+            if not SHARED_RING:
+                _load_tile(
+                    v_desc, batch, kv_head, start, v_smem, v_full, v_empty, n, STAGES, VALUE_BOXES
+                )
+            elif n > first:
+                _load_tile(
+                    v_desc, batch, kv_head, start + BLOCK_K, v_smem, v_full, v_empty,
+                    place_of_values(n - 1, last, SHARED_RING), STAGES, VALUE_BOXES,
+                )  # fmt: skip
+            start -= BLOCK_K
+            n += 1
+        if SHARED_RING:
+            _load_tile(
+                v_desc, batch, kv_head, start + BLOCK_K, v_smem, v_full, v_empty,
+                place_of_values(last, last, SHARED_RING), STAGES, VALUE_BOXES,
+            )  # fmt: skip
+        turn += 1
+        work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
+    # Publish an index of n_work or more, at which the consumers stop.
+    publish(work, work_smem, work_full, work_empty, turn)
+    # The last program to finish resets the counters for the next launch.
+    if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+
+
+@gluon.jit
+def skip(n_tiles, n, first, last, barriers, STAGES: gl.constexpr, SHARED_RING: gl.constexpr):
+    """Release the keys and values of the next n_tiles tiles without reading them.
+
+    A slot is released after it is filled. Otherwise, the arrival at `empty` could count for the
+    previous phase.
+
+    Args:
+        n: number of tiles that this consumer has released so far.
+        first, last: numbers of the first and last tile of the work item.
+
+    Returns:
+        The value of n for the next tile.
+    """
+    _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
+    for _ in range(n_tiles):
+        place = place_of_keys(n, first, SHARED_RING)
+        slot = place % STAGES
+        mbarrier.wait(k_full.index(slot), place // STAGES & 1)
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        place = place_of_values(n, last, SHARED_RING)
+        slot = place % STAGES
+        mbarrier.wait(v_full.index(slot), place // STAGES & 1)
+        mbarrier.arrive(v_empty.index(slot), count=1)
+        n += 1
+    return n
