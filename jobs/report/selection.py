@@ -1,17 +1,25 @@
 """Selects the attempts that tables and plots show, from all attempts of a results folder.
 
-A run that was measured in blocks is shown by its attempts in complete rounds, if they are of the
-latest code. Any other run is shown by the latest attempt with status ok, or else the latest
+A run that was measured in blocks is shown by its attempts in complete rounds. Rounds in which it
+has older code are left out, and so are rounds in which another run has, if all their runs have as
+many later rounds. Any other run is shown by the latest attempt with status ok, or else the latest
 attempt.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.report.comparison.paired import Execution, complete_executions, counted_executions
+from jobs.report.comparison.paired import (
+    Execution,
+    complete_executions,
+    counted_executions,
+    place_of,
+    started_at,
+)
 from jobs.report.recorded import recorded_value
 from jobs.results.record import Record
 
@@ -20,6 +28,7 @@ _Group = tuple[Any, ...]  # values of a record by which attempts are told apart
 
 INCOMPLETE = "its round is not complete"
 OLDER_CODE = "older code than that of the latest complete round"
+OLDER_ROUND = "another run of its round has older code"
 NO_BLOCK = "not measured in a block"
 
 
@@ -58,7 +67,7 @@ class _Rounds:
 
     complete: set[int]  # in complete executions
     counted: dict[int, str]  # in those that count, with their allocation
-    shown: set[int]  # in those of the latest code
+    shown: set[int]  # in those that tables show
     hidden: dict[int, str]  # other attempts of the same runs, with the reason
 
 
@@ -67,6 +76,8 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
 
     Of a run in blocks, these are the attempts in the executions of rounds that count, see
     `jobs.report.comparison.paired`: one for each allocation. All are from the code of the latest.
+    If the code of another run of their round has changed since, they are not shown either, if there
+    are as many later ones, see `_superseded`.
 
     Args:
         records: all records of a results folder, oldest first.
@@ -95,7 +106,8 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
         other = latest.get(key)
         if not chosen and other is not None:
             # A failure outside of complete rounds tells more than no attempt at all.
-            if id(other) not in rounds.hidden or other.status != "ok":
+            why = rounds.hidden.get(id(other))
+            if why is None or (other.status != "ok" and why != OLDER_ROUND):
                 chosen = [other]
             else:
                 withheld[task_of(other)] = rounds.hidden[id(other)]
@@ -119,14 +131,13 @@ def _find_rounds(records: Sequence[Record], values: Callable[[Record], _Group]) 
     groups: dict[_Group, list[Execution]] = {}
     for execution in complete:
         groups.setdefault(values(execution[0]), []).append(execution)
+    executions = [each for group in groups.values() for each in counted_executions(group)]
     counted = {
-        id(record): allocation
-        for group in groups.values()
-        for allocation, execution in counted_executions(group)
-        for record in execution
+        id(record): allocation for allocation, execution in executions for record in execution
     }
     latest_code = {of_run(r): r.source_hash for r in records if id(r) in counted}
-    shown, hidden = set(), {}
+    shown: set[int] = set()
+    hidden: dict[int, str] = {}
     for record in records if counted else ():
         if of_run(record) not in latest_code:
             continue
@@ -136,7 +147,49 @@ def _find_rounds(records: Sequence[Record], values: Callable[[Record], _Group]) 
             shown.add(id(record))
         else:
             hidden[id(record)] = INCOMPLETE if record.block else NO_BLOCK
+    for record in _superseded(executions, shown, hidden, of_run):
+        shown.remove(id(record))
+        hidden[id(record)] = OLDER_ROUND
     return _Rounds({id(r) for execution in complete for r in execution}, counted, shown, hidden)
+
+
+def _superseded(
+    executions: Sequence[tuple[str, Execution]],
+    shown: set[int],
+    hidden: dict[int, str],
+    of_run: Callable[[Record], _Group],
+) -> list[Record]:
+    """Return the attempts that are not shown because another run of their rounds has older code.
+
+    A run whose code is the same lacks there the run that it is compared with. Its time, perhaps of
+    another host, would stand beside newer times of the other run.
+
+    The rounds of a block in an allocation are hidden together, or not at all: each of their runs
+    must have as many later rounds with status ok in this block. So no result is lost, and no pair.
+
+    Args:
+        executions: complete executions that count, with their allocation.
+        shown, hidden: see `_Rounds`, without these attempts.
+        of_run: returns the values of a record that tell runs apart.
+    """
+    older: dict[tuple[str, str], list[Execution]] = {}
+    newer: dict[str, list[Execution]] = {}
+    for allocation, execution in executions:
+        block = place_of(execution[0]).id
+        if any(hidden.get(id(record)) == OLDER_CODE for record in execution):
+            older.setdefault((block, allocation), []).append(execution)
+        else:
+            newer.setdefault(block, []).append(execution)
+    found: list[Record] = []
+    for (block, _), rounds in older.items():
+        end = max(started_at(execution) for execution in rounds)
+        later = [each for each in newer.get(block, ()) if started_at(each) > end]
+        kept = [record for execution in rounds for record in execution if id(record) in shown]
+        missing = Counter(of_run(record) for record in kept if record.status == "ok")
+        missing.subtract(of_run(r) for execution in later for r in execution if r.status == "ok")
+        if all(missing[of_run(record)] <= 0 for record in kept):
+            found += kept
+    return found
 
 
 def task_of(record: Record) -> TaskOnDevice:

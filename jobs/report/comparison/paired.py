@@ -70,18 +70,18 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
     pairs: dict[_Key, tuple[list[Round], Counter[str]]] = {}
     for allocation, execution in executions:
         twice = sorted(
-            (record for record in execution if _place(record).baseline),
-            key=lambda record: _place(record).second,
+            (record for record in execution if place_of(record).baseline),
+            key=lambda record: place_of(record).second,
         )
         if not twice:
             continue  # the record of the baseline cannot be read
         first = twice[0]
-        for phase in phases[_place(first).id]:
+        for phase in phases[place_of(first).id]:
             baseline = [_time(record, phase, value) for record in twice]
             for record in execution:
-                if _place(record).baseline:
+                if place_of(record).baseline:
                     continue
-                key = (*_task(record), *_task(first), _place(first).id, phase, first.device)
+                key = (*_task(record), *_task(first), place_of(first).id, phase, first.device)
                 rounds, left_out = pairs.setdefault(key, ([], Counter()))
                 round = _round(allocation, baseline, _time(record, phase, value))
                 if isinstance(round, Round):
@@ -102,7 +102,7 @@ def judged_executions(records: Iterable[Record]) -> list[tuple[str, Execution]]:
 def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     """Return the phases that are compared in each block, in the order of the records."""
     times: dict[str, Counter[str]] = {}
-    count = Counter(_place(execution[0]).id for execution in executions)
+    count = Counter(place_of(execution[0]).id for execution in executions)
     for execution in executions:
         timed = {
             phase: None
@@ -110,7 +110,7 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
             if record.measurements is not None
             for phase in record.measurements.samples_ms
         }
-        times.setdefault(_place(execution[0]).id, Counter()).update(timed.keys())
+        times.setdefault(place_of(execution[0]).id, Counter()).update(timed.keys())
     return {
         block: [phase for phase in found if 2 * found[phase] > count[block]]
         for block, found in times.items()
@@ -157,7 +157,7 @@ def complete_executions(records: Iterable[Record]) -> list[Execution]:
         if known is None or record.started_at >= known.started_at:
             positions[record.block.position] = record
     complete = [list(p.values()) for p in executions.values() if _is_complete(p)]
-    return sorted(complete, key=_started_at)
+    return sorted(complete, key=started_at)
 
 
 def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
@@ -172,17 +172,17 @@ def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Executi
     for execution in complete:
         first = execution[0]
         allocation = allocation_of(first)
-        key = (_place(first).id, allocation, _place(first).round)
+        key = (place_of(first).id, allocation, place_of(first).round)
         latest.pop(key, None)
         latest[key] = (allocation, execution)
     return list(latest.values())
 
 
 def _is_complete(positions: dict[int, Record]) -> bool:
-    return len(positions) >= _place(next(iter(positions.values()))).size
+    return len(positions) >= place_of(next(iter(positions.values()))).size
 
 
-def _started_at(execution: Execution) -> float:
+def started_at(execution: Execution) -> float:
     return min(record.started_at for record in execution)
 
 
@@ -208,6 +208,6 @@ def _task(record: Record) -> Task:
     return record.run, record.checkout
 
 
-def _place(record: Record) -> BlockPlace:
+def place_of(record: Record) -> BlockPlace:
     assert record.block is not None
     return record.block

@@ -107,26 +107,78 @@ def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     assert shown(folder)["fast", 0] == [1.0, 2.0]
 
 
+def other_code(name: str, ms: float, size: int = 2) -> Callable[[dict[str, Any], int], Outcome]:
+    """Return outcomes of this time, with this name as the code of one size or of mode exact."""
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        changed = params["size"] == size or params["mode"] == "exact"
+        return ok(ms) | {"source_hash": name if changed else "same"}
+
+    return outcome
+
+
 def test_rounds_of_older_code_are_not_shown_beside_newer_ones(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
     """Not even if they were executed in another allocation, or if the newer code has few rounds."""
     loaded = load(tmp_path, SWEEP)
-
-    def code(name: str) -> Any:
-        return lambda params, repeat: (
-            ok(1.0 if name == "old" else 2.0)
-            | {"source_hash": name if params["mode"] == "exact" else "same"}
-        )
-
-    folder.submit_rounds(loaded, code("old"), "a")
-    folder.submit_rounds(loaded, code("new"), "b", rounds=[0])
+    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
+    folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
     found = shown(folder)
     assert found["exact", 0] == [2.0]
     assert found["exact", 1] == ["missing"]
-    assert found["fast", 0] == [1.0, 2.0]  # the code of the baseline is the same
+    # The code of the baseline is the same, and it has fewer later rounds.
+    assert found["fast", 0] == [1.0, 2.0]
+    assert found["fast", 2] == [1.0]
     notes = ". ".join(report_table(folder, **VIEW).notes)
     assert "missing: older code than that of the latest complete round (1 run)" in notes
+
+
+def test_a_round_of_older_code_is_hidden_for_all_of_its_runs_once_it_is_repeated(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    loaded = load(tmp_path, SWEEP)
+    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
+    folder.submit_rounds(loaded, other_code("new", 2.0), "b")
+    found = shown(folder)
+    assert found.pop(("exact", 0)) == found.pop(("exact", 1)) == [2.0]
+    assert found == {("fast", repeat): [2.0] for repeat in range(4)}
+
+
+SIZES = TOY + "grid: {size: [1, 2, 3], mode: [fast]}\nresources: {gpus_per_node: 1}\n"
+SIZES += "blocks: {interleave: [size], baseline: {size: 1}, rounds: 2}\n"
+
+
+def times_by_size(folder: ResultsFolder) -> dict[int, set[float]]:
+    found: dict[int, set[float]] = {}
+    for result in list_results(observe(folder.path)):
+        if result.measurements:
+            (ms,) = {float(x) for x in result.measurements.samples_ms["forward"] if x is not None}
+            found.setdefault(result.run.params["size"], set()).add(ms)
+    return found
+
+
+@pytest.mark.parametrize("reason", ["not measured", "failed", "earlier"])
+def test_a_round_of_older_code_is_shown_if_a_run_of_it_has_no_other(
+    tmp_path: Path, folder: ResultsFolder, reason: str
+) -> None:
+    """Otherwise a result would be lost, or a time without that of its baseline in the round."""
+    loaded = load(tmp_path, SIZES)
+    if reason == "earlier":  # rounds before those of older code do not replace them
+        folder.submit_rounds(load(tmp_path, SIZES.replace("2, 3]", "3]")), always(ok(9.0)), "z")
+    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
+    if reason == "failed":
+        new = other_code("new", 2.0)
+        timeout = failed("timeout") | {"source_hash": "same"}
+        folder.submit_rounds(
+            loaded, lambda p, repeat: timeout if p["size"] == 3 else new(p, repeat), "b"
+        )
+    else:
+        two = load(tmp_path, SIZES.replace("2, 3]", "2]"))
+        folder.submit_rounds(two, other_code("new", 2.0), "b")
+    found = times_by_size(folder)
+    assert found[2] == {2.0}
+    assert 1.0 in found[1] and 1.0 in found[3]
 
 
 @pytest.mark.parametrize("first", ["alone", "block"])
