@@ -4,8 +4,9 @@ The module `backward_kernel` describes the formulas and the backward pass for he
 module `backward_work` describes work items and steps, and `backward_rings` the rings of slots in
 shared memory.
 
-The kernel has 128 columns. If the tensors have fewer, TMA pads their tiles in shared memory with
-columns of zeros.
+The tiles have 128 columns. If the tensors have fewer, TMA pads their tiles in shared memory with
+columns of zeros. If the tensors have at most 96, the matmuls skip the last 32 columns, except that
+of dQ^T.
 
 Two consumer warpgroups compute dK and dV of 64 keys each. With head_dim 128, dK and dV of 64 keys
 take 128 registers per thread. Too few registers are left for a third warpgroup that computes dQ, as

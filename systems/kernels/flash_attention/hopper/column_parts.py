@@ -3,11 +3,11 @@
 A sum is the output of forward, or dK or dV of backward: the result of many WGMMAs, each of which
 adds a product of a left operand in registers and a tile in shared memory.
 
-The number of columns of a tensor in registers is a power of two. A sum of three quarters of it is
-therefore a tuple of two tensors: 192 columns are 128 and 64, and 96 columns are 64 and 32.
-Otherwise, the sum is a tuple of one tensor. In this module, IN_PARTS is True for two tensors. TILE
-is the number of columns of the tiles in shared memory: 256 or 128 for a sum in parts, otherwise the
-number of columns of the sum.
+The number of columns of a tensor in registers is a power of two. A sum with three quarters of the
+columns of a tile is therefore a tuple of two tensors: 192 columns are 128 and 64, and 96 columns
+are 64 and 32. Otherwise, the sum is a tuple of one tensor. In this module, IN_PARTS is True for two
+tensors. TILE is the number of columns of the tiles in shared memory: 256 or 128 for a sum in parts,
+otherwise the number of columns of the sum.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.

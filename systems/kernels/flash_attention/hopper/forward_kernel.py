@@ -50,8 +50,7 @@ scores of each query so far. The correction rescales the earlier output when m g
 
 The exponentials of a consumer therefore overlap its second matmul and the matmuls of the other
 consumers. FlashAttention-3 also has a pingpong schedule, in which the consumers take turns to issue
-matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200. At head_dim 192 and
-256, it makes no difference on an H100.
+matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200.
 
 Constraints imposed by the compiler:
 
@@ -59,7 +58,8 @@ Constraints imposed by the compiler:
   To ensure this, P is a dependency (deps) of the wait for the WGMMA.
 - ptxas may move the wait for a WGMMA above earlier arithmetic, which would undo the overlap. To
   prevent this, the mbarrier wait for v_j is placed between the softmax and the wait for O. The
-  mbarrier wait is a branch, and ptxas does not move the wait for O across a branch.
+  mbarrier wait is a branch, and ptxas does not move the wait for O across a branch. With a shared
+  ring, v_j is loaded too late for this. The wait for v_(j-1) is repeated instead.
 - P is passed to the next iteration in packed form, with two 16-bit values per register. Unpacked
   16-bit values need one permutation instruction per value in one of the consumers. float32 values
   need so many registers that they are spilled.
@@ -158,7 +158,7 @@ def _scores(q, k, nothing, COLUMNS: gl.constexpr):
     Args:
         q: (64, HEAD_DIM), in shared memory.
         k: (HEAD_DIM, BLOCK_K), in shared memory.
-        nothing: float32 (64, BLOCK_K), in registers.
+        nothing: float32 (64, BLOCK_K), in registers. Its values are not used.
         COLUMNS: see `hopper_forward_kernel`.
     """
     LOW: gl.constexpr = q.shape[1] // 2
@@ -220,8 +220,8 @@ def _consumer(
         place = place_of_keys(n, first, SHARED_RING)
         slot = place % STAGES
         mbarrier.wait(k_full.index(slot), place // STAGES & 1)
-        # The queries are waited for after these keys. Then the producer has already loaded to the
-        # slot, and its previous use, which may be by another consumer, is over.
+        # Wait for these keys before the queries. The producer loads the queries first, so the
+        # previous use of their slot, which may be by another consumer, is then over.
         q_place = turn * CONSUMERS + WHICH
         q_slot = q_place % Q_SLOTS
         mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
@@ -391,8 +391,7 @@ def hopper_forward_kernel(
         q_desc, out_desc: TMA descriptors of q and the output, (batch, heads, n_queries, head_dim),
             with tiles of 64 rows. The output is written only if SPLIT is False. The tiles of q and
             k have 64, 128 or 256 columns. Those of v and the output have as many, or 128 if those
-            of q have 256. With SHARED_RING, all of them have 64 columns, and one copy loads a third
-            of a tile.
+            of q have 256. With SHARED_RING, each copy loads a box of 64 columns, a third of a tile.
         k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, head_dim),
             with tiles of BLOCK_K rows.
         out: the output. It is used if PACKED is True, for the last rows of a sequence, and if
@@ -441,7 +440,8 @@ def hopper_forward_kernel(
         SOFTCAP: whether scores are capped.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
-        SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192.
+        SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192, and v
+            must have the head_dim of q.
         SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see

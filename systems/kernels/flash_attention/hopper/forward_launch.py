@@ -36,7 +36,7 @@ from systems.kernels.tensor_maps import TensorMaps
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # number of queries per consumer
-COPIED_COLUMNS = 64
+COPIED_COLUMNS = 64  # columns that a TMA copy loads if keys and values share a ring
 UNIT = 8  # number of 16-bit elements in 16 bytes, of which all strides that TMA takes are multiples
 TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 
@@ -51,11 +51,11 @@ class HopperTile(NamedTuple):
         consumers: number of consumer warpgroups, 2 or 3. Each of them processes 64 queries.
         block_k: number of keys per tile, 64 or 128.
         stages: number of slots in shared memory for tiles of keys, and also number of slots for
-            tiles of values.
+            tiles of values. With shares_ring, it is the number of slots for both together.
         registers: registers per thread (setmaxnreg) of each consumer except consumer 0.
         producer_registers: registers per thread of the producer.
-        shares_ring: whether keys and values share one ring of `stages` slots. Each TMA copy then
-            loads COPIED_COLUMNS columns, so that tiles take no memory for padding. q, k and v must
+        shares_ring: whether keys and values share one ring. Each TMA copy then loads COPIED_COLUMNS
+            columns, so that a tile has 192 columns in shared memory and not 256. q, k and v must
             have the same head_dim, 136 to 192.
 
     Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
@@ -91,8 +91,8 @@ FORWARD = {
 SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 SHORT_LENGTH_PACKED = 2048
-# Tile for head_dim above 128 with a head_dim of v of 128. On an H100, blocks of 128 queries are 1%
-# to 13% slower, with 1,024 to 8,192 causal tokens.
+# Tile for head_dim above 128 with a head_dim of v of 128, except with packed sequences. On an H100,
+# blocks of 128 queries are 1% to 13% slower, with 1,024 to 8,192 causal tokens.
 NARROW_VALUES = HopperTile(3, 64, 2, 160, 32)
 # Head dimensions of tensors. TMA needs rows of a multiple of 16 bytes. Those below 64 are left to
 # `flash_triton`, because the backward kernel for head_dim 64 stores dK and dV without TMA.

@@ -1,13 +1,14 @@
 """The producer of the Hopper forward kernel, and the rings of tiles that it fills.
 
-The module `forward_kernel` describes rings, their mbarriers and what the producer does. A tile of
-q, k or v takes one box in shared memory, which one TMA copy fills. If head_dim is 136 to 192, it
-takes three boxes of 64 columns: the number of columns of a box is a power of two, and boxes of 256
-would leave no room for tiles of 128 keys.
+The module `forward_kernel` describes rings, their mbarriers and what the producer does. Usually, a
+tile of q, k or v takes one box in shared memory, which one TMA copy fills, and keys and values have
+rings of their own. Both the keys and the values of tile n are then use n of their ring.
 
-Keys and values of tile n usually have rings of their own, and both are use n of their ring. If
-head_dim is 136 to 192, they share one ring of three slots. Its order lets the values of a tile take
-the slot of its keys, which both consumers release early:
+If SHARED_RING is True (q, k and v have the same head_dim, 136 to 192), a tile takes three boxes of
+64 columns. The number of columns of a box is a power of two, and boxes of 256 columns would leave
+no room for tiles of 128 keys. Keys and values share one ring of three slots. Except for the first
+and the last tile of a work item, the values of a tile take the slot of its keys, which both
+consumers release early:
 
     use      0     1     2     3     4     5     6    ...
     tile     k_0   k_1   v_0   k_2   v_1   k_3   v_2
@@ -82,7 +83,7 @@ def tile_at(smem, slot, COLUMNS: gl.constexpr, BOXES: gl.constexpr):
     """Return the tile in a slot of the ring `smem`, (rows, COLUMNS).
 
     A tile of three boxes of 64 columns is returned as one of 256 columns. The caller must not use
-    the last 64: they belong to the next slot.
+    the last 64, which are not part of the slot.
     """
     shape: gl.constexpr = [smem.shape[3], COLUMNS]
     if BOXES == 1:
