@@ -13,6 +13,7 @@ from jobs.formatting import format_scalar
 from jobs.report.metrics import metrics_of
 from jobs.report.plots import draw_plot
 from jobs.report.results import Result
+from jobs.report.titles import title_of
 from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Plot
@@ -35,7 +36,7 @@ def draw_plots(
         path = draw_plot(observation, plot, folder, results)
         if path is not None:
             (metric,) = metrics_of(plot)
-            drawn.append(Image(path, metric.heading(plot.title or plot.name)))
+            drawn.append(Image(path, metric.heading(title_of(observation, plot, results))))
     return drawn
 
 

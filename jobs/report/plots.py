@@ -14,6 +14,7 @@ from jobs.formatting import format_scalar, is_number
 from jobs.report.results import Key, Result
 from jobs.report.tables.cell import Interval
 from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.report.titles import title_of
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Plot
 
@@ -88,7 +89,8 @@ def draw_plot(
     # The list of commits is too long for a figure.
     commits = [note.partition(":")[0] for note in pivot.commits]
     below = ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *commits]))
-    figure.suptitle(f"{plot.title or plot.name}\n{below}", fontsize=10, parse_math=False)
+    title = title_of(observation, plot, results)
+    figure.suptitle(f"{title}\n{below}", fontsize=10, parse_math=False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{plot.name}.png"
     figure.savefig(path, dpi=110)

@@ -31,6 +31,7 @@ from jobs.sweep.schema import (
     RECORDED,
     Plot,
     Table,
+    names_in_title,
     units_of,
     unknown_value,
 )
@@ -147,6 +148,10 @@ class _ViewCheck:
             self.dims(path, dims)
         else:
             self.table(path, view)
+        for name in names_in_title(view.title or ""):
+            if name not in self.fields:
+                what = f"title: no parameter {name!r}{nearest(name, list(self.fields))}"
+                self.at((*path, "title"), what)
         if view.where is not None:
             try:
                 Condition(view.where, self.fields, self.literal, FILTERS)

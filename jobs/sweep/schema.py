@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
@@ -212,12 +213,17 @@ def unknown_value(name: str) -> str | None:
     return f"{name!r} is not known{hint}"
 
 
+def names_in_title(title: str) -> list[str]:
+    """Return the names in braces in the title of a table or plot, such as `batch_size`."""
+    return list(dict.fromkeys(re.findall(r"\{(.*?)\}", title)))
+
+
 class _View(_Strict):
     """The keys of a sweep file that tables and plots have in common."""
 
     name: Name
     benchmark: str | None = None  # benchmark whose runs are shown; default: the sweep's
-    title: str | None = None
+    title: str | None = None  # see `names_in_title`
     phase: str | list[str] | None = None  # default: all phases that were measured
     statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
     # Values that cannot be converted to this unit keep their default unit.

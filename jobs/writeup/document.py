@@ -11,6 +11,7 @@ from itertools import groupby
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.titles import title_of
 from jobs.report.views import select_results
 from jobs.sweep.schema import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, render_answer
@@ -70,7 +71,7 @@ class ShownPlot:
 
     @property
     def title(self) -> str:
-        title = self.plot.title or self.plot.name
+        title = title_of(self.study.observation, self.plot, self.study.results)
         return f"{title}, {self.device}" if self.device else title
 
 

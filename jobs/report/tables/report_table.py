@@ -18,6 +18,7 @@ from jobs.report.tables.cell import Interval
 from jobs.report.tables.list_table import ListTable, make_list_table
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
+from jobs.report.titles import title_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
@@ -72,7 +73,7 @@ def make_report_table(
     Raises:
         TableError: if the table cannot be made, for example because it names an unknown parameter.
     """
-    heading = " ".join((view.title or "").split()) or view.name  # one line in every format
+    heading = title_of(observation, view, results)
     if view.list_fact is not None:
         items = make_list_table(observation, view, results)
         if for_programs:

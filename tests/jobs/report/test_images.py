@@ -44,7 +44,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     tmp_path: Path, run_images: RunImages
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\n"
-    plots = "plots: [{name: line, title: Time of it, x: size, series: [mode]}]\n"
+    plots = "plots: [{name: line, title: 'Time, {mode}', x: size, series: [mode]}]\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         size, mode = params["size"], params["mode"]
@@ -59,7 +59,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     page.write_text(out)
     assert code == 0
     shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
-    assert list(shown) == ["Time of it (ms)", "memory, size 1", "memory, size 2"]
+    assert list(shown) == ["Time, fast, exact (ms)", "memory, size 1", "memory, size 2"]
     assert shown["memory, size 1"] == PNG + b"size 1"
     assert shown["memory, size 2"] == PNG + b"size 2"  # artifacts of failed runs are shown too
     assert sorted(path.name for path in images.iterdir()) == [

@@ -22,6 +22,7 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
+    report_table,
     table,
 )
 
@@ -45,6 +46,19 @@ FATES: list[tuple[Outcome, str]] = [
     (failed("cancelled"), "cancelled"),
     (None, "missing"),
 ]
+
+
+def test_a_title_has_the_values_of_the_runs_that_the_table_shows(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    loaded = load(
+        tmp_path, TOY + "grid: {size: [1, 20, 3], mode: [fast, exact]}\norder: {shuffle: 1}\n"
+    )
+    folder.submit(loaded, lambda params, repeat: ok(1.0))
+    title = "{mode}, {size} and\n {size}, not {other}"
+    table = report_table(folder, title=title, where="size > 1", rows=["size", "mode"])
+    # Results of an earlier version may have a title in which braces have no meaning.
+    assert table.heading == "fast, exact, 20, 3 and 20, 3, not {other}: time (ms)"
 
 
 def test_what_became_of_each_run_stands_in_its_cell(tmp_path: Path, folder: ResultsFolder) -> None:

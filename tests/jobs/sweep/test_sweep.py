@@ -55,6 +55,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
           - mod == fast
         tables:
           - name: t
+            title: Sizes {sizes}
             rows: [sise]
             value: speed
         resources: {nodes: $rank}
@@ -75,9 +76,10 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         ),
         ("sweep.yaml:13:10: ", "repeats: got 0, expected greater than or equal to 1"),
         ("sweep.yaml:15:5: ", "'mod' is not a parameter; did you mean 'mode'?"),
-        ("sweep.yaml:18:12: ", "rows: no parameter 'sise'; did you mean 'size'?"),
-        ("sweep.yaml:19:12: ", "value: 'speed' is not known"),
-        ("sweep.yaml:20:20: ", "nodes: '$rank' does not name a parameter; did you mean 'ranks'?"),
+        ("sweep.yaml:18:12: ", "title: no parameter 'sizes'; did you mean 'size'?"),
+        ("sweep.yaml:19:12: ", "rows: no parameter 'sise'; did you mean 'size'?"),
+        ("sweep.yaml:20:12: ", "value: 'speed' is not known"),
+        ("sweep.yaml:21:20: ", "nodes: '$rank' does not name a parameter; did you mean 'ranks'?"),
     ]
     for place, words in expected:
         assert any(line.startswith(place) and words in line for line in problems), (
