@@ -110,7 +110,7 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
             if why is None or (other.status != "ok" and why != OLDER_ROUND):
                 chosen = [other]
             else:
-                withheld[task_of(other)] = rounds.hidden[id(other)]
+                withheld[task_of(other)] = why
         for record in chosen:
             shown.setdefault(task_of(record), []).append(record)
     return Selection(shown, withheld, rounds)
@@ -161,8 +161,8 @@ def _superseded(
 ) -> list[Record]:
     """Return the attempts that are not shown because another run of their rounds has older code.
 
-    A run whose code is the same lacks there the run that it is compared with. Its time, perhaps of
-    another host, would stand beside newer times of the other run.
+    In such a round, a run whose code has not changed lacks the run that it is compared with. Its
+    time, perhaps of another host, would stand beside newer times of that run.
 
     The rounds of a block in an allocation are hidden together, or not at all: each of their runs
     must have as many later rounds with status ok in this block. So no result is lost, and no pair.

@@ -183,6 +183,7 @@ def _is_complete(positions: dict[int, Record]) -> bool:
 
 
 def started_at(execution: Execution) -> float:
+    """Return the time at which the first run of an execution started, in seconds (Unix time)."""
     return min(record.started_at for record in execution)
 
 
@@ -209,5 +210,6 @@ def _task(record: Record) -> Task:
 
 
 def place_of(record: Record) -> BlockPlace:
+    """Return the place in its block of a record that was measured in a block."""
     assert record.block is not None
     return record.block

@@ -27,6 +27,8 @@ from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 #   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
+# Number of keys from which forward alone uses flash_hopper with head_dim 192
+MEASURED_KEYS = 8192
 
 
 def best_implementation(
@@ -72,7 +74,7 @@ def best_implementation(
         # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were
         # measured (logs/h100/flash_leaderboard). With 4 heads of q per head of k (head_dim 128),
         # flash_hopper takes 0.82 to 0.95 times as long as cuDNN in forward and backward together
-        # (logs/h100/flash_features), and with head_dim 80 and 96 0.91 to 0.92 times.
+        # (logs/h100/flash_features), and with head_dim 80 and 96 0.85 to 0.87 times.
         names = ["flash_hopper"] + (["flash_triton"] if is_plain or is_float32 else [])
         if not is_float32 and q.shape[-1] > 128:
             names = ["flash_hopper"] if is_plain and _is_faster_above_128(q, k, v) else []
@@ -88,11 +90,13 @@ def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether flash_hopper is faster than cuDNN for these inputs with head_dim above 128.
 
     Measured on an H100 (logs/h100/flash_features, 8,192 tokens): with head_dim 256, forward takes
-    0.87 times as long as with cuDNN, and backward 0.99 times. With head_dim 192, forward takes 1.34
-    times and both passes together 0.99 times as long. Others are not measured.
+    0.87 times as long as with cuDNN, and backward 0.99 times. With head_dim 192, forward takes 0.95
+    times and backward 0.90 times as long. In a trial without a record, forward with head_dim 192
+    takes 1.1 times as long with 2,048 tokens. Others are not measured.
     """
     if q.shape[-1] == 192:
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        needs_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return needs_backward or k.shape[-2] >= MEASURED_KEYS
     return q.shape[-1] == 256
 
 

@@ -66,6 +66,9 @@ def test_auto_above_128_uses_what_was_measured(
     assert auto.best_implementation(q, k, k, True) == expected
     with torch.no_grad():
         assert auto.best_implementation(q, k, k, True) == ("sdpa" if head_dim == 192 else expected)
+    if head_dim == 192:
+        long = torch.empty(1, 32, 8192, head_dim, dtype=BF16, device="meta")
+        assert auto.best_implementation(long, long, long, True) == "flash_hopper"
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_compiled_for_hopper(head_dim, form):
     assert "cp.async.bulk.wait_group 0;" in found.ptx and "ld.acquire" in found.ptx
 
 
-def gradients(
+def assert_gradients_never_vary(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, is_causal: bool, variant: Variant
 ) -> tuple[Tensor, ...]:
-    """Return out, lse, dq, dk and dv, after checking that the gradients do not vary."""
+    """Check that the gradients are equal in every call, and return out, lse, dq, dk and dv."""
     out, lse = flash_forward(q, k, v, is_causal, variant=variant)
     of = partial(
         flash_backward, q, k, v, out, lse, dout, is_causal, variant=variant, deterministic=True
@@ -81,7 +81,7 @@ def gradients(
 def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, heads, kv_heads, form):
     is_causal, variant, n_queries, n_keys = FORMS[form]
     tensors = inputs((n_queries, n_keys), head_dim, BF16, (2, heads), "cuda", kv_heads=kv_heads)
-    found = dict(zip(NAMES, gradients(*tensors, is_causal, variant), strict=True))
+    found = dict(zip(NAMES, assert_gradients_never_vary(*tensors, is_causal, variant), strict=True))
     assert_within_limits(found, *tensors, is_causal, variant=variant)
 
 
@@ -93,7 +93,7 @@ def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
     n = 2 * multiprocessors(0) * BLOCK_K
     for is_causal in (True, False):
         tensors = inputs((n, n), head_dim, BF16, (1, 1), "cuda")
-        gradients(*tensors, is_causal, NO_VARIANT)
+        assert_gradients_never_vary(*tensors, is_causal, NO_VARIANT)
 
 
 @on_hopper
