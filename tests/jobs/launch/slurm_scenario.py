@@ -128,9 +128,12 @@ class Scenario:
         """Wait until a run executes, and return the last state that its worker wrote."""
 
         def running() -> list[dict[str, Any]]:
-            ended = {record.run for record in self.records()}
+            ended = {(record.run, record.repeat, record.attempt) for record in self.records()}
             states = [state for state in self.worker_states() if state["running"]]
-            return [state for state in states if state["running"]["run"] not in ended]
+            return [state for state in states if attempt(state["running"]) not in ended]
+
+        def attempt(running: dict[str, Any]) -> tuple[str, int, int]:
+            return running["run"], running["repeat"], running["attempt"]
 
         return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")[0]
 

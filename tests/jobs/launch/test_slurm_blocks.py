@@ -73,6 +73,7 @@ def test_cancelled_block_continues_in_another_allocation(scenarios: Scenarios) -
     """Complete rounds are kept. A second submission meanwhile finds the block running."""
     scenario = scenarios["moved"]
     scenario.cluster.wait_for(lambda: len(scenario.records()) == 4, SOON_S, "the second round")
+    scenario.wait_until_executing()  # between runs, the worker would record no cancelled run
     twice = scenario.submit()
     assert twice.returncode == 0 and "skipping 6 runs already queued or running" in twice.stdout
     assert scenario.call("jobs", "cancel", "out").returncode == 0
