@@ -1,0 +1,214 @@
+"""Substitutes for the functions of `triton.language` and `triton.experimental.gluon.language`.
+
+Only those that the Hopper kernels use exist. Layouts of registers are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.interpreted.hopper_emulator.hopper import wait_for_copies
+from tests.interpreted.hopper_emulator.schedule import Agent, active
+from tests.interpreted.hopper_emulator.shared_memory import allocate
+from tests.interpreted.hopper_emulator.values import DTYPES, DType, Int, Pointer, Tile, data_of
+
+
+def constexpr(x: Any) -> Any:
+    return x
+
+
+def to_tensor(x: Any) -> Any:
+    return Int(x) if isinstance(x, int) else x
+
+
+def program_id(axis: int) -> Int:
+    return Int(active().agent().program)
+
+
+def num_programs(axis: int) -> Int:
+    return Int(active().agent().n_programs)
+
+
+def cdiv(a: int, b: int) -> int:
+    return (a + b - 1) // b
+
+
+def minimum(a: Any, b: Any) -> Any:
+    return _apply(min, torch.minimum, a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    return _apply(max, torch.maximum, a, b)
+
+
+def _apply(of_scalars: Callable[..., Any], of_tiles: Callable[..., Tensor], a: Any, b: Any) -> Any:
+    if not isinstance(a, Tile) and not isinstance(b, Tile):
+        return to_tensor(of_scalars(a, b))
+    tensors = [torch.as_tensor(data_of(x)) for x in (a, b)]
+    return Tile.of(of_tiles(*tensors))
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Tile):
+        return to_tensor(a if condition else b)
+    return Tile.of(torch.where(condition.data, data_of(a), data_of(b)))
+
+
+def exp2(x: Tile) -> Tile:
+    return Tile.of(torch.exp2(x.data))
+
+
+def log2(x: Tile) -> Tile:
+    return Tile.of(torch.log2(x.data))
+
+
+def arange(start: int, end: int, layout: Any = None) -> Tile:
+    return Tile.of(torch.arange(start, end, dtype=torch.int32))
+
+
+def full(shape: Sequence[int], value: Any, dtype: DType, layout: Any = None) -> Any:
+    if len(shape) == 0:
+        return to_tensor(value)
+    return Tile.of(torch.full(tuple(shape), value, dtype=dtype.torch))
+
+
+def zeros(shape: Sequence[int], dtype: DType, layout: Any = None) -> Tile:
+    return full(shape, 0, dtype)  # type: ignore[no-any-return]
+
+
+def reduce_max(x: Tile, axis: int) -> Any:
+    return _reduced(x.data.amax(axis))
+
+
+def reduce_sum(x: Tile, axis: int) -> Any:
+    return _reduced(x.data.sum(axis, dtype=x.data.dtype))
+
+
+def _reduced(data: Tensor) -> Any:
+    return Tile.of(data) if data.ndim else to_tensor(data.item())
+
+
+def broadcast(a: Tile, b: Tile) -> tuple[Tile, ...]:
+    return tuple(Tile.of(x) for x in torch.broadcast_tensors(a.data, b.data))
+
+
+def split(x: Tile) -> tuple[Tile, Tile]:
+    low, high = x.data.unbind(-1)
+    return Tile.of(low), Tile.of(high)
+
+
+def join(a: Tile, b: Tile) -> Tile:
+    return Tile.of(torch.stack((a.data, b.data), -1))
+
+
+def convert_layout(x: Tile, layout: Any, assert_trivial: bool = False) -> Tile:
+    return x
+
+
+def load(pointer: Pointer) -> Any:
+    return pointer.load()
+
+
+def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
+    pointer.store(value, mask)
+
+
+def atomic_add(pointer: Pointer, value: int, sem: str = "acq_rel") -> Int:
+    active().switch()
+    before = pointer.load()
+    pointer.store(int(before) + value)
+    return before  # type: ignore[no-any-return]
+
+
+def static_assert(condition: bool, message: str = "") -> None:
+    assert condition, message
+
+
+def static_range(*bounds: int) -> range:
+    return range(*bounds)
+
+
+def thread_barrier() -> None:
+    """Do nothing. The four warps of a warpgroup are one agent."""
+
+
+def warp_specialize(
+    bodies: Sequence[tuple[Callable[..., None], tuple[Any, ...]]],
+    warps: Sequence[int],
+    registers: Sequence[int],
+) -> None:
+    """Call functions in parallel, each as an agent, and wait until they return."""
+    assert len(warps) == len(registers) == len(bodies) - 1
+    schedule = active()
+    me = schedule.agent()
+    started: list[Agent] = []
+    for function, arguments in bodies:
+
+        def body(function: Any = function, arguments: Any = arguments) -> None:
+            function(*arguments)
+
+        started.append(schedule.start(body, me.program, me.n_programs))
+    schedule.switch(lambda: all(x.is_finished for x in started), "its warpgroups")
+
+
+def inline_asm_elementwise(
+    asm: str,
+    constraints: str,
+    args: Sequence[Any],
+    dtype: DType,
+    is_pure: bool = False,
+    pack: int = 1,
+) -> Any:
+    """Execute the PTX instructions that the kernels contain."""
+    if asm.startswith("rcp.approx.ftz.f32"):
+        return Tile.of(1.0 / args[0].data)
+    if asm.startswith(("cvt.rn.bf16x2.f32 $0, $2, $1", "cvt.rn.f16x2.f32 $0, $2, $1")):
+        half = torch.bfloat16 if "bf16" in asm else torch.float16
+        pairs = torch.stack([x.data.to(half) for x in args], -1)
+        return Tile.of(pairs.view(torch.int32).squeeze(-1))
+    if asm.startswith("ld.acquire.gpu.global.b32 $0, [$1];"):
+        active().switch()
+        return args[0].load()
+    if asm.startswith("cp.async.bulk.wait_group"):
+        wait_for_copies(int(asm.removeprefix("cp.async.bulk.wait_group").split(";")[0]))
+        return args[0]
+    if "red.release.gpu.global.max.s32 [$1], $2;" in asm:
+        active().switch()
+        pointer, value = args
+        pointer.store(max(int(pointer.load()), value))
+        return value
+    raise NotImplementedError(asm)
+
+
+def _layout(*arguments: Any, **named: Any) -> None:
+    """Return nothing: layouts of registers are not emulated."""
+
+
+def namespace(shared_layout: Any) -> SimpleNamespace:
+    """Return a substitute for the module.
+
+    Args:
+        shared_layout: Gluon's `NVMMASharedLayout.get_default_for`, called with a dtype of torch.
+    """
+    names = SimpleNamespace(
+        NVMMASharedLayout=SimpleNamespace(
+            get_default_for=lambda shape, dtype: shared_layout(shape, dtype.torch)
+        ),
+        allocate_shared_memory=allocate, max=reduce_max, sum=reduce_sum, shared_memory_descriptor=0,
+        tensor=0, **{dtype.name: dtype for dtype in DTYPES.values()},
+    )  # fmt: skip
+    for layout in ("NVMMADistributed", "DotOperand", "Slice", "Blocked", "DistributedLinear"):
+        setattr(names, f"{layout}Layout", _layout)
+    names.SwizzledSharedLayout = _layout
+    for function in (
+        constexpr, to_tensor, program_id, num_programs, cdiv, minimum, maximum, where, exp2, log2,
+        arange, full, zeros, broadcast, split, join, convert_layout, load, store, atomic_add,
+        static_assert, static_range, thread_barrier, warp_specialize, inline_asm_elementwise,
+    ):  # fmt: skip
+        setattr(names, function.__name__, function)
+    return names

@@ -1,0 +1,189 @@
+"""Loads the source of Gluon kernels with substitutes for Gluon and Triton, and launches them."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib.util
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from systems.kernels.tensor_maps import TensorMap
+from tests.interpreted.hopper_emulator import hopper, language
+from tests.interpreted.hopper_emulator.schedule import Schedule, execute
+from tests.interpreted.hopper_emulator.shared_memory import Descriptor
+from tests.interpreted.hopper_emulator.values import Int, Pointer
+
+KERNELS = "systems.kernels.flash_attention."  # modules below it are loaded from their source
+
+
+class Emulation:
+    """Executes the launches of Gluon kernels on the CPU.
+
+    Args:
+        multiprocessors: number of multiprocessors of the emulated GPU. A program runs on each.
+        seed: seed of the random order of execution. Each launch has its own order.
+        source: source of the kernels.
+    """
+
+    def __init__(self, multiprocessors: int, seed: int, source: Source):
+        self.multiprocessors, self.source = multiprocessors, source
+        self._seeds = itertools.count(1000 * seed)
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        arguments: Sequence[Any],
+        constants: dict[str, Any],
+    ) -> None:
+        """Run all programs of a kernel.
+
+        Args:
+            kernel: gluon.jit function.
+            grid: number of programs along each axis. Only the first may be above 1.
+            arguments: TMA descriptors of Gluon, tensors and numbers.
+        """
+        n_programs, *others = grid
+        assert all(n == 1 for n in others)
+        function = getattr(self.source.load(kernel.fn.__module__), kernel.fn.__name__)
+        emulated = [_argument(x) for x in arguments]
+        schedule = Schedule(next(self._seeds))
+        programs = iter(range(n_programs))
+
+        def run_programs() -> None:
+            """Run programs on a multiprocessor, one after another."""
+            agent = schedule.agent()
+            for program in programs:
+                agent.program = program
+                function(*emulated, **constants)
+
+        execute(schedule, [run_programs] * self.multiprocessors, n_programs)
+
+
+def _argument(x: Any) -> Any:
+    """Return the form in which a kernel gets an argument of a launch."""
+    if isinstance(x, Tensor):
+        return Pointer.of(x)
+    if isinstance(x, int):
+        return Int(x)
+    return x if isinstance(x, float) else Descriptor(x)
+
+
+class Source:
+    """The source of the kernels, executed with substitutes for Gluon and Triton.
+
+    Args:
+        module, old, new: optional change of the source: the text `old` in a module is replaced.
+    """
+
+    def __init__(self, module: str = "", old: str = "", new: str = ""):
+        self.module, self.old, self.new = module, old, new
+        self._loaded: dict[str, SimpleNamespace] = {}
+        self._functions = {**vars(builtins), "__import__": self._import}
+
+    def load(self, name: str) -> SimpleNamespace:
+        """Return the names that a module defines."""
+        if name not in self._loaded:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None and spec.origin is not None
+            text = Path(spec.origin).read_text()
+            if name.rpartition(".")[2] == self.module:
+                assert self.old in text, f"{name} does not contain {self.old}"
+                text = text.replace(self.old, self.new)
+            names: dict[str, Any] = {"__name__": name, "__builtins__": self._functions}
+            exec(compile(text, spec.origin, "exec"), names)
+            self._loaded[name] = SimpleNamespace(**names)
+        return self._loaded[name]
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        if name == "triton" or name.startswith("triton."):
+            found = _substitutes()
+            for part in name.split(".")[1:] if fromlist else ():
+                found = getattr(found, part)
+            return found
+        if name.startswith(KERNELS):
+            return self.load(name)
+        return __import__(name, globals, locals, fromlist, level)
+
+
+UNCHANGED = Source()
+
+
+@lru_cache(maxsize=1)
+def _substitutes() -> SimpleNamespace:
+    """Return the modules of Triton that the kernels import, as attributes of the package."""
+    from triton.experimental.gluon import language as real
+
+    kinds = {
+        torch.bfloat16: real.bfloat16, torch.float16: real.float16, torch.float32: real.float32
+    }  # fmt: skip
+    gl = language.namespace(
+        lambda shape, dtype: real.NVMMASharedLayout.get_default_for(list(shape), kinds[dtype])
+    )
+    gl.nvidia = SimpleNamespace(hopper=hopper.namespace())
+    gl._core = SimpleNamespace(builtin=_builtin)
+    gluon = SimpleNamespace(jit=_jit, constexpr_function=_jit, language=gl)
+    gl.core = SimpleNamespace(_aggregate=_jit)
+    ir = SimpleNamespace(DESCRIPTOR_REDUCE_KIND=SimpleNamespace(ADD="add"))
+    return SimpleNamespace(
+        jit=_jit, cdiv=language.cdiv, language=gl, experimental=SimpleNamespace(gluon=gluon),
+        _C=SimpleNamespace(libtriton=SimpleNamespace(ir=ir)),
+    )  # fmt: skip
+
+
+def _jit(function: Any = None, **options: Any) -> Any:
+    """Return the Python function, as a decorator with or without options."""
+    return function if function is not None else _jit
+
+
+def _builtin(function: Any) -> Any:
+    """Let a function that generates code be called like other functions of a kernel."""
+    return lambda *arguments: function(*arguments, _semantic=hopper.Semantic())
+
+
+@contextlib.contextmanager
+def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) -> Iterator[None]:
+    """Return a context in which the Hopper kernels run in an `Emulation`, with tensors on the CPU.
+
+    The other kernels run in Triton's interpreter.
+    """
+    from triton.experimental.gluon._runtime import GluonJITFunction
+
+    from systems.kernels import kernel_launch
+    from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+
+    emulation = Emulation(multiprocessors, seed, source)
+    interpret = kernel_launch.Launch.__call__
+
+    def call(self: kernel_launch.Launch, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
+        if not isinstance(self.kernel, GluonJITFunction):
+            interpret(self, *tensors, maps=maps)
+            return
+        arguments = (*(x.descriptor for x in maps), *tensors, *self.numbers)
+        emulation.launch(self.kernel, self.grid, arguments, self.constants)
+
+    def new_counters(device: torch.device, reuse_counters: bool) -> Tensor:
+        return torch.zeros(2, dtype=torch.int32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_launch.Launch, "__call__", call)
+        patch.setattr(forward_launch, "is_hopper", lambda device: True)
+        patch.setattr(forward_launch, "_cached_reason", forward_launch._unsupported_reason)
+        patch.setattr(forward_launch, "_counters", new_counters)
+        for module in (backward_launch, forward_launch):
+            patch.setattr(module, "multiprocessors", lambda index: multiprocessors)
+        # Launch plans depend on the number of multiprocessors.
+        patch.setattr(forward_launch, "_forward_plan", forward_launch.HopperForwardPlan)
+        patch.setattr(backward_launch, "_backward_plan", backward_launch.HopperBackwardPlan)
+        yield

@@ -1,0 +1,121 @@
+"""Tests of the Hopper kernels in an emulation of Hopper's parallelism, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
+from tests.systems.kernels.flash_cases import (
+    assert_right,
+    assert_right_packed,
+    by_hopper,
+    inputs,
+    packed_inputs,
+    slow,
+)
+
+pytestmark = pytest.mark.usefixtures("outputs_hold_nan")
+
+BF16, F16 = torch.bfloat16, torch.float16
+MASKS = {
+    "full": (False, NO_VARIANT),
+    "causal": (True, NO_VARIANT),
+    "window": (False, Variant(130, 65, lower_right=True)),
+    "softcap": (True, Variant(softcap=2.0)),
+}
+# (head_dim, value_dim): each kernel, with and without padded columns
+HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
+LENGTHS = [(200, 300), (300, 150), (1, 70)]
+PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 200)]
+WAIT = "dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight"
+RELEASE = "mbarrier.arrive(shared.q_empty.index(q_slot), count=1)"
+# Changes of the kernels that are errors: head_dim, module, text and its replacement
+ERRORS = {
+    "a slot is overwritten early": (
+        128, "forward_rings", "mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)",
+        "pass",
+    ),
+    "a slot is read early": (
+        192, "forward_kernel", "mbarrier.wait(v_full.index(used_slot), used_phase)", "pass",
+    ),
+    "a slot is released early": (
+        64, "backward_kernel", f"{WAIT}\n    {RELEASE}", f"{RELEASE}\n    {WAIT}",
+    ),
+    "a result is used early": (
+        128, "backward_d128", "warpgroup_mma_wait(2 if IN_PARTS else 1, deps=[dp])",
+        "warpgroup_mma_wait(3, deps=[dp])",
+    ),
+    "a buffer is overwritten while TMA reads it": (
+        64, "backward_kernel", "tma.store_wait(pendings=DQ_SLOTS - 1)", "pass",
+    ),
+    "no fence before WGMMA reads a store": (
+        128, "backward_d128", "fence_async_shared()\n    mbarrier.arrive", "mbarrier.arrive",
+    ),
+    "a wait for the wrong phase": (
+        64, "forward_work", "mbarrier.wait(full.index(slot), turn // 2 & 1)",
+        "mbarrier.wait(full.index(slot), turn // 2 & 1 ^ 1)",
+    ),
+    "too few arrivals": (256, "backward_d256", "barriers(1, 2),", "barriers(1, 3),"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", ["causal", *map(slow, ("full", "window", "softcap"))])
+@pytest.mark.parametrize(("head_dim", "value_dim"), HEAD_DIMS)
+def test_against_float64(head_dim, value_dim, mask):
+    """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
+    is_causal, variant = MASKS[mask]
+    for seed, lengths in enumerate(LENGTHS):
+        given = inputs(lengths, head_dim, BF16, (1, 2), kv_heads=1, value_dim=value_dim)
+        with emulated_gpu(multiprocessors=2, seed=seed):
+            assert_right(*given, is_causal, variant=variant, by=by_hopper)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [slow(*dims) for dims in HEAD_DIMS])
+def test_many_orders_of_execution(head_dim, value_dim):
+    given = inputs((300, 300), head_dim, BF16, (1, 1), value_dim=value_dim)
+    for seed in range(20):
+        with emulated_gpu(multiprocessors=2, seed=seed):
+            assert_right(*given, True, by=by_hopper)
+
+
+@pytest.mark.parametrize("head_dim", [64, *map(slow, (128, 192, 256))])
+def test_splits(head_dim):
+    given = inputs((300, 300), head_dim, F16, (1, 1))
+    with emulated_gpu(multiprocessors=3, seed=0):
+        assert_right(*given, True, by=by_hopper, n_splits=3)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"),
+    [(64, 64), *(slow(*dims) for dims in [(128, 128), (192, 192), (192, 128), (256, 256)])],
+)
+def test_packed_sequences(head_dim, value_dim):
+    given, packing = packed_inputs(PACKED_LENGTHS, (2, 1), head_dim, BF16, value_dim)
+    with emulated_gpu(multiprocessors=2, seed=0):
+        assert_right_packed(given, packing, True, by=by_hopper)
+
+
+@pytest.mark.parametrize("head_dim", [64, *map(slow, (96, 128))])
+def test_additions_in_a_fixed_order(head_dim):
+    """The gradients are bitwise equal in different orders of execution."""
+    given = inputs((300, 300), head_dim, BF16, (1, 1))
+    results = []
+    for seed in range(2):
+        with emulated_gpu(multiprocessors=3, seed=seed):
+            results.append(by_hopper(*given, True, deterministic=True))
+        assert_right(*given, True, by=lambda *_, **__: results[-1])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_emulation_finds_errors(error):
+    """At least one of several random orders of execution shows an error in a kernel."""
+    head_dim, module, text, replacement = ERRORS[error]
+    given = inputs((300, 300), head_dim, BF16, (1, 1))
+    changed = Source(module, text, replacement)
+    with pytest.raises(Exception, match=r"above their limits|waits for|WGMMA|arrivals"):
+        for seed in range(20):
+            with emulated_gpu(multiprocessors=1, seed=seed, source=changed):
+                assert_right(*given, True, by=by_hopper)
