@@ -98,6 +98,7 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         with_commit=not commits and "commit" not in [*rows, *columns],
     )
     notes = result_notes(results, commits, _sampling_note(results, view, cells.values()), basis)
+    notes += _unmeasured_memory(cells.values())
     notes += _references_left_out(view, results, everything)
     notes += attempts_note(observation, results)
     return Pivot(
@@ -113,6 +114,17 @@ def make_pivot(observation: Observation, view: Table | Plot, results: list[Resul
         commits=commits,
         names=names_in_keys(results, [*row_keys, *column_keys]),
     )
+
+
+def _unmeasured_memory(cells: Iterable[Cell]) -> list[str]:
+    """Return a note if a cell has no value because a run on a CPU measures no memory of a GPU."""
+    has_reason = any(
+        "–" in cell.texts
+        and cell.metric.is_memory
+        and any(record.device.startswith("cpu:") for record in cell.behind)
+        for cell in cells
+    )
+    return ["–: this memory is measured only on a GPU"] if has_reason else []
 
 
 def _references_left_out(
