@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.interpreted.hopper_emulator.hopper import wait_for_copies
+from tests.interpreted.hopper_emulator.hopper import wait_until_written
 from tests.interpreted.hopper_emulator.schedule import Agent, active
 from tests.interpreted.hopper_emulator.shared_memory import allocate
 from tests.interpreted.hopper_emulator.values import DTYPES, DType, Int, Pointer, Tile, data_of
@@ -27,11 +27,11 @@ def to_tensor(x: Any) -> Any:
 
 
 def program_id(axis: int) -> Int:
-    return Int(active().agent().program)
+    return Int(active().running.program)
 
 
 def num_programs(axis: int) -> Int:
-    return Int(active().agent().n_programs)
+    return Int(active().running.n_programs)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -145,7 +145,7 @@ def warp_specialize(
     """Call functions in parallel, each as an agent, and wait until they return."""
     assert len(warps) == len(registers) == len(bodies) - 1
     schedule = active()
-    me = schedule.agent()
+    me = schedule.running
     started: list[Agent] = []
     for function, arguments in bodies:
 
@@ -172,10 +172,10 @@ def inline_asm_elementwise(
         pairs = torch.stack([x.data.to(half) for x in args], -1)
         return Tile.of(pairs.view(torch.int32).squeeze(-1))
     if asm.startswith("ld.acquire.gpu.global.b32 $0, [$1];"):
-        active().switch()
-        return args[0].load()
+        return _poll(args[0])
     if asm.startswith("cp.async.bulk.wait_group"):
-        wait_for_copies(int(asm.removeprefix("cp.async.bulk.wait_group").split(";")[0]))
+        pendings = asm.removeprefix("cp.async.bulk.wait_group").split(";")[0]
+        wait_until_written(int(pendings))
         return args[0]
     if "red.release.gpu.global.max.s32 [$1], $2;" in asm:
         active().switch()
@@ -183,6 +183,21 @@ def inline_asm_elementwise(
         pointer.store(max(int(pointer.load()), value))
         return value
     raise NotImplementedError(asm)
+
+
+def _poll(counter: Pointer) -> int:
+    """Return the value of a counter in global memory. The caller repeats this until it changes.
+
+    A repeated call waits for a change. Otherwise, a schedule in which the caller is much faster
+    than all others would take very many steps.
+    """
+    agent = active().running
+    address = counter.memory.data_ptr(), int(counter.offset)
+    active().switch(
+        lambda: int(counter.load()) != agent.polled.get(address), "a change of a counter"
+    )
+    agent.polled[address] = int(counter.load())
+    return Int(agent.polled[address])
 
 
 def _layout(*arguments: Any, **named: Any) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
 from tests.interpreted.hopper_emulator import hopper, language
-from tests.interpreted.hopper_emulator.schedule import Schedule, execute
+from tests.interpreted.hopper_emulator.schedule import Schedule, run_in
 from tests.interpreted.hopper_emulator.shared_memory import Descriptor
 from tests.interpreted.hopper_emulator.values import Int, Pointer
 
@@ -51,22 +51,24 @@ class Emulation:
             kernel: gluon.jit function.
             grid: number of programs along each axis. Only the first may be above 1.
             arguments: TMA descriptors of Gluon, tensors and numbers.
+            constants: values of the constexpr parameters by name.
         """
         n_programs, *others = grid
         assert all(n == 1 for n in others)
         function = getattr(self.source.load(kernel.fn.__module__), kernel.fn.__name__)
-        emulated = [_argument(x) for x in arguments]
+        kernel_arguments = [_argument(x) for x in arguments]
         schedule = Schedule(next(self._seeds))
+        # A GPU starts programs in the order of their indices. `backward_turns` needs this.
         programs = iter(range(n_programs))
 
         def run_programs() -> None:
             """Run programs on a multiprocessor, one after another."""
-            agent = schedule.agent()
+            agent = schedule.running
             for program in programs:
                 agent.program = program
-                function(*emulated, **constants)
+                function(*kernel_arguments, **constants)
 
-        execute(schedule, [run_programs] * self.multiprocessors, n_programs)
+        run_in(schedule, [run_programs] * self.multiprocessors, n_programs)
 
 
 def _argument(x: Any) -> Any:
@@ -97,7 +99,7 @@ class Source:
             assert spec is not None and spec.origin is not None
             text = Path(spec.origin).read_text()
             if name.rpartition(".")[2] == self.module:
-                assert self.old in text, f"{name} does not contain {self.old}"
+                assert text.count(self.old) == 1, f"{name} must contain {self.old} once"
                 text = text.replace(self.old, self.new)
             names: dict[str, Any] = {"__name__": name, "__builtins__": self._functions}
             exec(compile(text, spec.origin, "exec"), names)
@@ -133,18 +135,18 @@ def _substitutes() -> SimpleNamespace:
     )
     gl.nvidia = SimpleNamespace(hopper=hopper.namespace())
     gl._core = SimpleNamespace(builtin=_builtin)
-    gluon = SimpleNamespace(jit=_jit, constexpr_function=_jit, language=gl)
-    gl.core = SimpleNamespace(_aggregate=_jit)
+    gluon = SimpleNamespace(jit=_unchanged, constexpr_function=_unchanged, language=gl)
+    gl.core = SimpleNamespace(_aggregate=_unchanged)
     ir = SimpleNamespace(DESCRIPTOR_REDUCE_KIND=SimpleNamespace(ADD="add"))
     return SimpleNamespace(
-        jit=_jit, cdiv=language.cdiv, language=gl, experimental=SimpleNamespace(gluon=gluon),
+        jit=_unchanged, cdiv=language.cdiv, language=gl, experimental=SimpleNamespace(gluon=gluon),
         _C=SimpleNamespace(libtriton=SimpleNamespace(ir=ir)),
     )  # fmt: skip
 
 
-def _jit(function: Any = None, **options: Any) -> Any:
-    """Return the Python function, as a decorator with or without options."""
-    return function if function is not None else _jit
+def _unchanged(function: Any = None, **options: Any) -> Any:
+    """Return the Python function or class, as a decorator with or without options."""
+    return function if function is not None else _unchanged
 
 
 def _builtin(function: Any) -> Any:
@@ -172,15 +174,15 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
             return
         arguments = (*(x.descriptor for x in maps), *tensors, *self.numbers)
         emulation.launch(self.kernel, self.grid, arguments, self.constants)
+        assert not counters.any(), "forward does not set its counters to zero for the next launch"
 
-    def new_counters(device: torch.device, reuse_counters: bool) -> Tensor:
-        return torch.zeros(2, dtype=torch.int32)
+    counters = torch.zeros(2, dtype=torch.int32)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_launch.Launch, "__call__", call)
         patch.setattr(forward_launch, "is_hopper", lambda device: True)
         patch.setattr(forward_launch, "_cached_reason", forward_launch._unsupported_reason)
-        patch.setattr(forward_launch, "_counters", new_counters)
+        patch.setattr(forward_launch, "_counters", lambda device, reuse_counters: counters)
         for module in (backward_launch, forward_launch):
             patch.setattr(module, "multiprocessors", lambda index: multiprocessors)
         # Launch plans depend on the number of multiprocessors.

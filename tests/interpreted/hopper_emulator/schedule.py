@@ -1,9 +1,9 @@
 """Chooses at random which warpgroup or asynchronous operation proceeds.
 
 An agent is a warpgroup, or the part of a program before `gl.warp_specialize`. It runs in a thread
-of its own. Only one agent runs at a time. At each synchronization point it calls `switch`, which
-executes some asynchronous operations and continues an agent. Both are chosen at random by weights,
-so that some agents are much faster than others.
+of its own, and only one agent runs at a time. Before each action that others can see, an agent
+calls `Schedule.switch`. This executes some asynchronous operations, and continues an agent. Both
+are chosen at random by weights, so that some agents are much faster than others.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 SPREAD = 3.0  # standard deviation of the logarithm of a weight
+MOST_CHOICES = 1_000_000  # of one launch; the launches of the tests need some thousands
 
 
 class Deadlock(Exception):
-    """All agents wait, and no asynchronous operation is left."""
+    """All agents wait, and no asynchronous operation is left, or a launch does not end."""
 
 
 class Stopped(BaseException):
@@ -26,15 +27,15 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class Operation:
-    """An asynchronous operation: a copy by TMA or a WGMMA."""
+    """An asynchronous operation: a WGMMA, or the read or the write of a copy by TMA."""
 
-    execute: Callable[[], None]
+    action: Callable[[], None]
     weight: float
     is_done: bool = False
 
     def complete(self) -> None:
         if not self.is_done:
-            self.execute()
+            self.action()
             self.is_done = True
 
 
@@ -48,8 +49,10 @@ class Agent:
         waits_for: description of this condition.
         wgmmas: the WGMMAs that it has started and for which it has not waited. They are executed
             in order.
-        copies: the same for its copies from shared to global memory, which have no order.
-        unfenced: stores to shared memory that TMA and WGMMA do not see yet.
+        reads, writes: the same for its copies from shared to global memory, which have no order:
+            the reads of shared memory, and the writes to global memory that follow them.
+        unfenced: what the next fence makes visible to TMA and WGMMA.
+        polled: values that it has read last from counters in global memory.
     """
 
     program: int
@@ -59,8 +62,10 @@ class Agent:
     waits_for: str = ""
     is_finished: bool = False
     wgmmas: list[Operation] = field(default_factory=list)
-    copies: list[Operation] = field(default_factory=list)
+    reads: list[Operation] = field(default_factory=list)
+    writes: list[Operation] = field(default_factory=list)
     unfenced: list[Callable[[], None]] = field(default_factory=list)
+    polled: dict[tuple[int, int], int] = field(default_factory=dict)
     resumed: threading.Event = field(default_factory=threading.Event)
 
 
@@ -72,54 +77,49 @@ class Schedule:
     """
 
     def __init__(self, seed: int):
-        self.random = random.Random(seed)
-        self.agents: list[Agent] = []
-        self.loads: list[Operation] = []  # copies from global to shared memory
-        self.current: Agent | None = None
-        self.error: BaseException | None = None
+        self._random = random.Random(seed)
+        self._agents: list[Agent] = []
+        self._running: Agent | None = None
+        self._error: BaseException | None = None
         self._ended = threading.Event()
-
-    def weight(self) -> float:
-        return self.random.lognormvariate(0, SPREAD)
-
-    def operation(self, execute: Callable[[], None]) -> Operation:
-        return Operation(execute, self.weight())
+        self._n_choices = 0
+        self.detached: list[
+            Operation
+        ] = []  # operations that may outlast the agent that started them
 
     def run(self, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
         """Run functions in parallel, each as an agent. Raise the first error of an agent."""
         for body in bodies:
             self.start(body, -1, n_programs)
-        self._continue_one()
-        self._ended.wait()
-        if self.error is not None:
-            raise self.error
+        self._resume_another()
+        try:
+            self._ended.wait()
+        except BaseException:  # such as KeyboardInterrupt
+            self._error = Stopped()
+            raise
+        if self._error is not None:
+            raise self._error
 
     def start(self, body: Callable[[], None], program: int, n_programs: int) -> Agent:
         """Create an agent that calls `body`. It runs when the schedule chooses it."""
-        agent = Agent(program, n_programs, self.weight())
-        self.agents.append(agent)
+        agent = Agent(program, n_programs, self._weight())
+        self._agents.append(agent)
         threading.Thread(target=self._run_agent, args=(agent, body), daemon=True).start()
         return agent
 
-    def _run_agent(self, agent: Agent, body: Callable[[], None]) -> None:
-        agent.resumed.wait()
-        agent.resumed.clear()
-        try:
-            if self.error is None:
-                body()
-                assert not agent.wgmmas, "the warpgroup ends before a wait for its WGMMAs"
-                assert not agent.copies, "the warpgroup ends before a wait for its copies"
-        except Stopped:
-            pass
-        except BaseException as error:
-            self.error = self.error or error
-        agent.is_finished = True
-        self.agents.remove(agent)
-        self._continue_one()
+    def operation(self, action: Callable[[], None], slowness: float = 1.0) -> Operation:
+        """Return a new operation. One with a large slowness is usually executed late."""
+        return Operation(action, self._weight() / slowness)
+
+    @property
+    def running(self) -> Agent:
+        """The agent whose thread runs."""
+        assert self._running is not None
+        return self._running
 
     def switch(self, is_ready: Callable[[], bool] | None = None, waits_for: str = "") -> None:
         """Let other agents proceed. Return when `is_ready` holds."""
-        me = self.agent()
+        me = self.running
         me.is_ready, me.waits_for = is_ready, waits_for
         chosen = self._choose()
         if chosen is me:
@@ -127,50 +127,71 @@ class Schedule:
         self._resume(chosen)
         me.resumed.wait()
         me.resumed.clear()
-        if self.error is not None:
+        if self._error is not None:
             raise Stopped
 
-    def agent(self) -> Agent:
-        """Return the agent that is running."""
-        assert self.current is not None
-        return self.current
+    def _weight(self) -> float:
+        return self._random.lognormvariate(0, SPREAD)
 
-    def _continue_one(self) -> None:
-        """Continue an agent, without waiting. End if there is none."""
-        if not self.agents:
-            self._ended.set()
-            return
+    def _run_agent(self, agent: Agent, body: Callable[[], None]) -> None:
+        agent.resumed.wait()
+        agent.resumed.clear()
         try:
-            chosen = self.agents[0] if self.error is not None else self._choose()
-        except Deadlock as error:
-            self.error = error
-            chosen = self.agents[0]
-        self._resume(chosen)
+            if self._error is None:
+                body()
+                assert not agent.wgmmas, "the warpgroup ends before a wait for its WGMMAs"
+                assert not agent.reads, "the warpgroup ends before a wait for its copies"
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._error = self._error or error
+        agent.is_finished = True
+        self._agents.remove(agent)
+        self._resume_another()
+
+    def _resume_another(self) -> None:
+        """Resume an agent, from a thread that ends. If none is left, end the run."""
+        try:
+            if not self._agents and self._error is None:
+                for operation in self.detached:
+                    operation.complete()
+            elif self._error is None:
+                self._resume(self._choose())
+                return
+        except Exception as error:
+            self._error = error
+        if self._agents:  # after an error, each agent stops in turn
+            self._resume(self._agents[0])
+        else:
+            self._ended.set()
 
     def _resume(self, agent: Agent) -> None:
-        self.current = agent
+        self._running = agent
         agent.resumed.set()
 
     def _choose(self) -> Agent:
         """Execute asynchronous operations at random, until an agent is chosen, and return it."""
         while True:
-            ready = [x for x in self.agents if x.is_ready is None or x.is_ready()]
+            self._n_choices += 1
+            if self._n_choices > MOST_CHOICES:
+                raise Deadlock(f"the launch does not end after {MOST_CHOICES} steps")
+            ready = [x for x in self._agents if x.is_ready is None or x.is_ready()]
             operations = list(self._executable())
             if not ready and not operations:
-                waits = [f"program {x.program} waits for {x.waits_for}" for x in self.agents]
+                waits = [f"program {x.program} waits for {x.waits_for}" for x in self._agents]
                 raise Deadlock("; ".join(waits))
             choices: list[Agent | Operation] = [*ready, *operations]
-            (chosen,) = self.random.choices(choices, [x.weight for x in choices])
+            (chosen,) = self._random.choices(choices, [x.weight for x in choices])
             if isinstance(chosen, Agent):
                 return chosen
             chosen.complete()
 
     def _executable(self) -> Iterator[Operation]:
-        self.loads = [x for x in self.loads if not x.is_done]
-        yield from self.loads
-        for agent in self.agents:
+        self.detached = [x for x in self.detached if not x.is_done]
+        yield from self.detached
+        for agent in self._agents:
             yield from [x for x in agent.wgmmas if not x.is_done][:1]
-            yield from [x for x in agent.copies if not x.is_done]
+            yield from [x for x in agent.reads if not x.is_done]
 
 
 _active: Schedule | None = None  # the schedule of the launch that is being executed
@@ -181,7 +202,7 @@ def active() -> Schedule:
     return _active
 
 
-def execute(schedule: Schedule, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
+def run_in(schedule: Schedule, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
     """Make a schedule the active one, and run functions in it, see `Schedule.run`."""
     global _active
     _active = schedule
@@ -191,9 +212,9 @@ def execute(schedule: Schedule, bodies: Sequence[Callable[[], None]], n_programs
         _active = None
 
 
-def complete_but(operations: list[Operation], pending: int) -> None:
-    """Execute the operations except the last `pending` ones, and remove them from the list."""
-    earlier = operations[: max(len(operations) - pending, 0)]
+def complete_except_last(operations: list[Operation], n_last: int) -> None:
+    """Execute the operations except the last ones, and remove them from the list."""
+    earlier = operations[: max(len(operations) - n_last, 0)]
     for operation in earlier:
         operation.complete()
     del operations[: len(earlier)]

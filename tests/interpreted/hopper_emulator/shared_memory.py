@@ -16,11 +16,13 @@ from tests.interpreted.hopper_emulator.schedule import active
 from tests.interpreted.hopper_emulator.values import DTYPES, DType, Tile
 
 NAN_BYTE = 0xFF  # floating-point numbers of such bytes are NaN
+ALL_COLUMNS = 1 << 30  # more columns than a tile has
+BARRIER_LAYOUT = object()  # stands for Gluon's layout of mbarriers
 
 
 @lru_cache(maxsize=256)
-def places(shape: tuple[int, ...], chunk: int) -> Tensor:
-    """Return the number of each element of an allocation in the order of addresses.
+def element_numbers(shape: tuple[int, ...], chunk: int) -> Tensor:
+    """Return the number of each element of a tile in the order of addresses, int64, of this shape.
 
     In a swizzled layout, each `chunk` columns of a tile are contiguous. The swizzle itself, which
     permutes elements within 1 KiB, is not emulated.
@@ -35,8 +37,8 @@ class Allocation:
     """Bytes in shared memory, as threads see them, and as TMA and WGMMA see them."""
 
     def __init__(self, size: int):
-        self.of_threads = torch.full((size,), NAN_BYTE, dtype=torch.uint8)
-        self.of_copies = self.of_threads.clone()
+        self.seen_by_threads = torch.full((size,), NAN_BYTE, dtype=torch.uint8)
+        self.seen_by_async = self.seen_by_threads.clone()
 
 
 class SharedTile:
@@ -44,86 +46,98 @@ class SharedTile:
 
     Args:
         allocation: bytes that contain it.
-        place: for each element, its number in the allocation, counted in elements of this dtype.
+        elements: for each element, its number in the allocation, counted in elements of this dtype.
     """
 
-    def __init__(self, allocation: Allocation, place: Tensor, dtype: DType):
-        self.allocation, self.place, self.dtype = allocation, place, dtype
+    def __init__(self, allocation: Allocation, elements: Tensor, dtype: DType):
+        self.allocation, self.elements, self.dtype = allocation, elements, dtype
 
     @property
     def shape(self) -> list[int]:
-        return list(self.place.shape)
+        return list(self.elements.shape)
 
     @property
     def handle(self) -> SharedTile:
         return self
 
-    def _view(self, place: Tensor) -> SharedTile:
-        return SharedTile(self.allocation, place, self.dtype)
+    def _view(self, elements: Tensor) -> SharedTile:
+        return SharedTile(self.allocation, elements, self.dtype)
 
     def index(self, i: int) -> SharedTile:
-        return self._view(self.place[i])
+        assert 0 <= i < len(self.elements)
+        return self._view(self.elements[i])
 
     def slice(self, start: int, length: int, dim: int) -> SharedTile:
-        return self._view(self.place.narrow(dim, start, length))
+        return self._view(self.elements.narrow(dim, start, length))
 
     def permute(self, order: Sequence[int]) -> SharedTile:
-        return self._view(self.place.permute(tuple(order)))
+        return self._view(self.elements.permute(tuple(order)))
 
     def reshape(self, shape: Sequence[int]) -> SharedTile:
-        return self._view(self.place.reshape(tuple(shape)))
+        return self._view(self.elements.reshape(tuple(shape)))
 
     def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> SharedTile:
         """Return a tile of another dtype and shape that starts at the same address."""
-        start = int(self.place.min()) * self.dtype.torch.itemsize
+        start = int(self.elements.min()) * self.dtype.torch.itemsize
         assert start % dtype.torch.itemsize == 0
-        place = places(tuple(shape), chunk_of(layout, dtype)) + start // dtype.torch.itemsize
-        return SharedTile(self.allocation, place, dtype)
+        elements = element_numbers(tuple(shape), contiguous_columns(layout, dtype))
+        return SharedTile(self.allocation, elements + start // dtype.torch.itemsize, dtype)
 
     def load(self, layout: Any = None) -> Tile:
-        return Tile.of(self._typed(self.allocation.of_threads)[self.place])
+        """Return the elements as threads see them."""
+        active().switch()
+        return Tile.of(self._typed(self.allocation.seen_by_threads)[self.elements])
 
     def store(self, value: Tile) -> None:
-        """Store a tile by the threads of a warpgroup. TMA and WGMMA see it after a fence."""
-        data = value.data.broadcast_to(self.place.shape)
+        """Store a tile by the threads of a warpgroup.
+
+        Until the next fence, TMA and WGMMA see NaN, since they may see the new or the old data.
+        """
+        active().switch()
+        data = value.data.broadcast_to(self.elements.shape)
         assert data.dtype == self.dtype.torch, f"{data.dtype} is stored as {self.dtype.torch}"
-        self._typed(self.allocation.of_threads)[self.place] = data
+        self._typed(self.allocation.seen_by_threads)[self.elements] = data
+        self._set_to_nan(self.allocation.seen_by_async)
 
         def publish() -> None:
-            self._typed(self.allocation.of_copies)[self.place] = data
+            self._typed(self.allocation.seen_by_async)[self.elements] = data
 
-        active().agent().unfenced.append(publish)
+        active().running.unfenced.append(publish)
 
     def read(self) -> Tensor:
         """Return the elements as TMA and WGMMA see them."""
-        return self._typed(self.allocation.of_copies)[self.place]
+        return self._typed(self.allocation.seen_by_async)[self.elements]
 
     def write(self, data: Tensor) -> None:
         """Write the elements by TMA."""
-        for seen in (self.allocation.of_threads, self.allocation.of_copies):
-            self._typed(seen)[self.place] = data
+        for seen in (self.allocation.seen_by_threads, self.allocation.seen_by_async):
+            self._typed(seen)[self.elements] = data
 
     def invalidate(self) -> None:
-        """Set all bytes of the elements to those of NaN."""
-        size = self.dtype.torch.itemsize
-        for seen in (self.allocation.of_threads, self.allocation.of_copies):
-            seen.view(-1, size)[self.place.flatten()] = NAN_BYTE
+        """Set the elements to NaN."""
+        for seen in (self.allocation.seen_by_threads, self.allocation.seen_by_async):
+            self._set_to_nan(seen)
 
-    def _typed(self, allocation: Tensor) -> Tensor:
-        return allocation.view(self.dtype.torch)
+    def _set_to_nan(self, seen: Tensor) -> None:
+        seen.view(-1, self.dtype.torch.itemsize)[self.elements.flatten()] = NAN_BYTE
+
+    def _typed(self, seen: Tensor) -> Tensor:
+        return seen.view(self.dtype.torch)
 
 
-def chunk_of(layout: Any, dtype: DType) -> int:
-    """Return how many columns of a tile are contiguous in a layout of Gluon."""
+def contiguous_columns(layout: Any, dtype: DType) -> int:
+    """Return how many columns of a tile are contiguous in a layout, all if it is not swizzled."""
     swizzle = getattr(layout, "swizzle_byte_width", 0)
-    return swizzle // dtype.torch.itemsize if swizzle else 1 << 30
+    return swizzle // dtype.torch.itemsize if swizzle else ALL_COLUMNS
 
 
 def allocate(dtype: DType, shape: Sequence[int], layout: Any) -> SharedTile | Barriers:
-    if layout is Barriers:
+    """Return a tile whose elements are NaN, or an array of mbarriers of the shape (n, 1)."""
+    if layout is BARRIER_LAYOUT:
         return Barriers(shape[0])
     size = math.prod(shape) * dtype.torch.itemsize
-    return SharedTile(Allocation(size), places(tuple(shape), chunk_of(layout, dtype)), dtype)
+    elements = element_numbers(tuple(shape), contiguous_columns(layout, dtype))
+    return SharedTile(Allocation(size), elements, dtype)
 
 
 class Barrier:
@@ -131,6 +145,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self.count = 0  # arrivals of each phase; 0 before it is initialized
+        self.is_fenced = False  # whether TMA sees the initialization
         self.completed = 0  # number of completed phases
         self.missing = 0  # arrivals that the present phase still needs
         self.bytes = 0  # bytes that TMA has yet to write in the present phase
@@ -149,6 +164,7 @@ class Barrier:
 
     def receive(self, n_bytes: int) -> None:
         """Count bytes that TMA has written. They may come before the arrival that expects them."""
+        assert self.is_fenced, "TMA uses an mbarrier without a fence after its initialization"
         self.bytes -= n_bytes
         self._complete()
 
@@ -158,18 +174,23 @@ class Barrier:
             self.missing = self.count
 
     def has_completed(self, parity: int) -> bool:
-        """Return whether the phase before the present one has this parity."""
+        """Return whether the phase before the present one has this parity.
+
+        Before the first phase is complete, this holds for parity 1.
+        """
+        assert self.count > 0, "the mbarrier is not initialized"
         return self.completed % 2 != parity
 
 
 class Barriers:
-    """An array of mbarriers. The class also stands for their layout."""
+    """An array of mbarriers."""
 
     def __init__(self, n: int):
         self._barriers = [Barrier() for _ in range(n)]
         self.shape = [n, 1]
 
     def index(self, i: int) -> Barrier:
+        assert 0 <= i < len(self._barriers)
         return self._barriers[i]
 
 
@@ -193,14 +214,14 @@ class Descriptor:
         return self
 
     def read(self, coord: Sequence[int]) -> Tensor:
-        """Return a tile. Elements outside of the tensor are zeros."""
+        """Return the tile at `coord`. Elements outside of the tensor are zeros."""
         tile = torch.zeros(self.block_type.shape, dtype=self.dtype.torch)
         inside, of_tensor = self._overlap(coord)
         tile[inside] = self.tensor[of_tensor]
         return tile
 
     def write(self, coord: Sequence[int], tile: Tensor, adds: bool = False) -> None:
-        """Write a tile, or add it. Elements outside of the tensor are ignored."""
+        """Write or add a tile at `coord`. Elements outside of the tensor are ignored."""
         inside, of_tensor = self._overlap(coord)
         if adds:
             self.tensor[of_tensor] += tile[inside]

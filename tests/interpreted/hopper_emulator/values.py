@@ -36,6 +36,9 @@ class Int(int):
     def to(self, dtype: DType) -> Int:
         return self
 
+    def __neg__(self) -> Int:
+        return Int(-int(self))
+
 
 def _quotient(a: int, b: int) -> int:
     quotient = abs(a) // abs(b)
@@ -123,6 +126,10 @@ def data_of(x: Any) -> Any:
 
 
 def _define_operator_of_tiles(name: str) -> None:
+    """Let an operator of a tile, and a tile or a number, return a tile.
+
+    The operators of numbers return NotImplemented for a tile, so Python calls the reflected one.
+    """
     of = getattr(operator, f"{name}_" if name in ("and", "or") else name)
 
     def forward(self: Tile, other: Any) -> Tile:
@@ -174,6 +181,7 @@ class Pointer:
     __radd__ = __add__
 
     def load(self) -> Any:
+        """Return a tile, or a scalar if this is one address."""
         offset = self._checked(self.offset)
         if isinstance(offset, Tensor):
             return Tile.of(self.memory[offset])
@@ -191,7 +199,7 @@ class Pointer:
         self.memory[self._checked(offset)] = data
 
     def _checked(self, offset: Any) -> Any:
-        """Return the offset. Raise an IndexError if it is outside of the tensor."""
+        """Return the offset. Raise an IndexError if it is outside of the memory of the tensor."""
         every = torch.as_tensor(offset)
         if every.numel() and (every.min() < 0 or every.max() >= len(self.memory)):
             raise IndexError(
