@@ -1,10 +1,11 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128) or `d256_backward_kernel` (136
-to 256) computes all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum
-to dQ. If there are too few heads to fill the GPU, the queries are split into ranges. In this case,
-a fourth kernel adds the dK and dV of all ranges.
+`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
+192) or `d256_backward_kernel` (200 to 256, and all above 128 if v has another head_dim) computes
+all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there
+are too few heads to fill the GPU, the queries are split into ranges. In this case, a fourth kernel
+adds the dK and dV of all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
 of dQ also change. On request, the order is fixed (see the module `backward_turns`), and the queries
@@ -25,6 +26,7 @@ from torch import Tensor
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
+    COPIED_COLUMNS,
     PACKED_HEAD_DIMS,
     in_units,
     kernel_head_dim,
@@ -80,8 +82,16 @@ def unsupported_reason(
     return forward_launch.unsupported_reason(q, variant, is_packed, value_dim)
 
 
+def divides_by_matrix(head_dim: int, value_dim: int) -> bool:
+    """Return whether `d192_backward_kernel` computes the gradients.
+
+    Its consumers compute different matrices, and not different columns.
+    """
+    return 128 < head_dim <= 192 and value_dim == head_dim
+
+
 def high_columns(head_dim: int) -> int:
-    """Return how many columns past the first 128 the kernel for head_dim above 128 uses."""
+    """Return how many columns past the first 128 `d256_backward_kernel` uses."""
     return 0 if head_dim <= 128 else 64 if head_dim <= 192 else 128
 
 
@@ -291,8 +301,7 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The kernel is `backward_kernel` for head_dim 64, `d128_backward_kernel` up to 128, and
-        `d256_backward_kernel` for larger ones.
+        The module names the kernel for each head_dim.
 
         Args:
             shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
@@ -302,6 +311,7 @@ class HopperBackwardPlan:
             grid: number of programs.
         """
         from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_d192 import d192_backward_kernel
         from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
         from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
 
@@ -311,7 +321,10 @@ class HopperBackwardPlan:
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
         dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
         columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
-        stored = min(columns, MAX_STORED_COLUMNS)
+        by_matrix = divides_by_matrix(of_q[-1], of_v[-1])
+        if by_matrix:
+            columns = value_columns = COPIED_COLUMNS
+        stored = min(self.head_dim, MAX_STORED_COLUMNS)
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
             row_maps(dtype, of_q, q, TILE, columns),
@@ -333,7 +346,9 @@ class HopperBackwardPlan:
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
             all_constants["COLUMNS"] = used_columns(of_q[-1])
-        if self.head_dim > 128:
+        if by_matrix:
+            kernel = d192_backward_kernel
+        elif self.head_dim > 128:
             kernel = d256_backward_kernel
             all_constants["HIGH"] = high_columns(of_q[-1])
             all_constants["VALUE_HIGH"] = high_columns(of_v[-1])
