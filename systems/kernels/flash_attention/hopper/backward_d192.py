@@ -290,9 +290,7 @@ def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def _step_of_p(
-    shared, dq_desc, problem, item, i, dv, first_query, row, MASKED: gl.constexpr
-):
+def _step_of_p(shared, dq_desc, problem, item, i, dv, first_query, row, MASKED: gl.constexpr):
     """Compute P of tile i, add its contribution to dv, and add a part of dQ of tile i - 1.
 
     A tile consists of 64 queries. Consumer P calls this function in each step of a work item.
