@@ -304,6 +304,7 @@ def compile_hopper(
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": head_dim,
             "VALUE_COLUMNS": value_dim, "MASKED": form != "full", "IS_CAUSAL": is_causal,
             **features, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
+            "OVERLAPS": tile.overlaps_items,
             "SPLIT": form == "split", "Q_PER_KV": q_per_kv,
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip

@@ -62,6 +62,9 @@ class HopperTile(NamedTuple):
         shares_ring: whether keys and values share one ring. Each TMA copy then loads COPIED_COLUMNS
             columns, so that a tile has 192 columns in shared memory and not 256. q, k and v must
             have the same head_dim, 136 to 192.
+        overlaps_items: whether a consumer computes the first scores of its next work item together
+            with the last product with values of the present one. This helps short sequences most.
+            It needs registers, so it is left out where they would be spilled.
 
     Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
     that the single warp of the producer counts as a whole warpgroup. Triton divides the 65,536
@@ -77,14 +80,15 @@ class HopperTile(NamedTuple):
     registers: int
     producer_registers: int
     shares_ring: bool = False
+    overlaps_items: bool = False
 
 
 # Tile by `used_columns` of the head dimension. Registers limit the size of a tile at head_dim 64,
 # and shared memory at larger ones.
 FORWARD = {
     64: HopperTile(3, 128, 3, 160, 32),
-    96: HopperTile(2, 128, 2, 240, 24),
-    128: HopperTile(2, 128, 2, 240, 24),
+    96: HopperTile(2, 128, 2, 240, 24, overlaps_items=True),
+    128: HopperTile(2, 128, 2, 240, 24, overlaps_items=True),
     192: HopperTile(2, 128, 3, 240, 24, shares_ring=True),
     256: HopperTile(2, 64, 2, 240, 24),
 }
@@ -93,7 +97,7 @@ FORWARD = {
 # with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
 # an H200. With packed sequences of an eighth to all of the longest length, they are 5% slower if
 # this is 2,048 tokens and 3% faster if it is 8,192, on an H100.
-SHORT = HopperTile(2, 128, 3, 240, 24)
+SHORT = HopperTile(2, 128, 3, 240, 24, overlaps_items=True)
 SHORT_LENGTH = 1024
 SHORT_LENGTH_PACKED = 2048
 # Tile for head_dim above 128 with a head_dim of v of 128, except with packed sequences. On an H100,
@@ -360,6 +364,7 @@ class HopperForwardPlan:
             "COLUMNS": used_columns(head_dim), "VALUE_COLUMNS": value_columns,
             "MASKED": is_causal or options.is_bounded or n_keys % tile.block_k != 0,
             **options.constants, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
+            "OVERLAPS": tile.overlaps_items,
             "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
