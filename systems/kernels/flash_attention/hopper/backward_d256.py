@@ -1,14 +1,13 @@
-"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 136 to 256, in Gluon.
+"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 200 to 256, in Gluon.
 
 The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
 module `backward_work` describes work items and steps, and `backward_rings` how rings of slots in
 shared memory work.
 
 Tiles in shared memory have 256 columns. If the tensors have fewer columns, TMA pads the tiles with
-zeros. Up to head_dim 192, the matmuls use only the first 192 columns: the first half of 128, and 64
-of the second half. HIGH is the number of columns of the second half that they use. The head_dim of
-V may also be 128. Tiles of V and dO then have 128 columns, and VALUE_HIGH, the number of columns of
-their second half, is 0.
+zeros. The head_dim of V may also be 128, with 136 columns of Q or more. Tiles of V and dO then have
+128 columns, and VALUE_HIGH, the number of columns of their second half that the matmuls use, is 0.
+HIGH is this number for Q and K: 64 if they have at most 192 columns, otherwise 128.
 
 A work item has 64 keys. dK and dV of 64 keys with 256 columns take 128 of the 240 registers of each
 thread of two consumer warpgroups, and S^T, dP^T and dQ^T most of the others. So each consumer
@@ -407,9 +406,9 @@ def d256_backward_kernel(
 
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are those of `backward_d128.d128_backward_kernel`. Their
-    head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more. With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
-    dV have 128 if VALUE_HIGH is 0.
+    head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns.
+    With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and dV have 128
+    if VALUE_HIGH is 0.
 
     Args:
         q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of 64 rows.
