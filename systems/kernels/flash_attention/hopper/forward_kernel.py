@@ -13,21 +13,21 @@ one range. The warps of a program are:
 
 The kernel is persistent, with one program per multiprocessor. The first work item of a program has
 the program id as its index. The producer takes further work items from a counter in global memory.
-The order of the work items is that of `tile_ops.schedule`. The producer publishes the index of each
-work item to the consumers through shared memory. It can load the tiles of the next work item while
-the consumers still process the current work item.
+The order of the work items is that of `tile_ops.schedule`. The producer finds out where a work item
+is, and publishes this to the consumers through shared memory. It can load the tiles of the next
+work item while the consumers still process the current work item.
 
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots, or share
 one (see the module `forward_rings`). In the code, `n` counts the tiles of keys over all work items
-of the program. It equally counts the tiles of values. Indices of work items have a ring of two
+of the program. It equally counts the tiles of values. Places of work items have a ring of two
 slots, and `turn` counts the work items. The ring of queries has slots for the 64 queries of a
 consumer. There are slots for all consumers and two work items. If head_dim is above 128, there are
 only CONSUMERS + 1 slots, so that the next queries of one consumer can be loaded early. Every slot
 of a ring has two mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
-            the number of bytes, and the phase completes when TMA has written them. For the index of
+            the number of bytes, and the phase completes when TMA has written them. For the place of
             a work item, the producer arrives
     empty   completes a phase when every reader has arrived; the slot may then be overwritten
 
@@ -105,8 +105,10 @@ from systems.kernels.flash_attention.hopper.forward_rings import (
 )
 from systems.kernels.flash_attention.hopper.forward_work import (
     ROWS,
+    WORK_NUMBERS,
     ForwardProblem,
-    next_work,
+    next_exists,
+    take_next,
 )
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
@@ -334,6 +336,9 @@ def _consumer(
     VALUE_DIM: gl.constexpr = v_smem.shape[4] if VALUE_BOXES == 1 else 256
     IN_PARTS: gl.constexpr = VALUE_COLUMNS * 4 <= VALUE_DIM * 3
     PENDING: gl.constexpr = 2 if IN_PARTS else 1  # number of WGMMAs of O
+    # With packed sequences, places of work items take long to compute. Above 128 columns, there are
+    # too few registers to load them.
+    LOADS_PLACES: gl.constexpr = problem.PACKED and COLUMNS <= 128
     # Number of tiles whose values have slots while those of the tile before are in use
     MOST_SKIPPED: gl.constexpr = 0 if SHARED_RING else STAGES - 1
     dtype: gl.constexpr = q_smem.dtype
@@ -342,16 +347,17 @@ def _consumer(
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    work = next_work(work_smem, work_full, work_empty, turn)
-    item = problem.locate(gl.minimum(work, problem.n_work - 1))
+    exists = next_exists(problem, work_smem, work_full, turn)
+    if OVERLAPS:
+        item = take_next(problem, work_smem, work_empty, turn, True)
     # m, total and packed of the tile that is processed first, if is_begun is True
     is_begun = False
     m = gl.full([ROWS], 0.0, gl.float32, row_layout)
     total = column_sums(nothing)
     packed = pack(nothing, dtype)
-    while work < problem.n_work:
+    while exists:
         if not OVERLAPS:
-            item = problem.locate(work)
+            item = take_next(problem, work_smem, work_empty, turn, LOADS_PLACES)
         first_query = item.first_query + WHICH * ROWS
         # The producer loads all tiles that a query of the block sees. A consumer skips the tiles
         # that none of its queries sees.
@@ -441,8 +447,8 @@ def _consumer(
         n += 1
         next_item = item
         if OVERLAPS:
-            work = next_work(work_smem, work_full, work_empty, turn)
-            next_item = problem.locate(gl.minimum(work, problem.n_work - 1))
+            exists = next_exists(problem, work_smem, work_full, turn)
+            next_item = take_next(problem, work_smem, work_empty, turn, True)
         next_m = m
         next_total = total
         next_packed = packed
@@ -450,7 +456,7 @@ def _consumer(
         next_end = next_item.tiles_of(query, problem)[1]
         n_skipped = next_item.n_tiles - next_end
         # The producer must be able to load the next keys before the last values are released.
-        is_begun = (work < problem.n_work) & (begin == 0) & (n_skipped <= MOST_SKIPPED)
+        is_begun = exists & (begin == 0) & (n_skipped <= MOST_SKIPPED)
         if OVERLAPS and is_begun:
             # Compute S and P of the next work item while the last WGMMA of O is in flight.
             s_token, slot, _ = _first_scores(
@@ -478,8 +484,9 @@ def _consumer(
             VALUE_COLUMNS, VALUE_DIM, IN_PARTS, SOFTCAP, HEAD_DIM <= 128,
         )  # fmt: skip
         if not OVERLAPS:
-            work = next_work(work_smem, work_full, work_empty, turn)
-        item = next_item
+            exists = next_exists(problem, work_smem, work_full, turn)
+        else:
+            item = next_item
         m = next_m
         total = next_total
         packed = next_packed
@@ -603,7 +610,8 @@ def hopper_forward_kernel(
     if not SHARED_RING:
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
         v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    work_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    work_smem = gl.allocate_shared_memory(gl.int32, [2 * WORK_NUMBERS, 1], number)
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     for i in gl.static_range(2):

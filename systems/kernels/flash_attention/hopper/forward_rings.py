@@ -117,8 +117,7 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
     n = 0
     work = gl.program_id(0)
     while work < problem.n_work:
-        publish(work, work_smem, work_full, work_empty, turn)
-        item = problem.locate(work)
+        item = publish(problem, work, work_smem, work_full, work_empty, turn)
         batch = item.head // problem.n_heads
         head = item.head % problem.n_heads
         kv_head = head // problem.Q_PER_KV
@@ -155,7 +154,7 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
     # Publish an index of n_work or more, at which the consumers stop.
-    publish(work, work_smem, work_full, work_empty, turn)
+    publish(problem, work, work_smem, work_full, work_empty, turn)
     # The last program to finish resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)
