@@ -121,6 +121,15 @@ def test_packed_sequences(head_dim, value_dim):
         assert_right_packed(given, packing, True, by=by_hopper)
 
 
+def test_wrong_boundaries_of_packed_sequences_read_nothing_outside():
+    """The boundaries say that no sequence has rows, although the tensors have some."""
+    given, packing = packed_inputs([(100, 100)], (1, 1), 128, BF16)
+    nothing = torch.zeros_like(packing.starts_q)
+    wrong = packing._replace(starts_q=nothing, starts_k=nothing)
+    with emulated_gpu(multiprocessors=2, seed=0):
+        by_hopper(*given, True, packing=wrong)
+
+
 @pytest.mark.parametrize("head_dim", [64, *map(slow, (96, 128))])
 def test_additions_in_a_fixed_order(head_dim):
     """The gradients are bitwise equal in different orders of execution, but only on request."""

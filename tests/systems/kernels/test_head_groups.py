@@ -26,7 +26,7 @@ MASKS = st.builds(
 @given(SMALL, SMALL, MASKS, st.booleans(), st.booleans())
 def test_blocks_process_the_tiles_that_they_see(n_queries, n_keys, variant, is_causal, by_keys):
     options = kernel_options(is_causal, variant, None, (n_queries, n_keys), None, 64)
-    found = tiles_of_blocks(options, (n_queries, n_keys), None, 8, 4, by_keys)
+    found = tiles_of_blocks(options, (n_queries, n_keys), None, 8, 4, by_keys, 1)
     mask = variant.mask(is_causal)
     shift = n_keys - n_queries if mask.lower_right else 0
 
@@ -78,7 +78,7 @@ def test_even_sizes_make_the_last_group_as_large_as_possible(n_heads, least, mor
 def test_groups_leave_no_short_last_group(heads, n, sizes, expected):
     """Causal heads on 132 multiprocessors. Groups of 3 heads of 8,192 tokens were used before."""
     options = kernel_options(True, NO_VARIANT, None, (n, n), None, 128)
-    tiles = tiles_of_blocks(options, (n, n), None, 128, 64, by_keys=True)
+    tiles = tiles_of_blocks(options, (n, n), None, 128, 64, by_keys=True, n_heads=heads)
     assert balanced_group(tiles, heads, sizes, 132) == expected
     lengths = sorted(tiles, reverse=True)
     assert utilization(lengths, heads, expected, 132) > GOOD
@@ -95,6 +95,8 @@ def test_packed_sequences():
     """Lengths are unknown, but the number of rows is not."""
     options = kernel_options(True, NO_VARIANT, PackedSizes(9, 512, 512), (2048, 2048), None, 128)
     for by_keys in (False, True):
-        tiles = tiles_of_blocks(options, (2048, 2048), PackedSizes(9, 512, 512), 128, 64, by_keys)
+        tiles = tiles_of_blocks(
+            options, (2048, 2048), PackedSizes(9, 512, 512), 128, 64, by_keys, 1
+        )
         assert 2048 / 128 <= len(tiles) <= 2048 / 128 + 4
         assert max(tiles) == 512 // 64 and min(tiles) <= 2

@@ -276,8 +276,10 @@ class HopperBackwardPlan:
         A group has at least enough heads to give every multiprocessor a block.
         """
         (batch, heads, n_queries, _), (_, kv_heads, n_keys, _) = shapes[:2]
-        tiles = tiles_of_blocks(options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True)
         n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
+        tiles = tiles_of_blocks(
+            options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
+        )
         longest = n_queries if packed is None else packed.max_queries
         head_bytes = q_per_kv * max(longest, 1) * self.head_dim * ROW_BYTES
         least = -(-n_multiprocessors // len(tiles))

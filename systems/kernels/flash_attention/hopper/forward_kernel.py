@@ -584,6 +584,9 @@ def hopper_forward_kernel(
             `forward_launch.HopperTile`).
         PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
+    # With OVERLAPS, a consumer waits for the next work item before it releases its last values and
+    # the tiles that it skips at the end. The ring must have slots for the values of these tiles.
+    gl.static_assert(not (OVERLAPS and BOUNDED) or (CONSUMERS - 1) * ROWS <= (STAGES - 1) * BLOCK_K)
     dtype: gl.constexpr = q_desc.dtype
     BOX: gl.constexpr = q_desc.block_type.shape[3]
     VALUE_BOX: gl.constexpr = v_desc.block_type.shape[3]

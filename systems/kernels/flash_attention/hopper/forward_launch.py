@@ -423,8 +423,10 @@ def _group(
     """
     (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
     lengths = n_queries, n_keys
-    tiles = tiles_of_blocks(options, lengths, packed, block_q, block_k, by_keys=False)
     n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
+    tiles = tiles_of_blocks(
+        options, lengths, packed, block_q, block_k, by_keys=False, n_heads=batch * heads
+    )
     longest = n_keys if packed is None else packed.max_keys
     most = heads_in_l2(longest, head_dim, 2, n_heads)
     sizes = [q_per_kv * size for size in reversed(even_sizes(n_heads, -(-most // 4), most))]

@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from systems.kernels.flash_attention.hopper.forward_work import ROWS, publish
+from systems.kernels.flash_attention.hopper.forward_work import ROWS, publish, publish_end
 
 
 @gluon.jit
@@ -153,8 +153,7 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
             )  # fmt: skip
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
-    # Publish an index of n_work or more, at which the consumers stop.
-    publish(problem, work, work_smem, work_full, work_empty, turn)
+    publish_end(work, work_smem, work_full, work_empty, turn)
     # The last program to finish resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)

@@ -227,7 +227,7 @@ def next_exists(problem, works, full, turn):
 def take_next(problem, works, empty, turn, IS_LOADED: gl.constexpr):
     """Return the next `WorkItem`, after a call of `next_exists`, which describes the arguments.
 
-    If there is none, the result is the last work item.
+    If there is none, the result is undefined.
 
     Args:
         empty: mbarriers of the ring.
@@ -256,13 +256,11 @@ def take_next(problem, works, empty, turn, IS_LOADED: gl.constexpr):
 def publish(problem, work, works, full, empty, turn):
     """Publish the work item with the index `work`, and return it.
 
-    If `work` is n_work or more, no work item is left, and the result is the last one. The other
-    arguments are those of `next_exists` and `take_next`.
+    The other arguments are those of `next_exists` and `take_next`.
     """
     slot = turn % 2
     first = slot * WORK_NUMBERS
-    index = gl.minimum(work, problem.n_work - 1)
-    block, head, split, query_start, n_queries, key_start, n_keys = problem.find(index)
+    block, head, split, query_start, n_queries, key_start, n_keys = problem.find(work)
     mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
     _store(works, first, work)
     _store(works, first + 1, block)
@@ -276,6 +274,15 @@ def publish(problem, work, works, full, empty, turn):
         _store(works, first + 7, n_keys)
     mbarrier.arrive(full.index(slot), count=1)
     return problem.item(block, head, split, query_start, n_queries, key_start, n_keys)
+
+
+@gluon.jit
+def publish_end(work, works, full, empty, turn):
+    """Publish that no work item is left: an index of n_work or more. See `publish`."""
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
+    _store(works, slot * WORK_NUMBERS, work)
+    mbarrier.arrive(full.index(slot), count=1)
 
 
 @gluon.jit

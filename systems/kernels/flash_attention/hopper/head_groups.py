@@ -52,16 +52,19 @@ def tiles_of_blocks(
     block: int,
     tile: int,
     by_keys: bool,
+    n_heads: int,
 ) -> list[int]:
     """Return how many tiles each block of a head processes.
 
     The lengths of packed sequences are known only on the GPU. They are assumed to be evenly
-    distributed, from an eighth of the longest to the longest.
+    distributed, from an eighth of the longest to the longest. If there are more than MAX_BLOCKS
+    blocks of all heads, the rest of the sequences is left out.
 
     Args:
         lengths: number of queries and of keys of a head, of all sequences if they are packed.
         block, tile: number of rows per block and per tile.
         by_keys: whether blocks consist of keys and tiles of queries, or the opposite.
+        n_heads: number of heads that have these blocks.
     """
 
     def of_sequence(n_queries: int, n_keys: int) -> list[int]:
@@ -72,14 +75,18 @@ def tiles_of_blocks(
 
     if packed is None:
         return of_sequence(*lengths)
+    sequences = [
+        (max(1, packed.max_queries * eighths // 8), max(1, packed.max_keys * eighths // 8))
+        for eighths in range(8, 0, -1)
+    ]
+    of_sequences = [of_sequence(*sizes) for sizes in sequences]
     tiles: list[int] = []
-    n_rows, longest = lengths[by_keys], max(1, packed[1 + by_keys])
-    for eighths in itertools.cycle(range(8, 0, -1)):
-        if n_rows <= 0 or len(tiles) > MAX_BLOCKS:
+    n_rows = lengths[by_keys]
+    for i in itertools.cycle(range(len(sequences))):
+        if n_rows <= 0 or len(tiles) * n_heads > MAX_BLOCKS:
             break
-        sizes = (max(1, n * eighths // 8) for n in (packed.max_queries, packed.max_keys))
-        tiles += of_sequence(*sizes)
-        n_rows -= max(1, longest * eighths // 8)
+        tiles += of_sequences[i]
+        n_rows -= sequences[i][by_keys]
     return tiles
 
 
@@ -90,8 +97,12 @@ def even_sizes(n_heads: int, least: int, most: int) -> list[int]:
         least, most: smallest and largest size. If no other one is between them, the result is
             `least`, or n_heads if there are fewer heads.
     """
-    sizes = {-(-n_heads // n_groups) for n_groups in range(1, n_heads + 1)}
-    return sorted(x for x in sizes if least <= x <= most) or [min(least, n_heads)]
+    sizes = [
+        size
+        for size in range(least, min(most, n_heads) + 1)
+        if size == -(-n_heads // -(-n_heads // size))
+    ]
+    return sizes or [min(least, n_heads)]
 
 
 def utilization(lengths: Sequence[int], n_heads: int, group: int, multiprocessors: int) -> float:
