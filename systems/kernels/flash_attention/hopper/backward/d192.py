@@ -1,7 +1,7 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 136 to 192, in Gluon.
 
-The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
-module `backward_work` describes work items and steps, and `backward_rings` how rings of slots in
+The module `backward.d64` describes the formulas and the backward pass for head_dim 64. The
+module `backward.work` describes work items and steps, and `backward.rings` how rings of slots in
 shared memory work.
 
 A work item has 64 keys. dK and dV of 64 keys and 192 columns take 192 registers per thread of one
@@ -51,18 +51,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward_rings import (
+from systems.kernels.flash_attention.hopper.backward.rings import (
     add_dq,
     barriers,
     copy,
     row_of,
 )
-from systems.kernels.flash_attention.hopper.backward_scores import (
+from systems.kernels.flash_attention.hopper.backward.scores import (
     add_times,
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_work import (
+from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     BackwardProblem,
     row_before,
@@ -83,7 +83,7 @@ BOXES = gl.constexpr(3)
 TILE = gl.constexpr(256)  # number of columns with which a tile of 192 is addressed
 DQ_COLUMNS = gl.constexpr(256)  # number of rows of dQ^T for each tile in the sum of dQ
 SLOTS = gl.constexpr(2)
-# Registers per thread, as in `backward_d128`
+# Registers per thread, as in `backward.d128`
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -104,7 +104,7 @@ class Shared:
     minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
     p: gl.shared_memory_descriptor  # float32 (slots, 32, 32, 4), see `_store_p`
     ds: gl.shared_memory_descriptor  # (slots, 64 keys, 64 queries)
-    dq: gl.shared_memory_descriptor  # float32 (2, 64, 64), see `backward_rings.add_dq`
+    dq: gl.shared_memory_descriptor  # float32 (2, 64, 64), see `backward.rings.add_dq`
     k_full: gl.shared_memory_descriptor  # (1)
     v_full: gl.shared_memory_descriptor  # (1)
     q_full: gl.shared_memory_descriptor  # (slots), for q and lse
@@ -314,7 +314,7 @@ def _step_of_p(shared, dq_desc, problem, item, i, dv, first_query, row, MASKED: 
     slot = i % SLOTS
     phase = (i // SLOTS) & 1
     before = (i + SLOTS - 1) % SLOTS  # slot of tile i - 1
-    # Always 0, but not a constant for the compiler, as in `backward_d128`
+    # Always 0, but not a constant for the compiler, as in `backward.d128`
     zero = first_query >> 30
 
     mbarrier.wait(shared.q_full.index(slot), phase)
@@ -361,7 +361,7 @@ def _step_of_ds(shared, dq_desc, i, dk, zero, row):
     before = (i + SLOTS - 1) % SLOTS  # slot of tile i - 1
 
     mbarrier.wait(shared.do_full.index(slot), phase)
-    # Compute dP^T - delta: the accumulator of dP^T starts at -delta, as in `backward_d128`.
+    # Compute dP^T - delta: the accumulator of dP^T starts at -delta, as in `backward.d128`.
     minus_delta = row_of(shared.minus_delta.index(slot), layout)
     none = gl.zeros([KEYS, BLOCK_Q], gl.float32, layout)
     dp, _ = gl.broadcast(minus_delta[None, :], none)
@@ -506,7 +506,7 @@ def d192_backward_kernel(
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
-    arguments that are not listed below are those of `backward_d128.d128_backward_kernel`. Their
+    arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
     head_dim is 192 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
     136 or more. With SPLIT or PACKED, they must have 192.
 

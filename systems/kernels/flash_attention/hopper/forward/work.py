@@ -27,7 +27,7 @@ WORK_NUMBERS = gl.constexpr(8)  # number of numbers that describe a work item, s
 class ForwardProblem:
     """Sizes and mask of a launch of the forward kernel, and the order of its work items.
 
-    The fields have the names and meanings of arguments of `forward_kernel.hopper_forward_kernel`.
+    The fields have the names and meanings of arguments of `forward.kernel.hopper_forward_kernel`.
     """
 
     n_work: gl.tensor
@@ -215,7 +215,7 @@ def next_exists(problem, works, full, turn):
     Args:
         problem: `ForwardProblem`.
         works: ring of two slots of WORK_NUMBERS numbers in shared memory.
-        full: mbarriers of this ring (see the module `forward_kernel`).
+        full: mbarriers of this ring (see the module `forward.kernel`).
         turn: number of work items that this program has already processed.
     """
     slot = turn % 2
