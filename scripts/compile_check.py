@@ -30,11 +30,9 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.hopper.backward_launch import (
     MAX_STORED_COLUMNS,
-    divides_by_matrix,
     high_columns,
 )
 from systems.kernels.flash_attention.hopper.forward_launch import (
-    COPIED_COLUMNS,
     HopperTile,
     copied_columns,
     forward_tile,
@@ -271,11 +269,10 @@ def compile_hopper(
     """
     from triton.experimental.gluon import language as gl
 
-    from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
-    from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel
-    from systems.kernels.flash_attention.hopper.backward.d192 import d192_backward_kernel
-    from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
-    from systems.kernels.flash_attention.hopper.forward.kernel import hopper_forward_kernel
+    from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
+    from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
     def descriptor(kind: str, block: list[int], dtype: Any) -> str:
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
@@ -304,21 +301,17 @@ def compile_hopper(
             "CONSUMERS": tile.consumers, "BLOCK_K": tile.block_k, "COLUMNS": head_dim,
             "VALUE_COLUMNS": value_dim, "MASKED": form != "full", "IS_CAUSAL": is_causal,
             **features, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
-            "OVERLAPS": tile.overlaps_items,
             "SPLIT": form == "split", "Q_PER_KV": q_per_kv,
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
         stored = min(columns, MAX_STORED_COLUMNS)
-        by_matrix = divides_by_matrix(head_dim, value_dim)
-        loaded = COPIED_COLUMNS if by_matrix else columns
-        loaded_values = COPIED_COLUMNS if by_matrix else value_columns
         kernel = backward_kernel if head_dim == 64 else d128_backward_kernel
         row_of_floats = descriptor("fp32", [64], gl.float32)
         gradient = "*fp32" if form == "split" else "*bf16"
         kinds = {
-            **dict.fromkeys(("q_desc", "k_desc"), rows(64, loaded)),
-            **dict.fromkeys(("do_desc", "v_desc"), rows(64, loaded_values)),
+            **dict.fromkeys(("q_desc", "k_desc"), rows(64, columns)),
+            **dict.fromkeys(("do_desc", "v_desc"), rows(64, value_columns)),
             **dict.fromkeys(("lse_desc", "minus_delta_desc"), row_of_floats),
             "dq_desc": f"tensordesc<fp32[64, 64],{gl.NVMMASharedLayout(0, 32, 2)!r}>",
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(64, stored)),
@@ -331,9 +324,7 @@ def compile_hopper(
             constants["SPLIT"] = form == "split"
         if columns == 128:
             constants["COLUMNS"] = used_columns(head_dim)
-        if by_matrix:
-            kernel = d192_backward_kernel
-        elif head_dim > 128:
+        if head_dim > 128:
             kernel = d256_backward_kernel
             constants["HIGH"] = high_columns(head_dim)
             constants["VALUE_HIGH"] = high_columns(value_dim)

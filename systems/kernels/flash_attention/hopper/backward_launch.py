@@ -1,14 +1,13 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
-192) or `d256_backward_kernel` (200 to 256, and all above 128 if v has another head_dim) computes
-all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there
-are too few heads to fill the GPU, the queries are split into ranges. In this case, a fourth kernel
-adds the dK and dV of all ranges.
+`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128) or `d256_backward_kernel` (136
+to 256) computes all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum
+to dQ. If there are too few heads to fill the GPU, the queries are split into ranges. In this case,
+a fourth kernel adds the dK and dV of all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
-of dQ also change. On request, the order is fixed (see the module `backward.turns`), and the queries
+of dQ also change. On request, the order is fixed (see the module `backward_turns`), and the queries
 are not split.
 
 A launch plan holds prepared kernel launches. It is cached for each combination of shapes, strides,
@@ -26,7 +25,6 @@ from torch import Tensor
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
-    COPIED_COLUMNS,
     PACKED_HEAD_DIMS,
     in_units,
     kernel_head_dim,
@@ -34,18 +32,13 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     tma_compatible,
     used_columns,
 )
-from systems.kernels.flash_attention.hopper.head_groups import (
-    balanced_group,
-    even_sizes,
-    tiles_of_blocks,
-)
-from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import BLOCK_Q, backward_splits, block_of_keys
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
-from systems.kernels.flash_attention.triton.work_splits import L2_BYTES, split_tiles
+from systems.kernels.flash_attention.triton.work_splits import split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
@@ -53,11 +46,6 @@ from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
-# Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
-ROW_BYTES = 2 + 2 + 4
-# If the data of a group of heads do not fit in the L2 cache, at least so many blocks of each head
-# run at the same time, so that they load most of its data from this cache.
-SHARING_BLOCKS = 16
 MAX_DETERMINISTIC_HEAD_DIM = 128  # largest head_dim for which additions can have a fixed order
 
 
@@ -92,16 +80,8 @@ def unsupported_reason(
     return forward_launch.unsupported_reason(q, variant, is_packed, value_dim)
 
 
-def divides_by_matrix(head_dim: int, value_dim: int) -> bool:
-    """Return whether `d192_backward_kernel` computes the gradients.
-
-    Its consumers compute different matrices, and not different columns.
-    """
-    return 128 < head_dim <= 192 and value_dim == head_dim
-
-
 def high_columns(head_dim: int) -> int:
-    """Return how many columns past the first 128 `d256_backward_kernel` uses."""
+    """Return how many columns past the first 128 the kernel for head_dim above 128 uses."""
     return 0 if head_dim <= 128 else 64 if head_dim <= 192 else 128
 
 
@@ -244,48 +224,25 @@ class HopperBackwardPlan:
         self._make_row_launches(
             strides, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
         )
-        if deterministic:
-            # The long blocks of a head come last. If a block has the queries of several heads, the
-            # fewer heads of k end together, the fewer multiprocessors wait.
-            group = 1 if q_per_kv > 1 else -(-n_multiprocessors // n_blocks)
-        else:
-            group = self._group(options, shapes, packed, block_k, n_multiprocessors)
+        # A group has just enough heads of k and v to give every multiprocessor a block. More heads
+        # and their dQ would not fit in the L2 cache.
+        group = -(-n_multiprocessors // n_blocks)
+        if deterministic and q_per_kv > 1:
+            # A block has the queries of several heads, and the long blocks come last. The fewer
+            # heads of k end together, the fewer multiprocessors wait.
+            group = 1
         numbers = (
             n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
             tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,
             *options.scales,
         )  # fmt: skip
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
-        # A counter for each head of q and key, see `backward.turns`
+        # A counter for each head of q and key, see `backward_turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
         if self.n_splits > 1:  # k and v then have equal shapes
             layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
             self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
-
-    def _group(
-        self,
-        options: KernelOptions,
-        shapes: tuple[tuple[int, ...], ...],
-        packed: PackedSizes | None,
-        block_k: int,
-        n_multiprocessors: int,
-    ) -> int:
-        """Return how many heads of k and v the kernel processes together.
-
-        A group has at least enough heads to give every multiprocessor a block.
-        """
-        (batch, heads, n_queries, _), (_, kv_heads, n_keys, _) = shapes[:2]
-        n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
-        tiles = tiles_of_blocks(
-            options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
-        )
-        longest = n_queries if packed is None else packed.max_queries
-        head_bytes = q_per_kv * max(longest, 1) * self.head_dim * ROW_BYTES
-        least = -(-n_multiprocessors // len(tiles))
-        most = max(least, L2_BYTES // head_bytes, n_multiprocessors // SHARING_BLOCKS)
-        sizes = even_sizes(n_heads, least, most)
-        return balanced_group([q_per_kv * n for n in tiles], n_heads, sizes, n_multiprocessors)
 
     def _make_row_launches(
         self,
@@ -306,8 +263,8 @@ class HopperBackwardPlan:
             is_packed: whether sequences are packed.
             has_dlse: whether calls have a gradient of lse.
         """
-        from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
-        from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
+        from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+        from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
 
         out, dout, dq = strides[3:6]
         grid = (self.n_rows // TILE,)
@@ -334,7 +291,8 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The module names the kernel for each head_dim.
+        The kernel is `backward_kernel` for head_dim 64, `d128_backward_kernel` up to 128, and
+        `d256_backward_kernel` for larger ones.
 
         Args:
             shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
@@ -343,10 +301,9 @@ class HopperBackwardPlan:
             numbers: values of the int and float parameters after the strides.
             grid: number of programs.
         """
-        from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
-        from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel
-        from systems.kernels.flash_attention.hopper.backward.d192 import d192_backward_kernel
-        from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
 
         q, k, v, _, dout, _, dk, dv = strides
         of_q, of_k, of_v = shapes
@@ -354,10 +311,7 @@ class HopperBackwardPlan:
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
         dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
         columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
-        by_matrix = divides_by_matrix(of_q[-1], of_v[-1])
-        if by_matrix:
-            columns = value_columns = COPIED_COLUMNS
-        stored = min(self.head_dim, MAX_STORED_COLUMNS)
+        stored = min(columns, MAX_STORED_COLUMNS)
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
             row_maps(dtype, of_q, q, TILE, columns),
@@ -379,9 +333,7 @@ class HopperBackwardPlan:
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
             all_constants["COLUMNS"] = used_columns(of_q[-1])
-        if by_matrix:
-            kernel = d192_backward_kernel
-        elif self.head_dim > 128:
+        if self.head_dim > 128:
             kernel = d256_backward_kernel
             all_constants["HIGH"] = high_columns(of_q[-1])
             all_constants["VALUE_HIGH"] = high_columns(of_v[-1])

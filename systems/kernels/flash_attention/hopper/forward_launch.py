@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
-from systems.kernels.flash_attention.hopper.head_groups import (
-    balanced_group,
-    even_sizes,
-    tiles_of_blocks,
-)
-from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
@@ -62,9 +57,6 @@ class HopperTile(NamedTuple):
         shares_ring: whether keys and values share one ring. Each TMA copy then loads COPIED_COLUMNS
             columns, so that a tile has 192 columns in shared memory and not 256. q, k and v must
             have the same head_dim, 136 to 192.
-        overlaps_items: whether a consumer computes the first scores of its next work item together
-            with the last product with values of the present one. This helps short sequences most.
-            It needs registers, so it is left out where they would be spilled.
 
     Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
     that the single warp of the producer counts as a whole warpgroup. Triton divides the 65,536
@@ -80,15 +72,14 @@ class HopperTile(NamedTuple):
     registers: int
     producer_registers: int
     shares_ring: bool = False
-    overlaps_items: bool = False
 
 
 # Tile by `used_columns` of the head dimension. Registers limit the size of a tile at head_dim 64,
 # and shared memory at larger ones.
 FORWARD = {
     64: HopperTile(3, 128, 3, 160, 32),
-    96: HopperTile(2, 128, 2, 240, 24, overlaps_items=True),
-    128: HopperTile(2, 128, 2, 240, 24, overlaps_items=True),
+    96: HopperTile(2, 128, 2, 240, 24),
+    128: HopperTile(2, 128, 2, 240, 24),
     192: HopperTile(2, 128, 3, 240, 24, shares_ring=True),
     256: HopperTile(2, 64, 2, 240, 24),
 }
@@ -97,7 +88,7 @@ FORWARD = {
 # with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
 # an H200. With packed sequences of an eighth to all of the longest length, they are 5% slower if
 # this is 2,048 tokens and 3% faster if it is 8,192, on an H100.
-SHORT = HopperTile(2, 128, 3, 240, 24, overlaps_items=True)
+SHORT = HopperTile(2, 128, 3, 240, 24)
 SHORT_LENGTH = 1024
 SHORT_LENGTH_PACKED = 2048
 # Tile for head_dim above 128 with a head_dim of v of 128, except with packed sequences. On an H100,
@@ -314,7 +305,7 @@ class HopperForwardPlan:
         variant: Variant,
         packed: PackedSizes | None,
     ):
-        from systems.kernels.flash_attention.hopper.forward.kernel import hopper_forward_kernel
+        from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
 
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
         value_dim = shapes[2][-1]
@@ -345,17 +336,16 @@ class HopperForwardPlan:
         n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         self.n_splits = n_splits
         self.order: PackedOrder | None = None
+        longest = n_keys
         if packed is not None:
             self.order = PackedOrder(
                 packed.n_sequences, n_queries, packed.max_queries, ROWS * tile.consumers, False
             )
-            n_blocks = self.order.n_blocks
+            n_blocks, longest = self.order.n_blocks, packed.max_keys
         n_work = n_programs * n_blocks * n_splits
-        block_q = ROWS * tile.consumers
-        group = _group(options, shapes, packed, block_q, tile.block_k, n_multiprocessors)
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
-            group, *options.bounds,
+            q_per_kv * heads_in_l2(longest, head_dim, 2, batch * kv_heads), *options.bounds,
             *in_units(strides[3][:3]), *options.scales,
         )  # fmt: skip
         value_columns = value_dim if head_dim > 128 else used_columns(value_dim)
@@ -364,7 +354,6 @@ class HopperForwardPlan:
             "COLUMNS": used_columns(head_dim), "VALUE_COLUMNS": value_columns,
             "MASKED": is_causal or options.is_bounded or n_keys % tile.block_k != 0,
             **options.constants, "STAGES": tile.stages, "SHARED_RING": tile.shares_ring,
-            "OVERLAPS": tile.overlaps_items,
             "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
@@ -406,31 +395,6 @@ class HopperForwardPlan:
         partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
         self.attend(out, partials, partial_lse, counters, *sequences, maps=maps)
         self.combine(partials, partial_lse, out, lse)
-
-
-def _group(
-    options: KernelOptions,
-    shapes: tuple[tuple[int, ...], ...],
-    packed: PackedSizes | None,
-    block_q: int,
-    block_k: int,
-    n_multiprocessors: int,
-) -> int:
-    """Return how many heads of q the kernel processes together.
-
-    It is a multiple of the heads of q for each head of k and v. Keys and values of a group fit in
-    the L2 cache.
-    """
-    (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
-    lengths = n_queries, n_keys
-    n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
-    tiles = tiles_of_blocks(
-        options, lengths, packed, block_q, block_k, by_keys=False, n_heads=batch * heads
-    )
-    longest = n_keys if packed is None else packed.max_keys
-    most = heads_in_l2(longest, head_dim, 2, n_heads)
-    sizes = [q_per_kv * size for size in reversed(even_sizes(n_heads, -(-most // 4), most))]
-    return balanced_group(tiles, q_per_kv * n_heads, sizes, n_multiprocessors)
 
 
 _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)

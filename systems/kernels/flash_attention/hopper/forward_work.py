@@ -20,14 +20,13 @@ from systems.kernels.flash_attention.triton.mask_ops import seen_keys, sequence_
 from systems.kernels.flash_attention.triton.tile_ops import schedule
 
 ROWS = gl.constexpr(64)  # number of queries per consumer: the rows of a WGMMA
-WORK_NUMBERS = gl.constexpr(8)  # number of numbers that describe a work item, see `publish`
 
 
 @aggregate
 class ForwardProblem:
     """Sizes and mask of a launch of the forward kernel, and the order of its work items.
 
-    The fields have the names and meanings of arguments of `forward.kernel.hopper_forward_kernel`.
+    The fields have the names and meanings of arguments of `forward_kernel.hopper_forward_kernel`.
     """
 
     n_work: gl.tensor
@@ -81,17 +80,8 @@ class ForwardProblem:
         self.PACKED = gl.constexpr(PACKED)
 
     @gluon.jit
-    def find(self, work):
-        """Return where the work item with the index `work` is.
-
-        The order is that of `tile_ops.schedule`. This takes long, because it divides by variables
-        and, if sequences are packed, loads numbers from global memory.
-
-        Returns:
-            block, head, split: indices of the block of queries, of the head of q, which counts the
-                heads of all batch elements, and of the range of keys.
-            query_start, n_queries, key_start, n_keys: see `WorkItem`.
-        """
+    def locate(self, work):
+        """Return the `WorkItem` with the index `work`, in the order of `tile_ops.schedule`."""
         BLOCK_Q: gl.constexpr = self.CONSUMERS * ROWS
         n_splits = self.n_splits
         if not self.SPLIT:
@@ -108,12 +98,6 @@ class ForwardProblem:
                 work, gl.cdiv(n_queries, BLOCK_Q), self.n_programs, n_splits, self.keys_per_split,
                 self.group, BLOCK_Q, self.IS_CAUSAL, False,
             )  # fmt: skip
-        return block, head, gl.to_tensor(split), query_start, n_queries, key_start, n_keys
-
-    @gluon.jit
-    def item(self, block, head, split, query_start, n_queries, key_start, n_keys):
-        """Return the `WorkItem` that is at this place, see `find`."""
-        BLOCK_Q: gl.constexpr = self.CONSUMERS * ROWS
         first_query = block * BLOCK_Q
         first_key = gl.to_tensor(0)
         last_key = n_keys
@@ -133,8 +117,8 @@ class ForwardProblem:
             last_key = gl.minimum(last_key, gl.minimum(first_query + BLOCK_Q, n_queries))
         n_tiles = gl.maximum(1, gl.cdiv(last_key - first_key, self.BLOCK_K))
         return WorkItem(
-            head, split, first_query, first_key, last_key, n_tiles, query_start, n_queries,
-            key_start, n_keys, gl.to_tensor(lower), gl.to_tensor(upper),
+            head, gl.to_tensor(split), first_query, first_key, last_key, n_tiles, query_start,
+            n_queries, key_start, n_keys, gl.to_tensor(lower), gl.to_tensor(upper),
         )  # fmt: skip
 
 
@@ -209,90 +193,30 @@ class WorkItem:
 
 
 @gluon.jit
-def next_exists(problem, works, full, turn):
-    """Return whether there is a next work item, when the producer warp has published it.
+def next_work(next_work, full, empty, turn):
+    """Return the index of the next work item, as published by the producer warp.
+
+    The function waits until the index is published. An index of n_work or more means that no work
+    item is left.
 
     Args:
-        problem: `ForwardProblem`.
-        works: ring of two slots of WORK_NUMBERS numbers in shared memory.
-        full: mbarriers of this ring (see the module `forward.kernel`).
+        next_work: ring of two indices in shared memory.
+        full, empty: mbarriers of this ring (see the module `forward_kernel`).
         turn: number of work items that this program has already processed.
     """
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
-    return _load(works, slot * WORK_NUMBERS) < problem.n_work
-
-
-@gluon.jit
-def take_next(problem, works, empty, turn, IS_LOADED: gl.constexpr):
-    """Return the next `WorkItem`, after a call of `next_exists`, which describes the arguments.
-
-    If there is none, the result is undefined.
-
-    Args:
-        empty: mbarriers of the ring.
-        IS_LOADED: whether the place of the work item is loaded from shared memory. This is faster,
-            but the numbers need registers. Otherwise, it is computed from the index.
-    """
-    slot = turn % 2
-    first = slot * WORK_NUMBERS
-    split, query_start, key_start = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
-    n_queries, n_keys = problem.n_queries, problem.n_keys
-    if IS_LOADED:
-        block, head = _load(works, first + 1), _load(works, first + 2)
-        if problem.SPLIT:
-            split = _load(works, first + 3)
-        if problem.PACKED:
-            query_start, n_queries = _load(works, first + 4), _load(works, first + 5)
-            key_start, n_keys = _load(works, first + 6), _load(works, first + 7)
-    else:
-        work = _load(works, first)
-        block, head, split, query_start, n_queries, key_start, n_keys = problem.find(work)
-    mbarrier.arrive(empty.index(slot), count=1)
-    return problem.item(block, head, split, query_start, n_queries, key_start, n_keys)
-
-
-@gluon.jit
-def publish(problem, work, works, full, empty, turn):
-    """Publish the work item with the index `work`, and return it.
-
-    The other arguments are those of `next_exists` and `take_next`.
-    """
-    slot = turn % 2
-    first = slot * WORK_NUMBERS
-    block, head, split, query_start, n_queries, key_start, n_keys = problem.find(work)
-    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
-    _store(works, first, work)
-    _store(works, first + 1, block)
-    _store(works, first + 2, head)
-    if problem.SPLIT:
-        _store(works, first + 3, split)
-    if problem.PACKED:
-        _store(works, first + 4, query_start)
-        _store(works, first + 5, n_queries)
-        _store(works, first + 6, key_start)
-        _store(works, first + 7, n_keys)
-    mbarrier.arrive(full.index(slot), count=1)
-    return problem.item(block, head, split, query_start, n_queries, key_start, n_keys)
-
-
-@gluon.jit
-def publish_end(work, works, full, empty, turn):
-    """Publish that no work item is left: an index of n_work or more. See `publish`."""
-    slot = turn % 2
-    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
-    _store(works, slot * WORK_NUMBERS, work)
-    mbarrier.arrive(full.index(slot), count=1)
-
-
-@gluon.jit
-def _load(numbers, i):
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(numbers.index(i).load(one), 0)
+    work = gl.max(next_work.index(slot).load(one), 0)
+    mbarrier.arrive(empty.index(slot), count=1)
+    return work
 
 
 @gluon.jit
-def _store(numbers, i, number):
-    """Store a number. One warp calls this function."""
+def publish(work, next_work, full, empty, turn):
+    """Publish the index of the next work item. The arguments are those of `next_work`."""
+    slot = turn % 2
+    mbarrier.wait(empty.index(slot), (turn // 2 & 1) ^ 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    numbers.index(i).store(gl.full([1], 0, gl.int32, one) + number)
+    next_work.index(slot).store(gl.full([1], 0, gl.int32, one) + work)
+    mbarrier.arrive(full.index(slot), count=1)

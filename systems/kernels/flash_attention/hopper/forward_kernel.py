@@ -4,7 +4,7 @@ The kernel computes the same results as `triton.forward_kernel`, with the method
 FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2).
 
 A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see
-(see the module `forward.work`). If the keys are split into ranges, a work item has only the keys of
+(see the module `forward_work`). If the keys are split into ranges, a work item has only the keys of
 one range. The warps of a program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
@@ -13,21 +13,21 @@ one range. The warps of a program are:
 
 The kernel is persistent, with one program per multiprocessor. The first work item of a program has
 the program id as its index. The producer takes further work items from a counter in global memory.
-The order of the work items is that of `tile_ops.schedule`. The producer finds out where a work item
-is, and publishes this to the consumers through shared memory. It can load the tiles of the next
-work item while the consumers still process the current work item.
+The order of the work items is that of `tile_ops.schedule`. The producer publishes the index of each
+work item to the consumers through shared memory. It can load the tiles of the next work item while
+the consumers still process the current work item.
 
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots, or share
-one (see the module `forward.rings`). In the code, `n` counts the tiles of keys over all work items
-of the program. It equally counts the tiles of values. Places of work items have a ring of two
+one (see the module `forward_rings`). In the code, `n` counts the tiles of keys over all work items
+of the program. It equally counts the tiles of values. Indices of work items have a ring of two
 slots, and `turn` counts the work items. The ring of queries has slots for the 64 queries of a
 consumer. There are slots for all consumers and two work items. If head_dim is above 128, there are
 only CONSUMERS + 1 slots, so that the next queries of one consumer can be loaded early. Every slot
 of a ring has two mbarriers:
 
     full    completes a phase when the slot is filled. For a tile, mbarrier.expect arrives and sets
-            the number of bytes, and the phase completes when TMA has written them. For the place of
+            the number of bytes, and the phase completes when TMA has written them. For the index of
             a work item, the producer arrives
     empty   completes a phase when every reader has arrived; the slot may then be overwritten
 
@@ -49,10 +49,8 @@ scores of each query so far. The correction rescales the earlier output when m g
     O *= correction
 
 The exponentials of a consumer therefore overlap its second matmul and the matmuls of the other
-consumers. With OVERLAPS, this also holds for the first tile of a work item: the last matmul of the
-work item before it is issued after the first S, and overlaps its exponentials. FlashAttention-3
-also has a pingpong schedule, in which the consumers take turns to issue matmuls. This kernel does
-not use it, because it is 2% to 5% slower on an H200.
+consumers. FlashAttention-3 also has a pingpong schedule, in which the consumers take turns to issue
+matmuls. This kernel does not use it, because it is 2% to 5% slower on an H200.
 
 Constraints imposed by the compiler:
 
@@ -68,7 +66,7 @@ Constraints imposed by the compiler:
 - Each of the four warps of a consumer waits for a WGMMA separately. All four must have waited
   before the warpgroup arrives at `empty`. The compiler inserts the barrier across the warps that is
   required for this before mbarrier.arrive, except shortly after another barrier. It must then be
-  written out, as in `backward.d256`.
+  written out, as in `backward_d256`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -96,19 +94,17 @@ from systems.kernels.flash_attention.hopper.column_parts import (
     wait,
     zeros,
 )
-from systems.kernels.flash_attention.hopper.forward.rings import (
+from systems.kernels.flash_attention.hopper.forward_rings import (
     place_of_keys,
     place_of_values,
     produce,
     skip,
     tile_at,
 )
-from systems.kernels.flash_attention.hopper.forward.work import (
+from systems.kernels.flash_attention.hopper.forward_work import (
     ROWS,
-    WORK_NUMBERS,
     ForwardProblem,
-    next_exists,
-    take_next,
+    next_work,
 )
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
@@ -177,146 +173,10 @@ def _scores(q, k, nothing, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def _first_scores(
-    tensors, problem, barriers, item, turn, first, n_skipped, nothing, WHICH: gl.constexpr,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr, SHARED_RING: gl.constexpr,
-):  # fmt: skip
-    """Skip the tiles of a work item that a consumer does not see, and issue S of the next tile.
-
-    Args:
-        item, turn: the work item, and the number of work items before it.
-        first: number of its first tile.
-        n_skipped: number of tiles to skip.
-        nothing: see `_scores`.
-
-    Returns:
-        s: float32 (64, BLOCK_K), to be used after a wait.
-        slot: slot of the keys, which the caller releases after this wait.
-        n: number of this tile.
-    """
-    q_smem, k_smem = tensors[4], tensors[5]
-    q_full, _, k_full, _, _, _, _, _ = barriers
-    Q_SLOTS: gl.constexpr = q_full.shape[0]
-    BOXES: gl.constexpr = q_smem.shape[0] // Q_SLOTS
-    HEAD_DIM: gl.constexpr = q_smem.shape[4] if BOXES == 1 else 256
-    n = skip(
-        n_skipped, first, first, first + item.n_tiles - 1, barriers, STAGES, SHARED_RING
-    )  # fmt: skip
-    place = place_of_keys(n, first, SHARED_RING)
-    slot = place % STAGES
-    mbarrier.wait(k_full.index(slot), place // STAGES & 1)
-    # Wait for these keys before the queries. The producer loads the queries first, so the previous
-    # use of their slot, which may be by another consumer, is then over.
-    q_place = turn * problem.CONSUMERS + WHICH
-    q_slot = q_place % Q_SLOTS
-    mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
-    q = tile_at(q_smem, q_slot, HEAD_DIM, BOXES)
-    k = tile_at(k_smem, slot, HEAD_DIM, BOXES).permute((1, 0))
-    return _scores(q, k, nothing, COLUMNS), slot, n
-
-
-@gluon.jit
-def _first_probabilities(
-    s, item, problem, first_query, first_key, scale_log2e, cap_log2e, dtype: gl.constexpr,
-    MASKED: gl.constexpr, SOFTCAP: gl.constexpr,
-):  # fmt: skip
-    """Return the maximum, the partial sums and P of the tile that is processed first.
-
-    Args:
-        s: S of this tile, float32 (64, BLOCK_K), in registers.
-        item, problem: `WorkItem` and `ForwardProblem`.
-        first_query, first_key: index of the first query and of the first key of the tile.
-
-    Returns:
-        m: maximum of the scaled scores of each query.
-        total: partial sums of P, see `registers.column_sums`.
-        packed: P, see `registers.pack`.
-    """
-    s_layout: gl.constexpr = s.type.layout
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    if MASKED or SOFTCAP:
-        if SOFTCAP:
-            s = capped(s, scale_log2e, cap_log2e)
-        else:
-            s = s * scale_log2e
-        # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
-        if MASKED:
-            visible = _visible(item, problem, first_query, first_key, s_layout)
-            s = gl.where(visible, s, float("-inf"))
-        m = gl.maximum(row_maximum(s, row_layout), FLOOR)
-        p = gl.exp2(s - m[:, None])
-    else:
-        m = row_maximum(s, row_layout) * scale_log2e
-        p = gl.exp2(s * scale_log2e - m[:, None])
-    return m, column_sums(p), pack(p, dtype)
-
-
-@gluon.jit
-def _store_output(
-    tensors, problem, strides, item, first_query, o, m, total, cap_log2e, WHICH: gl.constexpr,
-    VALUE_COLUMNS: gl.constexpr, VALUE_DIM: gl.constexpr, IN_PARTS: gl.constexpr,
-    SOFTCAP: gl.constexpr, TO_SHARED: gl.constexpr,
-):  # fmt: skip
-    """Normalize the output of 64 queries, and store it and their log-sum-exp.
-
-    Args:
-        first_query: index of the first of these queries.
-        o: sum over all keys, see `column_parts`.
-        m, total: maximum and partial sums of the scores, see `_first_probabilities`.
-        TO_SHARED: whether TMA stores the output, from shared memory.
-    """
-    out_desc, out, partials, lse = tensors[0], tensors[1], tensors[2], tensors[3]
-    o_stage = tensors[7].index(WHICH)
-    row_layout: gl.constexpr = m.type.layout
-    # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
-    row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
-    seen = row_total != 0.0
-    row_total = gl.where(seen, row_total, 1.0)
-    o = scale_each_row(o, 1.0 / row_total, IN_PARTS)
-    if SOFTCAP:
-        m += cap_log2e
-    row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
-    rows_before = (item.split.to(gl.int64) * problem.n_programs + item.head) * problem.n_queries
-    row = item.query_start + first_query
-    batch, head = item.head // problem.n_heads, item.head % problem.n_heads
-    if problem.SPLIT:
-        target = partials + rows_before * VALUE_COLUMNS
-        n_rows = problem.n_queries
-        store_to_rows(target, o, first_query, n_rows, VALUE_COLUMNS, VALUE_COLUMNS, IN_PARTS)
-    elif not TO_SHARED:
-        target = out + batch * in_elements(strides[0]) + head * in_elements(strides[1])
-        n_rows = item.query_start + item.n_queries
-        store_to_rows(target, o, row, n_rows, in_elements(strides[2]), VALUE_COLUMNS, IN_PARTS)
-    else:
-        # Wait until TMA has read the output of the previous work item from shared memory.
-        tma.store_wait(0)
-        gl.thread_barrier()
-        store_to_shared(o_stage.reshape([ROWS, VALUE_DIM]), o, IN_PARTS)
-        # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
-        fence_async_shared()
-        gl.thread_barrier()
-        if problem.PACKED:
-            # TMA would also write to the first rows of the next sequence.
-            if first_query + ROWS > item.n_queries:
-                wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-                rows = o_stage.reshape([ROWS, VALUE_DIM]).load(wide)
-                target = out + head * in_elements(strides[1])
-                out_row = in_elements(strides[2])
-                store_rows(target, rows, row, item.query_start + item.n_queries, out_row)
-            else:
-                tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
-        else:
-            tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
-    queries = first_query + gl.arange(0, ROWS, row_layout)
-    row_lse_pointers = lse + rows_before + item.query_start
-    gl.store(row_lse_pointers + queries, row_lse, mask=queries < item.n_queries)
-
-
-@gluon.jit
 def _consumer(
     tensors, problem, barriers, strides, scale_log2e, cap_log2e,
     WHICH: gl.constexpr, COLUMNS: gl.constexpr, VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr,
-    SOFTCAP: gl.constexpr, STAGES: gl.constexpr, SHARED_RING: gl.constexpr, OVERLAPS: gl.constexpr,
+    SOFTCAP: gl.constexpr, STAGES: gl.constexpr, SHARED_RING: gl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
 
@@ -325,7 +185,7 @@ def _consumer(
     The tuples `tensors`, `barriers` and `strides` are unpacked in the first lines of the function
     and where they are used. `hopper_forward_kernel` describes the constants.
     """
-    q_smem, k_smem, v_smem, work_smem = tensors[4], tensors[5], tensors[6], tensors[8]
+    out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
@@ -336,53 +196,57 @@ def _consumer(
     VALUE_DIM: gl.constexpr = v_smem.shape[4] if VALUE_BOXES == 1 else 256
     IN_PARTS: gl.constexpr = VALUE_COLUMNS * 4 <= VALUE_DIM * 3
     PENDING: gl.constexpr = 2 if IN_PARTS else 1  # number of WGMMAs of O
-    # With packed sequences, places of work items take long to compute. Above 128 columns, there are
-    # too few registers to load them.
-    LOADS_PLACES: gl.constexpr = problem.PACKED and COLUMNS <= 128
-    # Number of tiles whose values have slots while those of the tile before are in use
-    MOST_SKIPPED: gl.constexpr = 0 if SHARED_RING else STAGES - 1
     dtype: gl.constexpr = q_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    o_stage = o_smem.index(WHICH)
     nothing = gl.zeros([ROWS, BLOCK_K], gl.float32, s_layout)
     turn = 0
     n = 0
-    exists = next_exists(problem, work_smem, work_full, turn)
-    if OVERLAPS:
-        item = take_next(problem, work_smem, work_empty, turn, True)
-    # m, total and packed of the tile that is processed first, if is_begun is True
-    is_begun = False
-    m = gl.full([ROWS], 0.0, gl.float32, row_layout)
-    total = column_sums(nothing)
-    packed = pack(nothing, dtype)
-    while exists:
-        if not OVERLAPS:
-            item = take_next(problem, work_smem, work_empty, turn, LOADS_PLACES)
+    work = next_work(work_smem, work_full, work_empty, turn)
+    while work < problem.n_work:
+        item = problem.locate(work)
         first_query = item.first_query + WHICH * ROWS
         # The producer loads all tiles that a query of the block sees. A consumer skips the tiles
         # that none of its queries sees.
         begin, end, full_start, full_end = item.tiles_of(first_query, problem)
         first = n
         last = first + item.n_tiles - 1
+        n = skip(item.n_tiles - end, n, first, last, barriers, STAGES, SHARED_RING)
+
         # Tiles are processed from the last to the first. Without a left bound, only the tile that
         # is processed first may need a mask, for the diagonal or the end of the keys. It is handled
         # before the loop.
-        first_key = item.first_key + (end - 1) * BLOCK_K
-        if OVERLAPS and is_begun:
-            n += item.n_tiles - end
-        else:
-            s, slot, n = _first_scores(
-                tensors, problem, barriers, item, turn, first, item.n_tiles - end, nothing, WHICH,
-                COLUMNS, STAGES, SHARED_RING,
-            )  # fmt: skip
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            m, total, packed = _first_probabilities(
-                s, item, problem, first_query, first_key, scale_log2e, cap_log2e, dtype, MASKED,
-                SOFTCAP,
-            )  # fmt: skip
-        q_slot = (turn * CONSUMERS + WHICH) % Q_SLOTS
+        place = place_of_keys(n, first, SHARED_RING)
+        slot = place % STAGES
+        mbarrier.wait(k_full.index(slot), place // STAGES & 1)
+        # Wait for these keys before the queries. The producer loads the queries first, so the
+        # previous use of their slot, which may be by another consumer, is then over.
+        q_place = turn * CONSUMERS + WHICH
+        q_slot = q_place % Q_SLOTS
+        mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
         q = tile_at(q_smem, q_slot, HEAD_DIM, KEY_BOXES)
+        k = tile_at(k_smem, slot, HEAD_DIM, KEY_BOXES).permute((1, 0))
+        s = _scores(q, k, nothing, COLUMNS)
+        s = warpgroup_mma_wait(0, deps=[s])
+        mbarrier.arrive(k_empty.index(slot), count=1)
+        first_key = item.first_key + (end - 1) * BLOCK_K
+        if MASKED or SOFTCAP:
+            if SOFTCAP:
+                s = capped(s, scale_log2e, cap_log2e)
+            else:
+                s = s * scale_log2e
+            # Scale before masking: if the scale is zero, -inf * 0 would be NaN.
+            if MASKED:
+                visible = _visible(item, problem, first_query, first_key, s_layout)
+                s = gl.where(visible, s, float("-inf"))
+            m = gl.maximum(row_maximum(s, row_layout), FLOOR)
+            p = gl.exp2(s - m[:, None])
+        else:
+            m = row_maximum(s, row_layout) * scale_log2e
+            p = gl.exp2(s * scale_log2e - m[:, None])
+        total = column_sums(p)
+        packed = pack(p, dtype)
         o = zeros(VALUE_DIM, IN_PARTS)
         v_place = place_of_values(n, last, SHARED_RING)
         v_slot = v_place % STAGES
@@ -443,53 +307,55 @@ def _consumer(
         if SHARED_RING:
             mbarrier.wait(v_full.index(v_slot), v_phase)
         v = tile_at(v_smem, v_slot, VALUE_DIM, VALUE_BOXES)
+        o_token = add_product(p_operand, v, o, IN_PARTS)
+        o = wait(o_token, p_operand, IN_PARTS)
+        mbarrier.arrive(v_empty.index(v_slot), count=1)
+        n = skip(begin, n + 1, first, last, barriers, STAGES, SHARED_RING)
+
+        # A row without a visible key has a total of 0. Its output is 0 and its log-sum-exp -inf.
+        row_total = gl.convert_layout(gl.sum(total, 1), row_layout, assert_trivial=True)
+        seen = row_total != 0.0
+        row_total = gl.where(seen, row_total, 1.0)
+        o = scale_each_row(o, 1.0 / row_total, IN_PARTS)
+        if SOFTCAP:
+            m += cap_log2e
+        row_lse = gl.where(seen, (m + gl.log2(row_total)) * LN2, float("-inf"))
+        rows_before = (item.split.to(gl.int64) * problem.n_programs + item.head) * problem.n_queries
+        row = item.query_start + first_query
+        batch, head = item.head // problem.n_heads, item.head % problem.n_heads
+        if problem.SPLIT:
+            target = partials + rows_before * VALUE_COLUMNS
+            n_rows = problem.n_queries
+            store_to_rows(target, o, first_query, n_rows, VALUE_COLUMNS, VALUE_COLUMNS, IN_PARTS)
+        elif HEAD_DIM > 128:  # shared memory has no room for the output
+            target = out + batch * in_elements(strides[0]) + head * in_elements(strides[1])
+            n_rows = item.query_start + item.n_queries
+            store_to_rows(target, o, row, n_rows, in_elements(strides[2]), VALUE_COLUMNS, IN_PARTS)
+        else:
+            # Wait until TMA has read the output of the previous work item from shared memory.
+            tma.store_wait(0)
+            gl.thread_barrier()
+            store_to_shared(o_stage.reshape([ROWS, VALUE_DIM]), o, IN_PARTS)
+            # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
+            fence_async_shared()
+            gl.thread_barrier()
+            if problem.PACKED:
+                # TMA would also write to the first rows of the next sequence.
+                if first_query + ROWS > item.n_queries:
+                    wide: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+                    rows = o_stage.reshape([ROWS, VALUE_DIM]).load(wide)
+                    target = out + head * in_elements(strides[1])
+                    out_row = in_elements(strides[2])
+                    store_rows(target, rows, row, item.query_start + item.n_queries, out_row)
+                else:
+                    tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
+            else:
+                tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
+        queries = first_query + gl.arange(0, ROWS, row_layout)
+        row_lse_pointers = lse + rows_before + item.query_start
+        gl.store(row_lse_pointers + queries, row_lse, mask=queries < item.n_queries)
         turn += 1
-        n += 1
-        next_item = item
-        if OVERLAPS:
-            exists = next_exists(problem, work_smem, work_full, turn)
-            next_item = take_next(problem, work_smem, work_empty, turn, True)
-        next_m = m
-        next_total = total
-        next_packed = packed
-        query = next_item.first_query + WHICH * ROWS
-        next_end = next_item.tiles_of(query, problem)[1]
-        n_skipped = next_item.n_tiles - next_end
-        # The producer must be able to load the next keys before the last values are released.
-        is_begun = exists & (begin == 0) & (n_skipped <= MOST_SKIPPED)
-        if OVERLAPS and is_begun:
-            # Compute S and P of the next work item while the last WGMMA of O is in flight.
-            s_token, slot, _ = _first_scores(
-                tensors, problem, barriers, next_item, turn, n, n_skipped, nothing, WHICH, COLUMNS,
-                STAGES, SHARED_RING,
-            )  # fmt: skip
-            o_token = add_product(p_operand, v, o, IN_PARTS)
-            s = warpgroup_mma_wait(PENDING, deps=[s_token])
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            next_m, next_total, next_packed = _first_probabilities(
-                s, next_item, problem, query, next_item.first_key + (next_end - 1) * BLOCK_K,
-                scale_log2e, cap_log2e, dtype, MASKED, SOFTCAP,
-            )  # fmt: skip
-            # As in the loop, a wait that returns at once
-            mbarrier.wait(v_full.index(v_slot), v_phase)
-            o = wait(o_token, p_operand, IN_PARTS)
-            mbarrier.arrive(v_empty.index(v_slot), count=1)
-        else:
-            o_token = add_product(p_operand, v, o, IN_PARTS)
-            o = wait(o_token, p_operand, IN_PARTS)
-            mbarrier.arrive(v_empty.index(v_slot), count=1)
-            n = skip(begin, n, first, last, barriers, STAGES, SHARED_RING)
-        _store_output(
-            tensors, problem, strides, item, first_query, o, m, total, cap_log2e, WHICH,
-            VALUE_COLUMNS, VALUE_DIM, IN_PARTS, SOFTCAP, HEAD_DIM <= 128,
-        )  # fmt: skip
-        if not OVERLAPS:
-            exists = next_exists(problem, work_smem, work_full, turn)
-        else:
-            item = next_item
-        m = next_m
-        total = next_total
-        packed = next_packed
+        work = next_work(work_smem, work_full, work_empty, turn)
     if not problem.SPLIT:
         tma.store_wait(0)
 
@@ -507,8 +373,8 @@ def hopper_forward_kernel(
     CONSUMERS: gl.constexpr, BLOCK_K: gl.constexpr, COLUMNS: gl.constexpr,
     VALUE_COLUMNS: gl.constexpr, MASKED: gl.constexpr, IS_CAUSAL: gl.constexpr,
     BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr, PACKED: gl.constexpr, SOFTCAP: gl.constexpr,
-    STAGES: gl.constexpr, SHARED_RING: gl.constexpr, OVERLAPS: gl.constexpr, SPLIT: gl.constexpr,
-    Q_PER_KV: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    STAGES: gl.constexpr, SHARED_RING: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
@@ -576,17 +442,12 @@ def hopper_forward_kernel(
             tiles of values.
         SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192, and v
             must have the head_dim of q.
-        OVERLAPS: whether S of the next work item is computed together with the last P v of a work
-            item.
         SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see
             `forward_launch.HopperTile`).
         PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
-    # With OVERLAPS, a consumer waits for the next work item before it releases its last values and
-    # the tiles that it skips at the end. The ring must have slots for the values of these tiles.
-    gl.static_assert(not (OVERLAPS and BOUNDED) or (CONSUMERS - 1) * ROWS <= (STAGES - 1) * BLOCK_K)
     dtype: gl.constexpr = q_desc.dtype
     BOX: gl.constexpr = q_desc.block_type.shape[3]
     VALUE_BOX: gl.constexpr = v_desc.block_type.shape[3]
@@ -613,8 +474,7 @@ def hopper_forward_kernel(
     if not SHARED_RING:
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
         v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    number: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    work_smem = gl.allocate_shared_memory(gl.int32, [2 * WORK_NUMBERS, 1], number)
+    work_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     for i in gl.static_range(2):
@@ -648,10 +508,10 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING, OVERLAPS)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING, OVERLAPS)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (produce, (loaded, problem, barriers, STAGES, SHARED_RING)),
             ],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
@@ -661,13 +521,13 @@ def hopper_forward_kernel(
             [
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(0),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING, OVERLAPS)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(1),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING, OVERLAPS)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (_consumer, (
                     used, problem, barriers, strides, scale_log2e, cap_log2e, gl.constexpr(2),
-                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING, OVERLAPS)),
+                    COLUMNS, VALUE_COLUMNS, MASKED, SOFTCAP, STAGES, SHARED_RING)),
                 (produce, (loaded, problem, barriers, STAGES, SHARED_RING)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],

@@ -1,6 +1,6 @@
 """The producer of the Hopper forward kernel, and the rings of tiles that it fills.
 
-The module `forward.kernel` describes rings, their mbarriers and what the producer does. Usually, a
+The module `forward_kernel` describes rings, their mbarriers and what the producer does. Usually, a
 tile of q, k or v takes one box in shared memory, which one TMA copy fills, and keys and values have
 rings of their own. Both the keys and the values of tile n are then use n of their ring.
 
@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from systems.kernels.flash_attention.hopper.forward.work import ROWS, publish, publish_end
+from systems.kernels.flash_attention.hopper.forward_work import ROWS, publish
 
 
 @gluon.jit
@@ -104,7 +104,7 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
     this consumer releases it.
 
     The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
-    `forward.kernel.hopper_forward_kernel` describes the constants.
+    `forward_kernel.hopper_forward_kernel` describes the constants.
     """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
@@ -117,7 +117,8 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
     n = 0
     work = gl.program_id(0)
     while work < problem.n_work:
-        item = publish(problem, work, work_smem, work_full, work_empty, turn)
+        publish(work, work_smem, work_full, work_empty, turn)
+        item = problem.locate(work)
         batch = item.head // problem.n_heads
         head = item.head % problem.n_heads
         kv_head = head // problem.Q_PER_KV
@@ -153,7 +154,8 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
             )  # fmt: skip
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
-    publish_end(work, work_smem, work_full, work_empty, turn)
+    # Publish an index of n_work or more, at which the consumers stop.
+    publish(work, work_smem, work_full, work_empty, turn)
     # The last program to finish resets the counters for the next launch.
     if gl.atomic_add(counters + 1, 1) == gl.num_programs(0) - 1:
         gl.store(counters, 0)
