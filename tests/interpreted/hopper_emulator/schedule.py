@@ -83,9 +83,8 @@ class Schedule:
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self._n_choices = 0
-        self.detached: list[
-            Operation
-        ] = []  # operations that may outlast the agent that started them
+        # Operations that may outlast the agent that started them
+        self.detached: list[Operation] = []
 
     def run(self, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
         """Run functions in parallel, each as an agent. Raise the first error of an agent."""
