@@ -87,15 +87,17 @@ def checked(*folders: Path) -> pd.DataFrame:
 
 def row_of(pivot: Pivot, frame: pd.DataFrame, keys: tuple[Any, ...], phase: str) -> pd.DataFrame:
     """Return the rows of a frame that are in one cell of a table."""
-    chosen = frame[frame["status"] == "ok"]
+    matches = frame["status"] == "ok"  # the frame has many columns, so its rows are taken once
     names = [*pivot.rows, *pivot.columns]
     for name, value in zip(names, keys, strict=True):
         if name in ("value", "repeat") or value == "":
             continue
         own = name if name in ("phase", "device") or name not in FIRST | MEASURED | LAST else ""
-        column = chosen[own or f"param.{name}"]
-        chosen = chosen[column.isna() if value is None else column.eq(value).fillna(False)]
-    return chosen[chosen["phase"] == phase] if phase and "phase" not in names else chosen
+        column = frame[own or f"param.{name}"]
+        matches &= column.isna() if value is None else column.eq(value).fillna(False)
+    if phase and "phase" not in names:
+        matches &= frame["phase"] == phase
+    return frame[matches]
 
 
 def column_of(metric: Metric, statistic_name: str) -> tuple[str, float] | None:
