@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -90,15 +92,36 @@ def write_two(tmp_path: Path, count: int) -> tuple[Path, Path]:
     return folders
 
 
-def test_comparing_takes_less_time_than_reading(tmp_path: Path) -> None:
-    """Resampling the samples of each cell would take ten times as long as to read them."""
-    folders = write_two(tmp_path, 2000)
-    start = time.process_time()
-    sides = [folder_times(read_short(folder)) for folder in folders]
-    read = time.process_time()
-    found = compare_folders(sides[0], sides[1])
-    assert "6000 unpaired" in markdown_comparison(found, False)
-    assert time.process_time() - read < read - start
+def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function returns, and how many calls it makes: a measure of work without noise."""
+    count = 0
+
+    def each_event(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(each_event)
+    try:
+        return function(), count
+    finally:
+        sys.setprofile(before)
+
+
+def work(folders: tuple[Path, Path], runs: int) -> tuple[int, int]:
+    """The number of calls that reading two folders and comparing them make."""
+    sides, reading = with_calls(lambda: [folder_times(read_short(each)) for each in folders])
+    text, comparing = with_calls(lambda: markdown_comparison(compare_folders(*sides), False))
+    assert f"{3 * runs} unpaired" in text
+    return reading, comparing
+
+
+def test_work_of_a_comparison_is_proportional_to_its_runs(tmp_path: Path) -> None:
+    """Comparing makes 66 calls a run, and reading the two folders 227."""
+    few = work(write_two(tmp_path / "few", 100), 100)
+    many = work(write_two(tmp_path / "many", 1000), 1000)
+    assert many[1] < many[0]
+    assert many[1] < 10.5 * few[1]
 
 
 @pytest.mark.exhaustive  # writes 200,000 records, which takes a minute
