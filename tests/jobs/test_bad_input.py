@@ -41,7 +41,7 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds < SECONDS, case
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.message[:40])
 def test_every_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, tmp_path, monkeypatch)

@@ -77,7 +77,7 @@ _OPTIONS = [
     (["--filter", "size = 1"], "--filter: 'size = 1' is not a comparison"),
     (["--filter", "size > 5"], "--filter: the sweep has no runs (2 left out by the filter)"),
     (["--filter", "mode == fsat"], "--filter: 'mode == fsat': mode: got 'fsat', expected 'fast'"),
-    (["--filter", "window > 1"], "compares None with 1, which have no order"),
+    (["--filter", "window > 1"], "compares null with 1, which have no order"),
     (["--filter", "size > 1\0"], "is not a comparison"),
     (["--filter", "size > \udcff"], "is not a comparison"),
     (["--filter", "size == 1\nsize"], "'size == 1\\nsize' is not a comparison"),

@@ -66,7 +66,7 @@ def without_submissions(path: Path) -> None:
 
 
 MISSING = "holds no submission (expected "
-NO_FOLDER = "there is no folder no; give a results folder"
+NO_FOLDER = "/no; give a results folder"  # after the path of the working folder
 _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("no", {}, NO_FOLDER),
     ("file", {"file": ""}, "file is a file; give a results folder"),

@@ -113,7 +113,7 @@ _CASES: list[tuple[str, str]] = [
     (ONE + "exclude: ['exit() == size']", "neither a parameter nor a plain value"),
     (ONE + "exclude: ['size == 4bb']", "write 4bb in quotes"),
     (ONE + "exclude: ['mode > fsat']", "mode: got 'fsat', expected 'fast' or 'exact'"),
-    (ONE + "exclude: ['window > 5']", "compares None with 5, which have no order"),
+    (ONE + "exclude: ['window > 5']", "compares null with 5, which have no order"),
     (ONE + f"exclude: ['{'(' * 80}size == 1{')' * 80}']", "the sweep has no runs"),
     (ONE + f"exclude: ['{'not ' * 80}size == 1']", "must not be nested more than 50 levels deep"),
     (ONE + f"exclude: [size in [{'1, ' * 700}1]]", "not valid YAML"),

@@ -37,7 +37,7 @@ _TABLES = [
     ("[{name: t, where: 5}]", "tables.0.where: got 5, expected a valid string"),
     ("[{name: t, where: sise > 1}]", "'sise' is not a parameter; did you mean 'size'?"),
     ("[{name: t, where: size}]", "is not a comparison of a parameter"),
-    ("[{name: t, where: window > 5}]", "compares None with 5, which have no order"),
+    ("[{name: t, where: window > 5}]", "compares null with 5, which have no order"),
     ("[{name: t, where: 'commit == 4bb999b4bb999b'}]", "write 4bb999b4bb999b in quotes"),
     ("[{name: t, where: \"commit == '4bb999b4bb'\"}]", "expected a value as in tables, such as"),
     ("[{name: t, where: 'host == 5'}]", "host: got 5, expected text; write it in quotes"),
