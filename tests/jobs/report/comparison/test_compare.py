@@ -124,7 +124,8 @@ def test_work_of_a_comparison_is_proportional_to_its_runs(tmp_path: Path) -> Non
     assert many[1] < 10.5 * few[1]
 
 
-@pytest.mark.exhaustive  # writes 200,000 records, which takes a minute
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)  # to write 200,000 records takes 1 to 3 minutes on an idle machine
 def test_two_folders_with_100_000_records_each(tmp_path: Path) -> None:
     folders = map(str, write_two(tmp_path, 100_000))
     seconds, memory = command(sys.executable, "aggregate.py", "compare", *folders, exit_code=3)
