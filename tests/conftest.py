@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.systems.kernels.adamw_cases")
+pytest.register_assert_rewrite("tests.jobs.frames", "tests.systems.kernels.adamw_cases")
 if TYPE_CHECKING:
     from torch import Tensor
 

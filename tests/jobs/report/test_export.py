@@ -13,9 +13,9 @@ import pytest
 
 from jobs.report import load
 from jobs.report.frame_file import write_frame
+from tests.jobs.frames import HOSTILE
 from tests.jobs.harness import ROOT
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.report.test_frame import HOSTILE
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, ok
 from tests.jobs.results_folder import load as load_text
 from tests.jobs.small_disk import small_disk

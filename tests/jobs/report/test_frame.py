@@ -1,8 +1,7 @@
-"""jobs.report.load: results folders as a DataFrame that agrees with the tables."""
+"""jobs.report.load: the rows of results folders as a DataFrame."""
 
 from __future__ import annotations
 
-import io
 import math
 import subprocess
 import sys
@@ -12,182 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 import jobs.report
-from jobs.formatting import format_number
 from jobs.report import load
-from jobs.report.frame import FIRST, LAST, MEASURED, typed
-from jobs.report.metrics import METRICS, Metric
-from jobs.report.results import Result, list_results
-from jobs.report.statistics import statistic
-from jobs.report.tables.cell import Cell, numbers
-from jobs.report.tables.pivot import Pivot, make_pivot
-from jobs.report.views import tables_of
 from jobs.results import run_states
 from jobs.results.run_states import observe
 from jobs.results.stale import with_stale
 from jobs.status import JobState, Status
-from jobs.sweep.schema import FACT, STATISTICS, Table
+from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.harness import ROOT
-from tests.jobs.results_folder import (
-    CPU,
-    GRID,
-    H200,
-    TOY,
-    ResultsFolder,
-    failed,
-    ok,
-    record,
-    run,
-)
-from tests.jobs.results_folder import (
-    load as load_text,
-)
+from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, ok
+from tests.jobs.results_folder import load as load_text
 
-STUDIES = sorted(path.parent for path in (ROOT / "logs" / "h200").glob("*/submissions"))
-SIZES = "grid: {size: [1, 2, 3]}\n"
 BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: false}\n"
-HOSTILE = ["a,b", 'c"d', "e\nf", "g\rh", "=1+1", "'", "NA", "nan", "ß€\u2028", "x\0y", "-2", "\t"]
-
-
-def single(frame: pd.DataFrame, **values: Any) -> pd.Series[Any]:
-    """Return the only row with these values."""
-    chosen = frame
-    for name, value in values.items():
-        chosen = chosen[chosen[name] == value]
-    assert len(chosen) == 1, chosen
-    return chosen.iloc[0]
-
-
-def checked(*folders: Path) -> pd.DataFrame:
-    """Load folders, and check what holds for every frame."""
-    frame = load(*folders)
-    assert frame.columns.is_unique
-    middle = [name for name in frame.columns if name not in FIRST | MEASURED | LAST]
-    facts = [name for name in middle if name.startswith(FACT)]
-    params = middle[: len(middle) - len(facts)]
-    assert list(frame.columns) == [*FIRST, *params, *MEASURED, *facts, *LAST]
-    for name, dtype in (FIRST | MEASURED | LAST).items():
-        assert str(frame[name].dtype) == dtype, name
-    assert {str(dtype) for dtype in frame.dtypes} <= {
-        "string", "float64", "int64", "Int64", "bool", "boolean",
-    }  # fmt: skip
-    assert not frame.duplicated(["folder", "run", "device", "phase", "status"]).any()
-    measured = frame["median_ms"].notna()
-    assert (frame["status"][measured] == "ok").all()
-    assert frame.loc[frame["status"] != "ok", ["phase", *list(MEASURED)[1:]]].isna().all(axis=None)
-    return frame
-
-
-# ---- agreement with tables
-
-
-def row_of(pivot: Pivot, frame: pd.DataFrame, keys: tuple[Any, ...], phase: str) -> pd.DataFrame:
-    """Return the rows of a frame that are in one cell of a table."""
-    matches = frame["status"] == "ok"  # the frame has many columns, so its rows are taken once
-    names = [*pivot.rows, *pivot.columns]
-    for name, value in zip(names, keys, strict=True):
-        if name in ("value", "repeat") or value == "":
-            continue
-        own = name if name in ("phase", "device") or name not in FIRST | MEASURED | LAST else ""
-        column = frame[own or f"param.{name}"]
-        matches &= column.isna() if value is None else column.eq(value).fillna(False)
-    if phase and "phase" not in names:
-        matches &= frame["phase"] == phase
-    return frame[matches]
-
-
-def column_of(metric: Metric, statistic_name: str) -> tuple[str, float] | None:
-    """Return the column with the numbers of a metric, and the factor to its unit in tables."""
-    if metric.name == "time":
-        column = f"{statistic_name.removesuffix('_std')}_ms"
-        factor = {"ms": 1.0, "us": 1e3, "s": 1e-3}[metric.unit]
-        return (column, factor) if column in MEASURED else None
-    if statistic_name != "median" or metric.name.startswith("predicted."):
-        return None
-    if metric.name == "peak_memory":
-        units = {"GiB": 2.0**-30, "MiB": 2.0**-20, "GB": 1e-9, "MB": 1e-6}
-        return "peak_memory_bytes", units[metric.unit]
-    if metric.name.startswith(FACT):
-        units = {"bytes": {"GiB": 2.0**-30, "MiB": 2.0**-20, "GB": 1e-9, "MB": 1e-6},
-                 "ms": {"s": 1e-3, "us": 1e3}, "s": {"ms": 1e3, "us": 1e6}}  # fmt: skip
-        base = "bytes" if "_bytes" in metric.name else "ms" if "_ms" in metric.name else "s"
-        return metric.name, units[base].get(metric.unit, 1.0)
-    return metric.name, 1.0
-
-
-def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
-    """Compare the numbers in a table with those in a frame. Return how many there are."""
-    count = 0
-    shown = {record.run for cell in pivot.cells.values() for record in cell.records}
-    frame = frame[frame["run"].isin(shown)]
-    for (row, column), cell in pivot.cells.items():
-        number = cell.number(pivot.view.statistic)
-        found = column_of(cell.metric, pivot.view.statistic)
-        if number is None or found is None:
-            continue
-        given = pivot.view.phase
-        phase = given if isinstance(given, str) else ""
-        rows = row_of(pivot, frame, (*row, *column), phase if cell.metric.has_phases else "")
-        name, factor = found
-        values = rows[name].dropna().unique()
-        assert len(values) == 1, (pivot.view.name, row, column, rows)
-        assert float(values[0]) * factor == pytest.approx(number, rel=1e-14)
-        assert cell.text(pivot.view.statistic).startswith(format_number(values[0] * factor))
-        interval = cell.interval("median")
-        if cell.metric.name == "time" and interval is not None:
-            ends = (rows["low_ms"].item() * factor, rows["high_ms"].item() * factor)
-            assert ends == pytest.approx(interval, rel=1e-12)
-        count += 1
-    return count
-
-
-SMALL = ("all_reduce", "flash_leaderboard", "warmup")  # several ranks, blocks and repeats
-
-
-@pytest.mark.parametrize(
-    "study",
-    [
-        pytest.param(path, id=path.name, marks=[] if path.name in SMALL else pytest.mark.slow)
-        for path in STUDIES
-    ],
-)
-def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> None:
-    observation, frame = observe(study), checked(study)
-    results = list_results(observation)
-    assert set(frame["run"]) == {result.run.id for result in results}
-    total = 0
-    for benchmark in frame["benchmark"].unique():
-        for name in ("median", "mean", "std", "min", "max"):
-            view = Table(name="t", benchmark=benchmark, statistic=name)
-            count = compare(make_pivot(observation, view, results), frame)
-            own = frame[(frame["benchmark"] == benchmark) & frame[f"{name}_ms"].notna()]
-            assert count == len(own), (benchmark, name)
-            total += count
-    declared = [
-        compare(make_pivot(observation, view, results), frame)
-        for view in tables_of(observation.manifests[-1].sweep)
-        if view.list_fact is None
-    ]
-    assert total + sum(declared) > 0
-
-
-@pytest.mark.filterwarnings("ignore:.* runs? not shown")
-@pytest.mark.slow
-def test_the_reference_folders_together(tmp_path: Path) -> None:
-    """Benchmarks with different parameters, devices and statuses share one frame."""
-    frame = checked(*STUDIES)
-    assert len(frame) == sum(len(load(study)) for study in STUDIES)
-    assert {"ok", "oom", "timeout", "cancelled", "unsupported"} <= set(frame["status"])
-    assert frame["param.samples"].notna().any()  # all_reduce has a parameter `samples`
-    frame.to_parquet(tmp_path / "all.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), frame)
-
-
-# ---- rows
 
 
 def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -391,149 +228,6 @@ def test_commits_and_hosts_of_repeats_are_listed(tmp_path: Path, folder: Results
     row = single(checked(folder.path))
     assert (row["host"], row["commit"], row["stale"]) == ("n0; n1", "4bb999b", True)
     assert pd.isna(row["gpu"])
-
-
-# ---- facts and dtypes
-
-
-def test_facts_have_the_names_of_tables(tmp_path: Path, folder: ResultsFolder) -> None:
-    facts = [
-        {"loss": {"first": 1, "last": 2.5}, "note": "a,b", "fast": True, "items": [1], "no": None},
-        {"loss": {"first": 2}, "a.b": 3, "x": {"y": 4}, "x.y": 5, "deep": {"k.l": {"m": 6}}},
-        {"note": 7, "huge": 10**30, "enormous": 10**400, "empty": {}},
-    ]
-    folder.submit(
-        load_text(tmp_path, TOY + SIZES),
-        lambda params, repeat: ok(1.0, facts=facts[params["size"] - 1]),
-    )
-    frame = checked(folder.path).filter(like=FACT)
-    expected: dict[str, list[Any]] = {
-        "fact.loss.first": [1, 2, None], "fact.loss.last": [2.5, None, None],
-        "fact.note": ["a,b", None, "7"], "fact.fast": [True, None, None],
-        "fact.a.b": [None, 3, None], "fact.x.y": [None, 4, None],
-        "fact.deep.k.l.m": [None, 6, None], "fact.huge": [None, None, 1e30],
-        "fact.enormous": [None, None, str(10**400)],
-    }  # fmt: skip
-    assert set(frame.columns) == set(expected)
-    for name, values in expected.items():
-        column = frame[name]
-        assert [None if pd.isna(v) else v for v in column] == values, name
-    dtypes = {name: str(dtype) for name, dtype in frame.dtypes.items()}
-    assert dtypes["fact.loss.first"] == "Int64" and dtypes["fact.fast"] == "boolean"
-    assert dtypes["fact.note"] == "string" and dtypes["fact.huge"] == "float64"
-
-
-def test_facts_of_repeats(tmp_path: Path, folder: ResultsFolder) -> None:
-    facts = [
-        {"a": 1, "b": 1, "c": "u", "d": True, "e": 1},
-        {"a": 1, "b": 2, "c": "v", "d": False, "e": "w"},
-        {"a": 1, "b": 6, "c": "u", "d": True},
-    ]
-    folder.submit(
-        load_text(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"),
-        lambda params, repeat: ok(1.0, facts=facts[repeat]),
-    )
-    row = single(checked(folder.path))
-    assert [row[f"fact.{name}"] for name in "abcde"] == [1, 2.0, "u; v", 1.0, 1.0]
-
-
-def test_a_run_with_only_facts_has_one_row(tmp_path: Path, folder: ResultsFolder) -> None:
-    outcome = {"status": "ok", "measurements": {"facts": {"loss": 1.5}, "compiling_seconds": 2.0}}
-    folder.submit(load_text(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: outcome)
-    row = single(checked(folder.path))
-    assert (row["fact.loss"], row["compiling_seconds"], row["processes"]) == (1.5, 2.0, 1)
-    assert row[["phase", "median_ms", "samples"]].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("values", "dtype", "expected"),
-    [
-        ([1, 2], "int64", [1, 2]),
-        ([1, None], "Int64", [1, None]),
-        ([2**53 + 1, None], "Int64", [2**53 + 1, None]),
-        ([2**63, 1], "float64", [2.0**63, 1.0]),
-        ([1, 0.5, None], "float64", [1.0, 0.5, None]),
-        ([True, False], "bool", [True, False]),
-        ([True, None], "boolean", [True, None]),
-        ([True, 3], "float64", [1.0, 3.0]),
-        (["a", None, ""], "string", ["a", None, ""]),
-        (["a", 1, 0.5, True, None], "string", ["a", "1", "0.5", "true", None]),
-        (["\ud800"], "string", ["?"]),
-        ([[1, 2], {"a": 1}], "string", ["[1, 2]", "{'a': 1}"]),
-        ([None, None], "float64", [None, None]),
-        ([], "float64", []),
-    ],
-)
-def test_a_column_has_one_dtype(values: list[Any], dtype: str, expected: list[Any]) -> None:
-    series = pd.Series(typed(values))
-    assert str(series.dtype) == dtype
-    assert [None if pd.isna(value) else value for value in series] == expected
-
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-
-
-@given(st.lists(scalars | st.text(st.characters(codec=None))))
-def test_every_column_can_be_written(values: list[Any]) -> None:
-    frame = pd.DataFrame({"a": typed(values)})
-    assert str(frame["a"].dtype) in ("string", "float64", "int64", "Int64", "bool", "boolean")
-    assert (frame["a"].isna() == [value is None for value in values]).all()
-    file = io.BytesIO()
-    frame.to_parquet(file, engine="pyarrow")
-    frame.to_csv(io.BytesIO())
-
-
-@given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=4), max_size=8))
-def test_statistics_of_many_cells_are_those_of_each(samples: list[list[float]]) -> None:
-    cells = []
-    for i, each in enumerate(samples):
-        cell = Cell(METRICS["time"])
-        for repeat in range(i % 3):
-            made = record(run(i), ok(*each), repeat)
-            in_round = i % 2 == 0
-            result = Result(run(i), repeat, CPU, made.status, made, in_round=in_round)
-            cell.add(result, "forward")
-        cells.append(cell)
-    for name, values in numbers(cells, STATISTICS).items():
-        assert len(values) == len(cells)
-        for cell, value in zip(cells, values, strict=True):
-            number = cell.number(name)
-            assert (
-                math.isnan(value) if number is None else value == pytest.approx(number, rel=1e-12)
-            )
-
-
-def test_a_statistic_of_rows_does_not_depend_on_the_other_rows() -> None:
-    samples = np.random.default_rng(0).random((7, 100))
-    alone = [statistic(row, "p90") for row in samples]
-    assert alone == pytest.approx(np.quantile(samples, 0.9, axis=1))
-
-
-# ---- names and texts
-
-
-def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
-    manifest = folder.submit(load_text(tmp_path, TOY + SIZES), lambda params, repeat: ok(1.0))
-    path = manifest.path / "manifest.json"
-    extra = '"host": "h", "fact.a": 1, "param.host": 2, "reason": null, "size": '
-    path.write_text(path.read_text().replace('"params": {"size": ', '"params": {' + extra))
-    frame = checked(folder.path)
-    assert frame["param.host"].tolist() == ["h"] * 3 and frame["host"].isna().all()
-    assert frame["param.fact.a"].tolist() == [1] * 3
-    assert frame["param.param.host"].tolist() == [2] * 3
-    assert "param.reason" in frame and frame["size"].tolist() == [1, 2, 3]
-
-
-def test_texts_are_unchanged(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(
-        load_text(tmp_path, TOY + f"grid: {{size: {list(range(1, len(HOSTILE) + 1))}}}\n"),
-        lambda params, repeat: ok(1.0, facts={"text": HOSTILE[params["size"] - 1]}),
-    )
-    frame = checked(folder.path)
-    assert frame["fact.text"].tolist() == HOSTILE
-
-
-# ---- folders
 
 
 def test_several_folders_and_one_given_twice(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""jobs.report.load: the numbers in a frame are those in the tables."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.formatting import format_number
+from jobs.report import load
+from jobs.report.frame import FIRST, LAST, MEASURED
+from jobs.report.metrics import METRICS, Metric
+from jobs.report.results import Result, list_results
+from jobs.report.statistics import statistic
+from jobs.report.tables.cell import Cell, numbers
+from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.report.views import tables_of
+from jobs.results.run_states import observe
+from jobs.sweep.schema import FACT, STATISTICS, Table
+from tests.jobs.frames import checked
+from tests.jobs.harness import ROOT
+from tests.jobs.results_folder import CPU, ok, record, run
+
+STUDIES = sorted(path.parent for path in (ROOT / "logs" / "h200").glob("*/submissions"))
+
+
+def row_of(pivot: Pivot, frame: pd.DataFrame, keys: tuple[Any, ...], phase: str) -> pd.DataFrame:
+    """Return the rows of a frame that are in one cell of a table."""
+    matches = frame["status"] == "ok"  # the frame has many columns, so its rows are taken once
+    names = [*pivot.rows, *pivot.columns]
+    for name, value in zip(names, keys, strict=True):
+        if name in ("value", "repeat") or value == "":
+            continue
+        own = name if name in ("phase", "device") or name not in FIRST | MEASURED | LAST else ""
+        column = frame[own or f"param.{name}"]
+        matches &= column.isna() if value is None else column.eq(value).fillna(False)
+    if phase and "phase" not in names:
+        matches &= frame["phase"] == phase
+    return frame[matches]
+
+
+def column_of(metric: Metric, statistic_name: str) -> tuple[str, float] | None:
+    """Return the column with the numbers of a metric, and the factor to its unit in tables."""
+    if metric.name == "time":
+        column = f"{statistic_name.removesuffix('_std')}_ms"
+        factor = {"ms": 1.0, "us": 1e3, "s": 1e-3}[metric.unit]
+        return (column, factor) if column in MEASURED else None
+    if statistic_name != "median" or metric.name.startswith("predicted."):
+        return None
+    if metric.name == "peak_memory":
+        units = {"GiB": 2.0**-30, "MiB": 2.0**-20, "GB": 1e-9, "MB": 1e-6}
+        return "peak_memory_bytes", units[metric.unit]
+    if metric.name.startswith(FACT):
+        units = {"bytes": {"GiB": 2.0**-30, "MiB": 2.0**-20, "GB": 1e-9, "MB": 1e-6},
+                 "ms": {"s": 1e-3, "us": 1e3}, "s": {"ms": 1e3, "us": 1e6}}  # fmt: skip
+        base = "bytes" if "_bytes" in metric.name else "ms" if "_ms" in metric.name else "s"
+        return metric.name, units[base].get(metric.unit, 1.0)
+    return metric.name, 1.0
+
+
+def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
+    """Compare the numbers in a table with those in a frame. Return how many there are."""
+    count = 0
+    shown = {record.run for cell in pivot.cells.values() for record in cell.records}
+    frame = frame[frame["run"].isin(shown)]
+    for (row, column), cell in pivot.cells.items():
+        number = cell.number(pivot.view.statistic)
+        found = column_of(cell.metric, pivot.view.statistic)
+        if number is None or found is None:
+            continue
+        given = pivot.view.phase
+        phase = given if isinstance(given, str) else ""
+        rows = row_of(pivot, frame, (*row, *column), phase if cell.metric.has_phases else "")
+        name, factor = found
+        values = rows[name].dropna().unique()
+        assert len(values) == 1, (pivot.view.name, row, column, rows)
+        assert float(values[0]) * factor == pytest.approx(number, rel=1e-14)
+        assert cell.text(pivot.view.statistic).startswith(format_number(values[0] * factor))
+        interval = cell.interval("median")
+        if cell.metric.name == "time" and interval is not None:
+            ends = (rows["low_ms"].item() * factor, rows["high_ms"].item() * factor)
+            assert ends == pytest.approx(interval, rel=1e-12)
+        count += 1
+    return count
+
+
+SMALL = ("all_reduce", "flash_leaderboard", "warmup")  # several ranks, blocks and repeats
+
+
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(path, id=path.name, marks=[] if path.name in SMALL else pytest.mark.slow)
+        for path in STUDIES
+    ],
+)
+def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> None:
+    observation, frame = observe(study), checked(study)
+    results = list_results(observation)
+    assert set(frame["run"]) == {result.run.id for result in results}
+    total = 0
+    for benchmark in frame["benchmark"].unique():
+        for name in ("median", "mean", "std", "min", "max"):
+            view = Table(name="t", benchmark=benchmark, statistic=name)
+            count = compare(make_pivot(observation, view, results), frame)
+            own = frame[(frame["benchmark"] == benchmark) & frame[f"{name}_ms"].notna()]
+            assert count == len(own), (benchmark, name)
+            total += count
+    declared = [
+        compare(make_pivot(observation, view, results), frame)
+        for view in tables_of(observation.manifests[-1].sweep)
+        if view.list_fact is None
+    ]
+    assert total + sum(declared) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.* runs? not shown")
+@pytest.mark.slow
+def test_the_reference_folders_together(tmp_path: Path) -> None:
+    """Benchmarks with different parameters, devices and statuses share one frame."""
+    frame = checked(*STUDIES)
+    assert len(frame) == sum(len(load(study)) for study in STUDIES)
+    assert {"ok", "oom", "timeout", "cancelled", "unsupported"} <= set(frame["status"])
+    assert frame["param.samples"].notna().any()  # all_reduce has a parameter `samples`
+    frame.to_parquet(tmp_path / "all.parquet")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), frame)
+
+
+@given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=4), max_size=8))
+def test_statistics_of_many_cells_are_those_of_each(samples: list[list[float]]) -> None:
+    cells = []
+    for i, each in enumerate(samples):
+        cell = Cell(METRICS["time"])
+        for repeat in range(i % 3):
+            made = record(run(i), ok(*each), repeat)
+            in_round = i % 2 == 0
+            result = Result(run(i), repeat, CPU, made.status, made, in_round=in_round)
+            cell.add(result, "forward")
+        cells.append(cell)
+    for name, values in numbers(cells, STATISTICS).items():
+        assert len(values) == len(cells)
+        for cell, value in zip(cells, values, strict=True):
+            number = cell.number(name)
+            assert (
+                math.isnan(value) if number is None else value == pytest.approx(number, rel=1e-12)
+            )
+
+
+def test_a_statistic_of_rows_does_not_depend_on_the_other_rows() -> None:
+    samples = np.random.default_rng(0).random((7, 100))
+    alone = [statistic(row, "p90") for row in samples]
+    assert alone == pytest.approx(np.quantile(samples, 0.9, axis=1))
