@@ -32,13 +32,18 @@ from systems.kernels.flash_attention.hopper.forward_launch import (
     tma_compatible,
     used_columns,
 )
-from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.hopper.head_groups import (
+    balanced_group,
+    even_sizes,
+    tiles_of_blocks,
+)
+from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import BLOCK_Q, backward_splits, block_of_keys
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
 from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
 from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
-from systems.kernels.flash_attention.triton.work_splits import split_tiles
+from systems.kernels.flash_attention.triton.work_splits import L2_BYTES, split_tiles
 from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
@@ -46,6 +51,11 @@ from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
+# Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
+ROW_BYTES = 2 + 2 + 4
+# If the data of a group of heads do not fit in the L2 cache, at least so many blocks of each head
+# run at the same time, so that they load most of its data from this cache.
+SHARING_BLOCKS = 16
 MAX_DETERMINISTIC_HEAD_DIM = 128  # largest head_dim for which additions can have a fixed order
 
 
@@ -224,13 +234,12 @@ class HopperBackwardPlan:
         self._make_row_launches(
             strides, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
         )
-        # A group has just enough heads of k and v to give every multiprocessor a block. More heads
-        # and their dQ would not fit in the L2 cache.
-        group = -(-n_multiprocessors // n_blocks)
-        if deterministic and q_per_kv > 1:
-            # A block has the queries of several heads, and the long blocks come last. The fewer
-            # heads of k end together, the fewer multiprocessors wait.
-            group = 1
+        if deterministic:
+            # The long blocks of a head come last. If a block has the queries of several heads, the
+            # fewer heads of k end together, the fewer multiprocessors wait.
+            group = 1 if q_per_kv > 1 else -(-n_multiprocessors // n_blocks)
+        else:
+            group = self._group(options, shapes, packed, block_k, n_multiprocessors)
         numbers = (
             n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
             tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,
@@ -243,6 +252,30 @@ class HopperBackwardPlan:
         if self.n_splits > 1:  # k and v then have equal shapes
             layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
             self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
+
+    def _group(
+        self,
+        options: KernelOptions,
+        shapes: tuple[tuple[int, ...], ...],
+        packed: PackedSizes | None,
+        block_k: int,
+        n_multiprocessors: int,
+    ) -> int:
+        """Return how many heads of k and v the kernel processes together.
+
+        A group has at least enough heads to give every multiprocessor a block.
+        """
+        (batch, heads, n_queries, _), (_, kv_heads, n_keys, _) = shapes[:2]
+        n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
+        tiles = tiles_of_blocks(
+            options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
+        )
+        longest = n_queries if packed is None else packed.max_queries
+        head_bytes = q_per_kv * max(longest, 1) * self.head_dim * ROW_BYTES
+        least = -(-n_multiprocessors // len(tiles))
+        most = max(least, L2_BYTES // head_bytes, n_multiprocessors // SHARING_BLOCKS)
+        sizes = even_sizes(n_heads, least, most)
+        return balanced_group([q_per_kv * n for n in tiles], n_heads, sizes, n_multiprocessors)
 
     def _make_row_launches(
         self,

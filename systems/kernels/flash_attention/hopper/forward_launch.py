@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors, on
-from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.hopper.head_groups import (
+    balanced_group,
+    even_sizes,
+    tiles_of_blocks,
+)
+from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import forward_splits
 from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
@@ -336,16 +341,17 @@ class HopperForwardPlan:
         n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
         self.n_splits = n_splits
         self.order: PackedOrder | None = None
-        longest = n_keys
         if packed is not None:
             self.order = PackedOrder(
                 packed.n_sequences, n_queries, packed.max_queries, ROWS * tile.consumers, False
             )
-            n_blocks, longest = self.order.n_blocks, packed.max_keys
+            n_blocks = self.order.n_blocks
         n_work = n_programs * n_blocks * n_splits
+        block_q = ROWS * tile.consumers
+        group = _group(options, shapes, packed, block_q, tile.block_k, n_multiprocessors)
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
-            q_per_kv * heads_in_l2(longest, head_dim, 2, batch * kv_heads), *options.bounds,
+            group, *options.bounds,
             *in_units(strides[3][:3]), *options.scales,
         )  # fmt: skip
         value_columns = value_dim if head_dim > 128 else used_columns(value_dim)
@@ -395,6 +401,31 @@ class HopperForwardPlan:
         partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
         self.attend(out, partials, partial_lse, counters, *sequences, maps=maps)
         self.combine(partials, partial_lse, out, lse)
+
+
+def _group(
+    options: KernelOptions,
+    shapes: tuple[tuple[int, ...], ...],
+    packed: PackedSizes | None,
+    block_q: int,
+    block_k: int,
+    n_multiprocessors: int,
+) -> int:
+    """Return how many heads of q the kernel processes together.
+
+    It is a multiple of the heads of q for each head of k and v. Keys and values of a group fit in
+    the L2 cache.
+    """
+    (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
+    lengths = n_queries, n_keys
+    n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
+    tiles = tiles_of_blocks(
+        options, lengths, packed, block_q, block_k, by_keys=False, n_heads=batch * heads
+    )
+    longest = n_keys if packed is None else packed.max_keys
+    most = heads_in_l2(longest, head_dim, 2, n_heads)
+    sizes = [q_per_kv * size for size in reversed(even_sizes(n_heads, -(-most // 4), most))]
+    return balanced_group(tiles, q_per_kv * n_heads, sizes, n_multiprocessors)
 
 
 _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)

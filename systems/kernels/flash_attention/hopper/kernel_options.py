@@ -37,6 +37,14 @@ class KernelOptions(NamedTuple):
     def is_bounded(self) -> bool:
         return self.constants["BOUNDED"]
 
+    def visible(self, n_queries: int, n_keys: int) -> tuple[int, int]:
+        """Return (lower, upper): query i sees the keys from i + lower to i + upper."""
+        left, right = self.bounds
+        if not self.is_bounded:
+            left, right = MAX_WINDOW, 0 if self.constants["IS_CAUSAL"] else MAX_WINDOW
+        shift = n_keys - n_queries if self.constants["LOWER_RIGHT"] else 0
+        return shift - left, shift + right
+
     @property
     def has_softcap(self) -> bool:
         return self.constants["SOFTCAP"]

@@ -1,0 +1,145 @@
+"""How many heads a Hopper kernel processes together, so that all multiprocessors stay busy.
+
+The blocks of a group of heads run at about the same time, the longest first, and share the L2
+cache. If the last group has too few blocks, its longest blocks start late, and most multiprocessors
+wait for them. With 8 causal heads of 8,192 tokens on 132 multiprocessors, groups of 3, 3 and 2
+heads take 1.17 times as long as two groups of 4. Group sizes are therefore chosen by a simulation
+of how the multiprocessors take the blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+
+from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes
+
+# Duration of the start and the end of a block, in tiles. Of the values 0 to 3, 2 gives the best
+# estimates of the forward pass for one head.
+OVERHEAD_TILES = 2
+GOOD = 0.96  # utilization from which the first group size is taken
+MAX_BLOCKS = 1 << 14  # of more blocks, the last group is a small part, and nothing is simulated
+
+
+def tiles_seen(
+    n_rows: int, n_columns: int, block: int, tile: int, before: int, after: int
+) -> list[int]:
+    """Return how many tiles each block processes, at least 1.
+
+    In the forward pass, rows are queries and columns are keys. In the backward pass, rows are keys
+    and columns are the queries that see them.
+
+    Args:
+        n_rows, n_columns: number of rows and columns of a head.
+        block: number of rows per block.
+        tile: number of columns per tile.
+        before, after: row i has the columns from i - before to i + after.
+    """
+    counts = []
+    for first in range(0, n_rows, block):
+        start = max(first - before, 0)
+        end = min(first + block + after, n_columns)
+        counts.append(max(1, -(-end // tile) - start // tile))
+    return counts
+
+
+def tiles_of_blocks(
+    options: KernelOptions,
+    lengths: tuple[int, int],
+    packed: PackedSizes | None,
+    block: int,
+    tile: int,
+    by_keys: bool,
+    n_heads: int,
+) -> list[int]:
+    """Return how many tiles each block of a head processes.
+
+    The lengths of packed sequences are known only on the GPU. They are assumed to be evenly
+    distributed, from an eighth of the longest to the longest. If there are more than MAX_BLOCKS
+    blocks of all heads, the rest of the sequences is left out.
+
+    Args:
+        lengths: number of queries and of keys of a head, of all sequences if they are packed.
+        block, tile: number of rows per block and per tile.
+        by_keys: whether blocks consist of keys and tiles of queries, or the opposite.
+        n_heads: number of heads that have these blocks.
+    """
+
+    def of_sequence(n_queries: int, n_keys: int) -> list[int]:
+        lower, upper = options.visible(n_queries, n_keys)
+        if by_keys:
+            return tiles_seen(n_keys, n_queries, block, tile, upper, -lower)
+        return tiles_seen(n_queries, n_keys, block, tile, -lower, upper)
+
+    if packed is None:
+        return of_sequence(*lengths)
+    sequences = [
+        (max(1, packed.max_queries * eighths // 8), max(1, packed.max_keys * eighths // 8))
+        for eighths in range(8, 0, -1)
+    ]
+    of_sequences = [of_sequence(*sizes) for sizes in sequences]
+    tiles: list[int] = []
+    n_rows = lengths[by_keys]
+    for i in itertools.cycle(range(len(sequences))):
+        if n_rows <= 0 or len(tiles) * n_heads > MAX_BLOCKS:
+            break
+        tiles += of_sequences[i]
+        n_rows -= sequences[i][by_keys]
+    return tiles
+
+
+def even_sizes(n_heads: int, least: int, most: int) -> list[int]:
+    """Return the sizes of groups, ascending, that divide heads most evenly into 1, 2, ... groups.
+
+    Args:
+        least, most: smallest and largest size. If no other one is between them, the result is
+            `least`, or n_heads if there are fewer heads.
+    """
+    sizes = [
+        size
+        for size in range(least, min(most, n_heads) + 1)
+        if size == -(-n_heads // -(-n_heads // size))
+    ]
+    return sizes or [min(least, n_heads)]
+
+
+def utilization(lengths: Sequence[int], n_heads: int, group: int, multiprocessors: int) -> float:
+    """Return the fraction of the time in which the multiprocessors work, from 0 to 1.
+
+    A multiprocessor that has ended a block takes the next one: the first block of all heads of a
+    group, then the second one of all heads, and so on, then those of the next group.
+
+    Args:
+        lengths: duration of each block of a head, in the order of execution.
+        group: number of heads per group. The last group may have fewer.
+    """
+    ends = [0] * multiprocessors
+    for first in range(0, n_heads, group):
+        size = min(group, n_heads - first)
+        for length in lengths:
+            for _ in range(size):
+                heapq.heapreplace(ends, ends[0] + length)
+    return n_heads * sum(lengths) / (multiprocessors * max(ends))
+
+
+def balanced_group(
+    tiles: Sequence[int], n_heads: int, sizes: Sequence[int], multiprocessors: int
+) -> int:
+    """Return the first group size with a good utilization, or else the one with the best.
+
+    Args:
+        tiles: number of tiles of each block of a head, in any order. The longest is executed first.
+        sizes: possible sizes, the preferred ones first.
+    """
+    if min(tiles) == max(tiles) or len(tiles) * n_heads > MAX_BLOCKS:
+        return sizes[0]
+    lengths = sorted((n + OVERHEAD_TILES for n in tiles), reverse=True)
+    found: dict[float, int] = {}
+    for size in sizes:
+        used = utilization(lengths, n_heads, size, multiprocessors)
+        if used >= GOOD:
+            return size
+        found.setdefault(used, size)
+    return found[max(found)]

@@ -1,0 +1,102 @@
+"""Tests of the sizes of groups of heads that the Hopper kernels process together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from systems.kernels.flash_attention.hopper.head_groups import (
+    GOOD,
+    balanced_group,
+    even_sizes,
+    tiles_of_blocks,
+    utilization,
+)
+from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+
+SMALL = st.integers(1, 40)
+MASKS = st.builds(
+    Variant, st.none() | st.integers(0, 50), st.none() | st.integers(0, 50), st.booleans()
+)
+
+
+@given(SMALL, SMALL, MASKS, st.booleans(), st.booleans())
+def test_blocks_process_the_tiles_that_they_see(n_queries, n_keys, variant, is_causal, by_keys):
+    options = kernel_options(is_causal, variant, None, (n_queries, n_keys), None, 64)
+    found = tiles_of_blocks(options, (n_queries, n_keys), None, 8, 4, by_keys, 1)
+    mask = variant.mask(is_causal)
+    shift = n_keys - n_queries if mask.lower_right else 0
+
+    def sees(query: int, key: int) -> bool:
+        after = key - query - shift
+        return (mask.right is None or after <= mask.right) and (
+            mask.left is None or -after <= mask.left
+        )
+
+    rows, columns = (n_keys, n_queries) if by_keys else (n_queries, n_keys)
+    expected = []
+    for first in range(0, rows, 8):
+        # A block may have rows past the end, which see columns as if they existed.
+        seen = {
+            column // 4
+            for row in range(first, first + 8)
+            for column in range(columns)
+            if (sees(column, row) if by_keys else sees(row, column))
+        }
+        expected.append(max(1, len(seen)))
+    assert found == expected
+
+
+@given(st.lists(SMALL, min_size=1, max_size=9), SMALL, SMALL, SMALL)
+def test_utilization_is_that_of_the_longest_multiprocessor(lengths, n_heads, group, n):
+    ends = [0] * n
+    for first in range(0, n_heads, group):
+        for length in lengths:
+            for _ in range(first, min(first + group, n_heads)):
+                ends[ends.index(min(ends))] += length
+    found = utilization(lengths, n_heads, group, n)
+    assert found == pytest.approx(sum(ends) / n / max(ends))
+    assert 0 < found <= 1
+
+
+@given(SMALL, SMALL, SMALL)
+def test_even_sizes_make_the_last_group_as_large_as_possible(n_heads, least, more):
+    sizes = even_sizes(n_heads, least, least + more)
+    assert sizes == sorted(set(sizes)) and sizes
+    for size in sizes:
+        n_groups = -(-n_heads // size)
+        assert size in (least, n_heads) or size == -(-n_heads // n_groups)
+
+
+@pytest.mark.parametrize(
+    ("heads", "n", "sizes", "expected"),
+    [(8, 8192, [3, 4, 8], 4), (16, 8192, [3, 4, 6, 8], 4), (16, 16384, [2, 3, 4], 2)],
+)
+def test_groups_leave_no_short_last_group(heads, n, sizes, expected):
+    """Causal heads on 132 multiprocessors. Groups of 3 heads of 8,192 tokens were used before."""
+    options = kernel_options(True, NO_VARIANT, None, (n, n), None, 128)
+    tiles = tiles_of_blocks(options, (n, n), None, 128, 64, by_keys=True, n_heads=heads)
+    assert balanced_group(tiles, heads, sizes, 132) == expected
+    lengths = sorted(tiles, reverse=True)
+    assert utilization(lengths, heads, expected, 132) > GOOD
+    if n == 8192:
+        assert utilization(lengths, heads, 3, 132) < 0.88
+
+
+def test_equal_blocks_and_many_blocks_need_no_simulation():
+    assert balanced_group([5] * 100, 16, [3, 4], 132) == 3
+    assert balanced_group(range(1, 1001), 1000, [7, 8], 132) == 7
+
+
+def test_packed_sequences():
+    """Lengths are unknown, but the number of rows is not."""
+    options = kernel_options(True, NO_VARIANT, PackedSizes(9, 512, 512), (2048, 2048), None, 128)
+    for by_keys in (False, True):
+        tiles = tiles_of_blocks(
+            options, (2048, 2048), PackedSizes(9, 512, 512), 128, 64, by_keys, 1
+        )
+        assert 2048 / 128 <= len(tiles) <= 2048 / 128 + 4
+        assert max(tiles) == 512 // 64 and min(tiles) <= 2
