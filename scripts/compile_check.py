@@ -269,10 +269,10 @@ def compile_hopper(
     """
     from triton.experimental.gluon import language as gl
 
-    from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
-    from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
-    from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
-    from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
+    from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
+    from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel
+    from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
+    from systems.kernels.flash_attention.hopper.forward.kernel import hopper_forward_kernel
 
     def descriptor(kind: str, block: list[int], dtype: Any) -> str:
         layout = gl.NVMMASharedLayout.get_default_for(block, dtype)

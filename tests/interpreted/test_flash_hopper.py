@@ -42,44 +42,44 @@ NUMBERS, ENDLESS = "above their limits", "waits for"
 # Changes of the kernels that are errors: head_dim, module, text, its replacement, and what is found
 ERRORS = {
     "a slot is overwritten early": (
-        128, "forward_rings", "mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)",
+        128, "forward.rings", "mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)",
         "pass", "more arrivals",
     ),
     "a slot is read early": (
-        192, "forward_kernel", "mbarrier.wait(v_full.index(used_slot), used_phase)\n"
+        192, "forward.kernel", "mbarrier.wait(v_full.index(used_slot), used_phase)\n"
         "            o_token", "o_token", NUMBERS,
     ),
     "a slot is released early": (
-        64, "backward_kernel", f"{WAIT}\n    {RELEASE}", f"{RELEASE}\n    {WAIT}", NUMBERS,
+        64, "backward.d64", f"{WAIT}\n    {RELEASE}", f"{RELEASE}\n    {WAIT}", NUMBERS,
     ),
     "a slot is passed before the store": (
-        64, "backward_kernel", f"{STORE}\n    {FENCE}\n    {FULL}",
+        64, "backward.d64", f"{STORE}\n    {FENCE}\n    {FULL}",
         f"{FULL}\n    {STORE}\n    {FENCE}", NUMBERS,
     ),
     "a store before the slot is empty": (
-        64, "backward_kernel", f"{EMPTY}\n    {STORE}", f"{STORE}\n    {EMPTY}", NUMBERS,
+        64, "backward.d64", f"{EMPTY}\n    {STORE}", f"{STORE}\n    {EMPTY}", NUMBERS,
     ),
     "a result is used early": (
-        128, "backward_d128", "warpgroup_mma_wait(2 if IN_PARTS else 1, deps=[dp])",
+        128, "backward.d128", "warpgroup_mma_wait(2 if IN_PARTS else 1, deps=[dp])",
         "warpgroup_mma_wait(3, deps=[dp])", "a WGMMA is used before",
     ),
     "a buffer is overwritten while TMA reads it": (
-        64, "backward_kernel", "tma.store_wait(pendings=DQ_SLOTS - 1)", "pass", NUMBERS,
+        64, "backward.d64", "tma.store_wait(pendings=DQ_SLOTS - 1)", "pass", NUMBERS,
     ),
     "no fence before WGMMA reads a store": (
-        128, "backward_d128", f"{FENCE}\n    mbarrier.arrive", "mbarrier.arrive", NUMBERS,
+        128, "backward.d128", f"{FENCE}\n    mbarrier.arrive", "mbarrier.arrive", NUMBERS,
     ),
     "no fence after mbarriers are initialized": (
-        256, "backward_d256", f"lse_desc, dq_desc)\n    {FENCE}", "lse_desc, dq_desc)",
+        256, "backward.d256", f"lse_desc, dq_desc)\n    {FENCE}", "lse_desc, dq_desc)",
         "without a fence",
     ),
     "a wait for the wrong phase": (
-        64, "forward_work", "mbarrier.wait(full.index(slot), turn // 2 & 1)",
+        64, "forward.work", "mbarrier.wait(full.index(slot), turn // 2 & 1)",
         "mbarrier.wait(full.index(slot), turn // 2 & 1 ^ 1)", ENDLESS,
     ),
-    "too few arrivals": (256, "backward_d256", "barriers(1, 2),", "barriers(1, 3),", ENDLESS),
+    "too few arrivals": (256, "backward.d256", "barriers(1, 2),", "barriers(1, 3),", ENDLESS),
     "counters keep their values": (
-        64, "forward_rings", "gl.store(counters, 0)", "pass", "counters",
+        64, "forward.rings", "gl.store(counters, 0)", "pass", "counters",
     ),
 }  # fmt: skip
 

@@ -73,8 +73,8 @@ def test_overlapping_sequences_do_not_overflow_the_list():
 
 
 def test_preparation_and_conversion_of_packed_sequences():
-    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
-    from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
+    from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
+    from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
 
     torch.manual_seed(0)
     heads, n, d = 3, sum(LENGTHS), 64
@@ -113,7 +113,7 @@ def test_preparation_and_conversion_of_packed_sequences():
     ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (128, 128, 256), (136, 256, 256)]
 )
 def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
-    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+    from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
 
     torch.manual_seed(0)
     batch, heads, n, padded = 2, 3, 100, 128
@@ -140,7 +140,7 @@ def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
 
 def test_preparation_of_a_query_that_sees_no_key():
     """Its log-sum-exp is -inf, and the gradient of that may be infinite."""
-    from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
+    from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
 
     out = torch.zeros(1, 1, 64, 64, dtype=F16)
     lse, dlse = torch.full((2, 1, 1, 64), -math.inf)
@@ -155,7 +155,7 @@ def test_preparation_of_a_query_that_sees_no_key():
 
 @pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128), (136, 256)])
 def test_conversion_turns_the_tiles(d, columns):
-    from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
+    from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
 
     batch, heads, n, padded = 2, 3, 100, 128
     right = torch.randn(batch, heads, padded, columns)

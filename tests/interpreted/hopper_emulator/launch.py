@@ -58,7 +58,7 @@ class Emulation:
         function = getattr(self.source.load(kernel.fn.__module__), kernel.fn.__name__)
         kernel_arguments = [_argument(x) for x in arguments]
         schedule = Schedule(next(self._seeds))
-        # A GPU starts programs in the order of their indices. `backward_turns` needs this.
+        # A GPU starts programs in the order of their indices. `backward.turns` needs this.
         programs = iter(range(n_programs))
 
         def run_programs() -> None:
@@ -98,7 +98,7 @@ class Source:
             spec = importlib.util.find_spec(name)
             assert spec is not None and spec.origin is not None
             text = Path(spec.origin).read_text()
-            if name.rpartition(".")[2] == self.module:
+            if name.endswith(f".{self.module}"):
                 assert text.count(self.old) == 1, f"{name} must contain {self.old} once"
                 text = text.replace(self.old, self.new)
             names: dict[str, Any] = {"__name__": name, "__builtins__": self._functions}

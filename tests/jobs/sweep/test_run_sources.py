@@ -82,7 +82,7 @@ def stale_after(
 
 
 def test_an_edit_of_a_hopper_kernel(project: Checkout, before: dict[str, str]) -> None:
-    name = "systems/kernels/flash_attention/hopper/backward_kernel.py"
+    name = "systems/kernels/flash_attention/hopper/backward/d64.py"
     stale = stale_after(project, before, name, *EDIT)
     assert stale == {
         id

@@ -7,7 +7,7 @@ to dQ. If there are too few heads to fill the GPU, the queries are split into ra
 a fourth kernel adds the dK and dV of all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
-of dQ also change. On request, the order is fixed (see the module `backward_turns`), and the queries
+of dQ also change. On request, the order is fixed (see the module `backward.turns`), and the queries
 are not split.
 
 A launch plan holds prepared kernel launches. It is cached for each combination of shapes, strides,
@@ -246,7 +246,7 @@ class HopperBackwardPlan:
             *options.scales,
         )  # fmt: skip
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
-        # A counter for each head of q and key, see `backward_turns`
+        # A counter for each head of q and key, see `backward.turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
         if self.n_splits > 1:  # k and v then have equal shapes
@@ -296,8 +296,8 @@ class HopperBackwardPlan:
             is_packed: whether sequences are packed.
             has_dlse: whether calls have a gradient of lse.
         """
-        from systems.kernels.flash_attention.hopper.prepare_kernel import prepare_kernel
-        from systems.kernels.flash_attention.hopper.round_dq_kernel import convert_kernel
+        from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
+        from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
 
         out, dout, dq = strides[3:6]
         grid = (self.n_rows // TILE,)
@@ -334,9 +334,9 @@ class HopperBackwardPlan:
             numbers: values of the int and float parameters after the strides.
             grid: number of programs.
         """
-        from systems.kernels.flash_attention.hopper.backward_d128 import d128_backward_kernel
-        from systems.kernels.flash_attention.hopper.backward_d256 import d256_backward_kernel
-        from systems.kernels.flash_attention.hopper.backward_kernel import backward_kernel
+        from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
+        from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
 
         q, k, v, _, dout, _, dk, dv = strides
         of_q, of_k, of_v = shapes

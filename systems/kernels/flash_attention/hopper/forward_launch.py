@@ -310,7 +310,7 @@ class HopperForwardPlan:
         variant: Variant,
         packed: PackedSizes | None,
     ):
-        from systems.kernels.flash_attention.hopper.forward_kernel import hopper_forward_kernel
+        from systems.kernels.flash_attention.hopper.forward.kernel import hopper_forward_kernel
 
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
         value_dim = shapes[2][-1]

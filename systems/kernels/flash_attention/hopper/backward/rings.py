@@ -3,7 +3,7 @@
 A ring is a fixed number of slots in shared memory that are used in turn. mbarriers protect the
 slots: readers wait on `full` before they read a slot, and writers wait on `empty` before they
 overwrite it. A slot with two halves has one `full` for each half. The ring of dQ has mbarriers only
-if additions to dQ have a fixed order (see the module `backward_turns`). Otherwise, the warpgroup
+if additions to dQ have a fixed order (see the module `backward.turns`). Otherwise, the warpgroup
 that writes a slot also starts the addition, and waits until TMA has read the slot before it
 overwrites the slot.
 
@@ -12,7 +12,7 @@ phase n // S of the mbarriers of this slot. Readers wait for this phase of `full
 Writers wait for the previous phase of `empty`, which has the opposite parity. Before the first use
 of a slot, the wait of the writers returns at once.
 
-The module `backward_work` describes work items and their halves.
+The module `backward.work` describes work items and their halves.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -27,7 +27,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward_work import BLOCK_Q, HALF_K
+from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q, HALF_K
 
 
 @aggregate

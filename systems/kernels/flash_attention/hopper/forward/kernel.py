@@ -4,7 +4,7 @@ The kernel computes the same results as `triton.forward_kernel`, with the method
 FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2).
 
 A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see
-(see the module `forward_work`). If the keys are split into ranges, a work item has only the keys of
+(see the module `forward.work`). If the keys are split into ranges, a work item has only the keys of
 one range. The warps of a program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
@@ -19,7 +19,7 @@ the consumers still process the current work item.
 
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots, or share
-one (see the module `forward_rings`). In the code, `n` counts the tiles of keys over all work items
+one (see the module `forward.rings`). In the code, `n` counts the tiles of keys over all work items
 of the program. It equally counts the tiles of values. Indices of work items have a ring of two
 slots, and `turn` counts the work items. The ring of queries has slots for the 64 queries of a
 consumer. There are slots for all consumers and two work items. If head_dim is above 128, there are
@@ -66,7 +66,7 @@ Constraints imposed by the compiler:
 - Each of the four warps of a consumer waits for a WGMMA separately. All four must have waited
   before the warpgroup arrives at `empty`. The compiler inserts the barrier across the warps that is
   required for this before mbarrier.arrive, except shortly after another barrier. It must then be
-  written out, as in `backward_d256`.
+  written out, as in `backward.d256`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -94,14 +94,14 @@ from systems.kernels.flash_attention.hopper.column_parts import (
     wait,
     zeros,
 )
-from systems.kernels.flash_attention.hopper.forward_rings import (
+from systems.kernels.flash_attention.hopper.forward.rings import (
     place_of_keys,
     place_of_values,
     produce,
     skip,
     tile_at,
 )
-from systems.kernels.flash_attention.hopper.forward_work import (
+from systems.kernels.flash_attention.hopper.forward.work import (
     ROWS,
     ForwardProblem,
     next_work,

@@ -1,6 +1,6 @@
 """The producer of the Hopper forward kernel, and the rings of tiles that it fills.
 
-The module `forward_kernel` describes rings, their mbarriers and what the producer does. Usually, a
+The module `forward.kernel` describes rings, their mbarriers and what the producer does. Usually, a
 tile of q, k or v takes one box in shared memory, which one TMA copy fills, and keys and values have
 rings of their own. Both the keys and the values of tile n are then use n of their ring.
 
@@ -27,7 +27,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from systems.kernels.flash_attention.hopper.forward_work import ROWS, publish
+from systems.kernels.flash_attention.hopper.forward.work import ROWS, publish
 
 
 @gluon.jit
@@ -104,7 +104,7 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
     this consumer releases it.
 
     The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
-    `forward_kernel.hopper_forward_kernel` describes the constants.
+    `forward.kernel.hopper_forward_kernel` describes the constants.
     """
     q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers

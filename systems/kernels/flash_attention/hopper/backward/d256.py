@@ -1,7 +1,7 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 136 to 256, in Gluon.
 
-The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
-module `backward_work` describes work items and steps, and `backward_rings` how rings of slots in
+The module `backward.d64` describes the formulas and the backward pass for head_dim 64. The
+module `backward.work` describes work items and steps, and `backward.rings` how rings of slots in
 shared memory work.
 
 Tiles in shared memory have 256 columns. If the tensors have fewer columns, TMA pads the tiles with
@@ -54,18 +54,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward_rings import (
+from systems.kernels.flash_attention.hopper.backward.rings import (
     add_dq,
     barriers,
     copy,
     row_of,
 )
-from systems.kernels.flash_attention.hopper.backward_scores import (
+from systems.kernels.flash_attention.hopper.backward.scores import (
     add_times,
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_work import (
+from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     BackwardProblem,
     row_before,
@@ -77,7 +77,7 @@ HEAD_DIM = gl.constexpr(256)
 HALF = gl.constexpr(128)  # number of columns of a half
 CHUNK = gl.constexpr(64)  # number of columns of dQ that are computed at a time
 Q_SLOTS = gl.constexpr(2)
-# Registers per thread, as in `backward_d128`
+# Registers per thread, as in `backward.d128`
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -96,7 +96,7 @@ class Shared:
     lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
     minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
     ds: gl.shared_memory_descriptor  # (2, 64 keys, 64 queries)
-    dq: gl.shared_memory_descriptor  # float32 (2, 64, 64), see `backward_rings.add_dq`
+    dq: gl.shared_memory_descriptor  # float32 (2, 64, 64), see `backward.rings.add_dq`
     kv_full: gl.shared_memory_descriptor  # (1)
     q_full: gl.shared_memory_descriptor  # (slots), one for q, lse and minus_delta together
     q_empty: gl.shared_memory_descriptor  # (slots)
@@ -247,7 +247,7 @@ def _step(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     slot = i % Q_SLOTS
-    # Always 0, but not a constant for the compiler, as in `backward_d128`
+    # Always 0, but not a constant for the compiler, as in `backward.d128`
     zero = first_query >> 30
 
     dq = _begin_dq(shared, zero, layout, WHICH, 0)
@@ -271,7 +271,7 @@ def _step(
         dq = warpgroup_mma_wait(0, deps=[dq])
         if i > 0:
             _add(shared, dq_desc, dq, row + CHUNK, WHICH)
-    # Compute dP^T - delta: the accumulator of dP^T starts at -delta, as in `backward_d128`.
+    # Compute dP^T - delta: the accumulator of dP^T starts at -delta, as in `backward.d128`.
     minus_delta = row_of(shared.minus_delta.index(slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     mbarrier.wait(shared.do_full.index(0), i & 1)
@@ -406,7 +406,7 @@ def d256_backward_kernel(
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
-    arguments that are not listed below are those of `backward_d128.d128_backward_kernel`. Their
+    arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
     head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
     136 or more. With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
     dV have 128 if VALUE_HIGH is 0.

@@ -1,7 +1,7 @@
 """Warp-specialized backward pass of FlashAttention for Hopper and head_dim 72 to 128, in Gluon.
 
-The module `backward_kernel` describes the formulas and the backward pass for head_dim 64. The
-module `backward_work` describes work items and steps, and `backward_rings` the rings of slots in
+The module `backward.d64` describes the formulas and the backward pass for head_dim 64. The
+module `backward.work` describes work items and steps, and `backward.rings` the rings of slots in
 shared memory.
 
 The tiles have 128 columns. If the tensors have fewer, TMA pads their tiles in shared memory with
@@ -10,7 +10,7 @@ of dQ^T.
 
 Two consumer warpgroups compute dK and dV of 64 keys each. With head_dim 128, dK and dV of 64 keys
 take 128 registers per thread. Too few registers are left for a third warpgroup that computes dQ, as
-in `backward_kernel`. Instead, the two consumers have 240 registers per thread and also compute
+in `backward.d64`. Instead, the two consumers have 240 registers per thread and also compute
 dQ^T. Each consumer computes dQ^T for 64 of the 128 columns of dQ, and needs the dS^T of both
 consumers for it. In each step, a consumer issues its matmuls in this order:
 
@@ -51,19 +51,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.kernels.flash_attention.hopper.backward_rings import (
+from systems.kernels.flash_attention.hopper.backward.rings import (
     add_dq,
     allocate,
     load_item,
     row_of,
 )
-from systems.kernels.flash_attention.hopper.backward_scores import (
+from systems.kernels.flash_attention.hopper.backward.scores import (
     add_times,
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_turns import add_in_order, pass_dq
-from systems.kernels.flash_attention.hopper.backward_work import (
+from systems.kernels.flash_attention.hopper.backward.turns import add_in_order, pass_dq
+from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     HALF_K,
     BackwardProblem,

@@ -30,7 +30,7 @@ HALF_K = gl.constexpr(64)  # number of keys per consumer
 class BackwardProblem:
     """Sizes and mask of a launch, and the order of the work items.
 
-    The fields have the names and meanings of arguments of `backward_kernel.backward_kernel`.
+    The fields have the names and meanings of arguments of `backward.d64.backward_kernel`.
     """
 
     n_programs: gl.tensor

@@ -16,7 +16,7 @@ one is two tiles behind the next block of keys, and none has to wait. Without a 
 start with the same tile, and each one follows the next block of keys at a distance of a tile.
 
 The ring of dQ^T in shared memory has the mbarriers `dq_full` and `dq_empty` here (see the module
-`backward_rings`).
+`backward.rings`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -29,8 +29,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from systems.kernels.flash_attention.hopper.backward_rings import reduce_add, store_dq
-from systems.kernels.flash_attention.hopper.backward_work import BLOCK_Q, HALF_K
+from systems.kernels.flash_attention.hopper.backward.rings import reduce_add, store_dq
+from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q, HALF_K
 
 
 @gluon.jit

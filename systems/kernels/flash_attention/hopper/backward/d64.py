@@ -19,7 +19,7 @@ O) minus the gradient of the log-sum-exp. The warps of a program are:
     partition)                 to global memory while dQ^T of the next tile is computed
 
 The warps pass data to each other through rings of slots in shared memory (see the module
-`backward_rings`). "dQ" below is the warpgroup that computes dQ^T:
+`backward.rings`). "dQ" below is the warpgroup that computes dQ^T:
 
     ring   content of a slot        written by     read by              slots
     kv     K, V of a work item      producer       consumers, dQ        2
@@ -46,7 +46,7 @@ dP^T at the start of a step, this order is 8% faster for 16 to 32 heads of 16k t
 for 2k tokens, on an H100.
 
 The contributions to dQ are added in an order that changes from call to call, so the rounding errors
-of dQ also change, unless the kernel is launched with DETERMINISTIC (see `backward_turns`).
+of dQ also change, unless the kernel is launched with DETERMINISTIC (see `backward.turns`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -65,19 +65,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward_rings import (
+from systems.kernels.flash_attention.hopper.backward.rings import (
     add_dq,
     allocate,
     barriers,
     load_item,
     row_of,
 )
-from systems.kernels.flash_attention.hopper.backward_scores import (
+from systems.kernels.flash_attention.hopper.backward.scores import (
     probabilities,
     times,
 )
-from systems.kernels.flash_attention.hopper.backward_turns import add_in_order, pass_dq
-from systems.kernels.flash_attention.hopper.backward_work import (
+from systems.kernels.flash_attention.hopper.backward.turns import add_in_order, pass_dq
+from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     HALF_K,
     BackwardProblem,
@@ -396,7 +396,7 @@ def backward_kernel(
             queries.
         counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
             have taken, except the first one of each program.
-        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward_turns`. It
+        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward.turns`. It
             is used only if DETERMINISTIC is True.
         dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
             queries of each split. Their dtype is that of Q, or float32 with several splits.
@@ -431,7 +431,7 @@ def backward_kernel(
         SOFTCAP: whether scores are capped.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         DETERMINISTIC: whether work items add to dQ in a fixed order, see the module
-            `backward_turns`. There must be one split.
+            `backward.turns`. There must be one split.
     """
     if PACKED:
         n_items = gl.load(blocks) * n_heads

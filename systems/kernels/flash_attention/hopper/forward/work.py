@@ -26,7 +26,7 @@ ROWS = gl.constexpr(64)  # number of queries per consumer: the rows of a WGMMA
 class ForwardProblem:
     """Sizes and mask of a launch of the forward kernel, and the order of its work items.
 
-    The fields have the names and meanings of arguments of `forward_kernel.hopper_forward_kernel`.
+    The fields have the names and meanings of arguments of `forward.kernel.hopper_forward_kernel`.
     """
 
     n_work: gl.tensor
@@ -201,7 +201,7 @@ def next_work(next_work, full, empty, turn):
 
     Args:
         next_work: ring of two indices in shared memory.
-        full, empty: mbarriers of this ring (see the module `forward_kernel`).
+        full, empty: mbarriers of this ring (see the module `forward.kernel`).
         turn: number of work items that this program has already processed.
     """
     slot = turn % 2

@@ -64,7 +64,7 @@ def prepare_kernel(
         DQ_COLUMNS: number of columns of dQ in the backward kernel, a power of two.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
-    `backward_rings.row_of` reads them.
+    `backward.rings.row_of` reads them.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

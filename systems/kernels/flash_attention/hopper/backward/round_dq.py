@@ -28,7 +28,7 @@ def convert_kernel(
         dq_sum: float32 (batch, heads, n_padded // ROWS, COLUMNS // 64, ROWS // 8, 64, 8),
             contiguous: dQ / scale. The dimensions of a tile of ROWS queries are the high part of
             the column, the high part of the query, and the low parts of both (see
-            `backward_rings.add_dq`).
+            `backward.rings.add_dq`).
         dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
             elements of a row are contiguous.
         starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
