@@ -71,7 +71,7 @@ def test_all_imported_modules_of_the_repository_count(own: Checkout, reference: 
     assert names(tree, reference) == KERNELS | {"helper.py"}
     # What a module of the user imports of this project counts, whichever attention it calls.
     stems = {path.stem for path in tree.files(reference) or ()}
-    assert {"registry", "forward_launch", "backward_kernel"} <= stems
+    assert {"registry", "forward_launch", "d64"} <= stems
     assert "timing" not in stems
 
 

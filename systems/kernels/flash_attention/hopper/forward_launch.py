@@ -414,7 +414,9 @@ def _group(
     """Return how many heads of q the kernel processes together.
 
     It is a multiple of the heads of q for each head of k and v. Keys and values of a group fit in
-    the L2 cache.
+    the L2 cache, if those of one head do. Large groups are preferred, because the blocks of a
+    group read the same keys and values. Groups down to a quarter are tried, which is enough to
+    find a balanced one.
     """
     (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
     lengths = n_queries, n_keys

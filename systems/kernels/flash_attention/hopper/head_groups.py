@@ -17,9 +17,13 @@ from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions
 from systems.kernels.flash_attention.triton.base_plan import PackedSizes
 
 # Duration of the start and the end of a block, in tiles. Of the values 0 to 3, 2 gives the best
-# estimates of the forward pass for one head.
+# estimates of the forward pass for one head (see `splits.FORWARD_ITEM_TILES`). Backward uses the
+# same value: the longer the blocks, the less it matters.
 OVERHEAD_TILES = 2
-GOOD = 0.96  # utilization from which the first group size is taken
+# Utilization from which the first group size is taken. The first sizes share the L2 cache best.
+# With 0.99, backward of 256 causal heads of 1,024 tokens has groups of 52 heads instead of 20. In a
+# trial on an H100 (head_dim 64), it then took 0.338 ms instead of 0.319 ms.
+GOOD = 0.96
 MAX_BLOCKS = 1 << 14  # of more blocks, the last group is a small part, and nothing is simulated
 
 
