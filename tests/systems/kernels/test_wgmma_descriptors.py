@@ -1,0 +1,151 @@
+"""Tests of the check of descriptors, and the check of all Hopper kernels of attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, NARROW_VALUES, SHORT
+from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
+
+FORMS = ["full", "causal", "split", "window", "packed", "softcap"]
+TILES = {
+    "64": (64, 64, FORWARD[64]),
+    "64-short": (64, 64, SHORT),
+    "96": (96, 96, FORWARD[96]),
+    "128": (128, 128, FORWARD[128]),
+    "192": (192, 192, FORWARD[192]),
+    "192-128": (192, 128, NARROW_VALUES),
+    "256": (256, 256, FORWARD[256]),
+}
+BACKWARD = {name: case[:2] for name, case in TILES.items() if name != "64-short"}
+# The descriptor of V is in UR6 and UR7, or in UR10 and UR11. P is in registers.
+SECOND = "UIADD3 UR{}, UP0, UR{}, 0x4000080, URZ"
+MATMUL = """
+HGMMA.64x128x16.F32.BF16 R88, R152, gdesc[UR4].tnspB, R88
+HGMMA.64x128x16.F32.BF16 R88, R156, gdesc[UR8].tnspB, R88, gsb0
+"""
+
+
+def code(text: str) -> str:
+    """Return lines as cuobjdump prints them. A label `name:` is replaced by its address."""
+    lines: list[str] = []
+    labels = {}
+    for line in text.split("\n"):
+        if line.endswith(":"):
+            labels[line[:-1]] = f"{16 * len(lines):#06x}"
+        elif line:
+            lines.append(line)
+    for name, address in labels.items():
+        lines = [line.replace(name, address) for line in lines]
+    return "\n".join(f"/*{16 * i:04x}*/  {x} ;" for i, x in enumerate(lines))
+
+
+BRANCHES = f"""
+R2UR UR6, R6
+USHF.R.U32.HI UR6, URZ, 0x4, UR6
+{{before}}
+@!P0 BRA OTHER
+{{one}}
+ULOP3.LUT UR6, UR6, 0x4000000, URZ, 0xfc, !UPT
+{MATMUL}
+BRA END
+OTHER:
+{{other}}
+ULOP3.LUT UR6, UR6, 0x4000000, URZ, 0xfc, !UPT
+{MATMUL}
+END:
+EXIT
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "other"),
+    [
+        (SECOND.format(10, 6), "", ""),
+        ("", SECOND.format(10, 6), SECOND.format(10, 6)),
+        ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8\nUSHF.R.U32.HI UR10, URZ, 0x4, UR10"),
+        ("STL [R1+0x8], R6", SECOND.format(10, 6), "LDL R9, [R1+0x8]\nR2UR UR10, R9\n"
+         "USHF.R.U32.HI UR10, URZ, 0x4, UR10"),
+        (SECOND.format(11, 6), *2 * ["ULOP3.LUT UR11, UR11, UR10, URZ, 0x3c, !UPT\n"
+         "ULOP3.LUT UR10, UR11, UR10, URZ, 0x3c, !UPT\n"
+         "ULOP3.LUT UR11, UR11, UR10, URZ, 0x3c, !UPT"]),
+    ],
+    ids=["before both", "in both", "computed again", "spilled", "exchanged"],
+)  # fmt: skip
+def test_descriptors_of_one_tile(before: str, one: str, other: str) -> None:
+    assert wrong_matmuls(code(BRANCHES.format(before=before, one=one, other=other))) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "other"),
+    [
+        ("", SECOND.format(10, 6), ""),
+        ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8"),
+        ("", SECOND.format(10, 6), "@P1 " + SECOND.format(10, 6)),
+        ("", SECOND.format(10, 6), SECOND.format(10, 7)),
+    ],
+    ids=["only in one", "not shifted", "under a condition", "of another register"],
+)
+def test_descriptors_that_one_branch_does_not_compute(before: str, one: str, other: str) -> None:
+    n_matmuls, wrong = wrong_matmuls(code(BRANCHES.format(before=before, one=one, other=other)))
+    assert n_matmuls == 2 and len(wrong) == 1
+
+
+def test_descriptors_that_change_in_a_loop() -> None:
+    loop = f"""
+R2UR UR6, R6
+{{before}}
+LOOP:
+{{within}}
+{MATMUL}
+UIADD3 UR6, UR6, 0x400, URZ
+{{after}}
+@P0 BRA LOOP
+EXIT
+"""
+    both = loop.format(
+        before=SECOND.format(10, 6), within="", after="UIADD3 UR10, UR10, 0x400, URZ"
+    )
+    again = loop.format(before="", within=SECOND.format(10, 6), after="")
+    wrong = loop.format(
+        before=SECOND.format(10, 6), within="", after="UIADD3 UR10, UR10, 0x80, URZ"
+    )
+    assert wrong_matmuls(code(both)) == wrong_matmuls(code(again)) == (1, [])
+    assert len(wrong_matmuls(code(wrong))[1]) == 1
+
+
+def check(tmp_path: Path, *arguments: Any, **options: Any) -> None:
+    pytest.importorskip("triton")
+    from scripts.compile_check import compile_hopper
+
+    compiled = compile_hopper(*arguments, **options).compiled
+    n_matmuls, wrong = wrong_matmuls(machine_code(compiled, tmp_path))
+    assert n_matmuls >= 8 and not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", TILES)
+def test_forward_kernels(case: str, form: str, tmp_path: Path) -> None:
+    head_dim, value_dim, tile = TILES[case]
+    check(tmp_path, "forward", head_dim, form, tile, value_dim=value_dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "q_per_kv"), [*((form, 1) for form in FORMS), ("causal", 4), ("packed", 4)]
+)
+@pytest.mark.parametrize("case", BACKWARD)
+def test_backward_kernels(case: str, form: str, q_per_kv: int, tmp_path: Path) -> None:
+    head_dim, value_dim = BACKWARD[case]
+    check(tmp_path, "backward", head_dim, form, q_per_kv=q_per_kv, value_dim=value_dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [x for x in FORMS if x != "split"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_kernels_that_add_in_a_fixed_order(head_dim: int, form: str, tmp_path: Path) -> None:
+    check(tmp_path, "backward", head_dim, form, deterministic=True)
