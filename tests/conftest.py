@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,11 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # if the tests are killed.
 os.environ["JOBS_LATEST_NAME"] = ".latest-of-tests.json"
 
+# A shell without job control starts background commands with SIGINT ignored, and their processes
+# inherit this. Commands that tests interrupt would then not stop.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 # The files that take longest, which start first. Some of them mostly wait, others compute. Of the
@@ -56,6 +63,7 @@ INDEPENDENT = (
     "tests/systems/kernels/test_flash_hopper",
     "tests/systems/kernels/test_flash_margins.py",
     "tests/systems/kernels/test_flash_triton_gpu.py",
+    "tests/systems/kernels/test_wgmma_descriptors.py",
     "tests/systems/training/test_training_gpu.py",
     "tests/test_examples.py",
     "tests/test_studies.py",
