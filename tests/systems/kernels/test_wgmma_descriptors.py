@@ -85,10 +85,12 @@ def test_descriptors_of_one_tile(before: str, one: str, other: str) -> None:
         ("", SECOND.format(10, 6), ""),
         ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8"),
         ("", SECOND.format(10, 6), "@P1 " + SECOND.format(10, 6)),
+        ("", SECOND.format(10, 6), "@P1 STL [R1], R6\nLDL R9, [R1]\nR2UR UR10, R9\n"
+         "USHF.R.U32.HI UR10, URZ, 0x4, UR10"),
         ("", SECOND.format(10, 6), SECOND.format(10, 7)),
     ],
-    ids=["only in one", "not shifted", "under a condition", "of another register"],
-)
+    ids=["only in one", "not shifted", "under a condition", "spilled so", "of another register"],
+)  # fmt: skip
 def test_descriptors_that_one_branch_does_not_compute(before: str, one: str, other: str) -> None:
     n_matmuls, wrong = wrong_matmuls(code(BRANCHES.format(before=before, one=one, other=other)))
     assert n_matmuls == 2 and len(wrong) == 1

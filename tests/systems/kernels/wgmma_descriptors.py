@@ -9,8 +9,9 @@ matmul. In one branch, ptxas used a register for descriptors that it sets only i
 kernel returned wrong results, and neither its source nor its PTX contains the error.
 
 `wrong_matmuls` finds such errors by symbolic execution. A value is a symbol plus a constant. Equal
-symbols are equal values. An unknown instruction gives its result a new symbol, so it cannot hide an
-error, but it can lead to an error that does not exist.
+symbols are equal values. An unknown instruction gives its result a new symbol. It cannot hide an
+error, unless it writes more registers than `width_of` knows, but it can lead to an error that does
+not exist.
 """
 
 from __future__ import annotations
@@ -167,10 +168,28 @@ def result_of(instruction: Instruction, operands: list[str], state: State) -> Va
     return text if len(text) < 200 else hashlib.sha256(text.encode()).hexdigest(), 0
 
 
+def width_of(instruction: Instruction) -> int:
+    """Return how many consecutive registers an instruction reads or writes as one operand."""
+    base, name = instruction.base, instruction.name
+    if base == "HGMMA":
+        return int(name.split("x")[1]) // 2
+    if base == "LDSM":
+        return int(name.rsplit(".", 1)[1])
+    if ".128" in name:
+        return 4
+    return 2 if ".64" in name or ".WIDE" in name or name == "CS2R" else 1
+
+
 def execute(instruction: Instruction, state: State) -> None:
     """Change the values of the registers that an instruction writes."""
     base, name, operands = instruction.base, instruction.name, instruction.operands
-    width = 4 if ".128" in name else 2 if ".64" in name or ".WIDE" in name else 1
+    width = width_of(instruction)
+
+    def write(register: str, value: Value, i: int) -> None:
+        if instruction.predicate and state[register] != value:
+            value = f"{name} at {instruction.address:x}[{i}]", 0
+        state[register] = value
+
     if base in ("STL", "LDL"):
         place, register = operands if base == "STL" else operands[::-1]
         where, number = STACK.fullmatch(place), register.removeprefix("R")
@@ -178,7 +197,7 @@ def execute(instruction: Instruction, state: State) -> None:
             for i in range(width):
                 stack, kept = f"stack {int(where[1] or '0', 16) + 4 * i}", f"R{int(number) + i}"
                 written, read = (stack, kept) if base == "STL" else (kept, stack)
-                state[written] = state[read]
+                write(written, state[read], i)
             return
     if base.startswith(WITHOUT_RESULT):
         return
@@ -188,15 +207,9 @@ def execute(instruction: Instruction, state: State) -> None:
     kind, number = REGISTER.fullmatch(operands[of_result]).groups()  # type: ignore[union-attr]
     if number == "Z":
         return
-    if base == "HGMMA":
-        width = int(name.split("x")[1]) // 2
     new = result_of(instruction, operands[of_result + 1 :], state)
     for i in range(width):
-        register = f"{kind}{int(number) + i}"
-        value = new if i == 0 else (f"{new}[{i}]", 0)
-        if instruction.predicate and state[register] != value:
-            value = f"{name} at {instruction.address:x}[{i}]", 0
-        state[register] = value
+        write(f"{kind}{int(number) + i}", new if i == 0 else (f"{new}[{i}]", 0), i)
 
 
 def joined(block: int, before: list[State]) -> State:
