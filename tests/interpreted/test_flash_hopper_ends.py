@@ -103,14 +103,14 @@ def test_preparation_and_conversion_of_packed_sequences():
     dq = torch.full((n, heads, d), math.nan, dtype=F16).transpose(0, 1)[None]
     convert_kernel[heads * padded // 64,](
         tiles, dq, starts, *dq.stride()[:3], heads, n, padded, len(LENGTHS), 0.5,
-        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True,
+        HEAD_DIM=d, COLUMNS=d, DQ_COLUMNS=d, ROWS=64, PACKED=True,
     )  # fmt: skip
     assert torch.equal(dq[0], (right[:, places] * 0.5).to(F16))
 
 
 @pytest.mark.parametrize("has_dlse", [False, True])
 @pytest.mark.parametrize(
-    ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (128, 128, 256), (136, 256, 256)]
+    ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (128, 128, 256), (136, 256, 192)]
 )
 def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
     from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
@@ -153,16 +153,18 @@ def test_preparation_of_a_query_that_sees_no_key():
     assert (minus_delta == 0).all()
 
 
-@pytest.mark.parametrize(("d", "columns"), [(64, 64), (72, 128), (136, 256)])
-def test_conversion_turns_the_tiles(d, columns):
+@pytest.mark.parametrize(
+    ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (136, 256, 256), (136, 256, 192)]
+)
+def test_conversion_turns_the_tiles(d, columns, dq_columns):
     from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
 
     batch, heads, n, padded = 2, 3, 100, 128
-    right = torch.randn(batch, heads, padded, columns)
+    right = torch.randn(batch, heads, padded, dq_columns)
     tiles = dq_tiles(right)
     dq = torch.full((batch, n, heads, d), math.nan, dtype=F16).transpose(1, 2)
     convert_kernel[batch * heads * padded // 64,](
         tiles, dq, tiles, *dq.stride()[:3], heads, n, padded, 1, 0.5,
-        HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False,
+        HEAD_DIM=d, COLUMNS=columns, DQ_COLUMNS=dq_columns, ROWS=64, PACKED=False,
     )  # fmt: skip
     assert torch.equal(dq, (right[:, :, :n, :d] * 0.5).to(F16))

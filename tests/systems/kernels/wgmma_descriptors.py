@@ -88,9 +88,12 @@ class State(dict[str, Value]):
         found = REGISTER.search(operand)
         if found is None:
             return operand, 0
+        symbol, constant = self[found[0]]
         if operand == found[0]:
-            return self[operand]
-        return operand.replace(found[0], str(self[found[0]])), 0  # such as -R1 or |R1|
+            return symbol, constant
+        if operand == f"-{found[0]}" and not symbol:
+            return "", -constant & MASK
+        return operand.replace(found[0], str((symbol, constant))), 0  # such as -R1 or |R1|
 
 
 def machine_code(compiled: Any, folder: Path) -> str:

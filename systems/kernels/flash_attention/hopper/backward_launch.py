@@ -1,10 +1,11 @@
 """Launch the backward pass of attention with the Hopper kernels.
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
-`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128) or `d256_backward_kernel` (136
-to 256) computes all three gradients, with dQ as a float32 sum. `convert_kernel` converts this sum
-to dQ. If there are too few heads to fill the GPU, the queries are split into ranges. In this case,
-a fourth kernel adds the dK and dV of all ranges.
+`backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
+192, see `divides_by_matrix`) or `d256_backward_kernel` (136 to 256) computes all three gradients,
+with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few heads to
+fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK and dV of
+all ranges.
 
 The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
 of dQ also change. On request, the order is fixed (see the module `backward.turns`), and the queries
@@ -25,6 +26,7 @@ from torch import Tensor
 from systems.kernels.device import multiprocessors, on
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.forward_launch import (
+    COPIED_COLUMNS,
     PACKED_HEAD_DIMS,
     in_units,
     kernel_head_dim,
@@ -49,7 +51,9 @@ from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
-TILE = BLOCK_Q  # number of rows of every TMA copy
+TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `backward.d192`
+# Number of columns and of keys of a block of `backward.d192`, and of keys of its TMA copies
+MATRIX_COLUMNS, MATRIX_KEYS, MATRIX_ROWS = 192, 96, 32
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
 # Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
 ROW_BYTES = 2 + 2 + 4
@@ -90,8 +94,24 @@ def unsupported_reason(
     return forward_launch.unsupported_reason(q, variant, is_packed, value_dim)
 
 
+def divides_by_matrix(
+    head_dim: int, value_dim: int, constants: dict[str, bool], n_splits: int
+) -> bool:
+    """Return whether `d192_backward_kernel` computes the gradients.
+
+    Its consumers compute different matrices. Those of `d256_backward_kernel` compute different
+    columns, and it supports more inputs.
+
+    Args:
+        constants: see `KernelOptions`.
+        n_splits: number of ranges into which the queries are split.
+    """
+    has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
+    return has_head_dim and n_splits == 1 and not (constants["PACKED"] or constants["SOFTCAP"])
+
+
 def high_columns(head_dim: int) -> int:
-    """Return how many columns past the first 128 the kernel for head_dim above 128 uses."""
+    """Return how many columns past the first 128 `d256_backward_kernel` uses."""
     return 0 if head_dim <= 128 else 64 if head_dim <= 192 else 128
 
 
@@ -220,6 +240,12 @@ class HopperBackwardPlan:
                 n_programs, n_blocks, n_tiles, mask_is_causal, head_dim, n_multiprocessors, q_per_kv
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
+        self.by_matrix = divides_by_matrix(head_dim, value_dim, options.constants, self.n_splits)
+        self.dq_columns = self.head_dim  # number of columns of the float32 sum of dQ
+        if self.by_matrix:
+            self.dq_columns = MATRIX_COLUMNS
+            block_k = MATRIX_KEYS
+            n_blocks = -(-n_keys // block_k)
         self.order: PackedOrder | None = None
         if packed is not None:
             self.order = PackedOrder(
@@ -305,12 +331,13 @@ class HopperBackwardPlan:
         head_dim, value_dim = head_dims
         constants = {
             "HEAD_DIM": value_dim, "COLUMNS": kernel_head_dim(value_dim), "ROWS": TILE,
-            "PACKED": is_packed, "HAS_DLSE": has_dlse, "DQ_COLUMNS": self.head_dim,
+            "PACKED": is_packed, "HAS_DLSE": has_dlse, "DQ_COLUMNS": self.dq_columns,
         }  # fmt: skip
         numbers = *out[:3], *dout[:3], *ends
         self.prepare = Launch(prepare_kernel, grid, numbers, constants)
         constants = {
-            "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "ROWS": TILE, "PACKED": is_packed
+            "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "DQ_COLUMNS": self.dq_columns,
+            "ROWS": TILE, "PACKED": is_packed,
         }  # fmt: skip
         self.convert = Launch(convert_kernel, grid, (*dq[:3], *ends, scale), constants)
 
@@ -325,8 +352,7 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The kernel is `backward_kernel` for head_dim 64, `d128_backward_kernel` up to 128, and
-        `d256_backward_kernel` for larger ones.
+        The module says which kernel it is.
 
         Args:
             shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
@@ -337,21 +363,25 @@ class HopperBackwardPlan:
         """
         from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
         from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel
+        from systems.kernels.flash_attention.hopper.backward.d192 import d192_backward_kernel
         from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
 
         q, k, v, _, dout, _, dk, dv = strides
         of_q, of_k, of_v = shapes
         of_out = (*of_q[:3], of_v[-1])
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
-        dq_tiles = (self.n_rows * self.head_dim // TILE, TILE)
+        dq_tiles = (self.n_rows * self.dq_columns // TILE, TILE)
         columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
-        stored = min(columns, MAX_STORED_COLUMNS)
+        stored, rows = min(columns, MAX_STORED_COLUMNS), TILE
+        if self.by_matrix:
+            columns = value_columns = stored = COPIED_COLUMNS
+            rows = MATRIX_ROWS
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
             row_maps(dtype, of_q, q, TILE, columns),
             row_maps(dtype, of_out, dout, TILE, value_columns),
-            row_maps(dtype, of_k, k, TILE, columns),
-            row_maps(dtype, of_v, v, TILE, value_columns),
+            row_maps(dtype, of_k, k, rows, columns),
+            row_maps(dtype, of_v, v, rows, value_columns),
             row_map,
             row_map,
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE), swizzles=False),
@@ -360,14 +390,16 @@ class HopperBackwardPlan:
         all_constants: dict[str, int] = {**constants}
         if self.head_dim > 64:
             kernel = d128_backward_kernel
-            self.maps.append(row_maps(dtype, of_k, dk, TILE, stored))
-            self.maps.append(row_maps(dtype, of_v, dv, TILE, stored))
+            self.maps.append(row_maps(dtype, of_k, dk, rows, stored))
+            self.maps.append(row_maps(dtype, of_v, dv, rows, stored))
             all_constants["SPLIT"] = self.n_splits > 1
         all_constants["Q_PER_KV"] = of_q[1] // of_k[1]
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
             all_constants["COLUMNS"] = used_columns(of_q[-1])
-        if self.head_dim > 128:
+        if self.by_matrix:
+            kernel = d192_backward_kernel
+        elif self.head_dim > 128:
             kernel = d256_backward_kernel
             all_constants["HIGH"] = high_columns(of_q[-1])
             all_constants["VALUE_HIGH"] = high_columns(of_v[-1])
@@ -384,8 +416,8 @@ class HopperBackwardPlan:
         v: Tensor, out: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
         n, device = self.n_rows, q.device
-        work = torch.empty(n * (self.head_dim + 2), dtype=torch.float32, device=device)
-        dq_sum, log2_lse, minus_delta = work.split((n * self.head_dim, n, n))
+        work = torch.empty(n * (self.dq_columns + 2), dtype=torch.float32, device=device)
+        dq_sum, log2_lse, minus_delta = work.split((n * self.dq_columns, n, n))
         counter = turns = torch.empty(1, dtype=torch.int32, device=device)
         if self.n_turns:
             turns = torch.zeros(self.n_turns, dtype=torch.int32, device=device)

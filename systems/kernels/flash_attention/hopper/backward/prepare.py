@@ -61,7 +61,7 @@ def prepare_kernel(
         ROWS: number of queries per program. It must be 64.
         PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
         HAS_DLSE: whether lse has a gradient.
-        DQ_COLUMNS: number of columns of dQ in the backward kernel, a power of two.
+        DQ_COLUMNS: number of columns of dQ in the backward kernel, a multiple of ROWS.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function
     `backward.rings.row_of` reads them.
@@ -82,7 +82,6 @@ def prepare_kernel(
     if HAS_DLSE:
         row_dlse = dlse + head.to(tl.int64) * n_queries + start + row
         total -= tl.load(row_dlse, mask=row < n_rows, other=0.0)
-    padded = tile * ROWS + column
     before = head.to(tl.int64) * n_padded
     # In the result of a WGMMA, four threads hold each row. Thread t has the columns 8 j + 2 t + e
     # with e = 0 or 1. Store each four of its values contiguously, and these groups of the four
@@ -93,8 +92,9 @@ def prepare_kernel(
     # gradient of its log-sum-exp is.
     total = tl.where(row_lse == float("-inf"), 0.0, total)
     tl.store(minus_delta + before + place, -total)
-    element = tl.arange(0, DQ_COLUMNS)
-    zeros = tl.zeros((ROWS, DQ_COLUMNS), tl.float32)
-    tl.store(dq_sum + (before + padded[:, None]) * DQ_COLUMNS + element[None, :], zeros)
+    zeros = tl.zeros((ROWS, ROWS), tl.float32)
+    square = dq_sum + (before + tile * ROWS) * DQ_COLUMNS + column[:, None] * ROWS + column[None, :]
+    for part in tl.static_range(DQ_COLUMNS // ROWS):
+        tl.store(square + part * (ROWS * ROWS), zeros)
     if tl.program_id(0) == 0:
         tl.store(counter, 0)

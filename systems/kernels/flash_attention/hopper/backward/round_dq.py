@@ -16,7 +16,8 @@ from systems.kernels.flash_attention.triton.tile_ops import head_base
 @triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded", "n_sequences"])
 def convert_kernel(
     dq_sum, dquery, starts_q, dq_batch, dq_head, dq_row, n_heads, n_queries, n_padded, n_sequences,
-    scale, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PACKED: tl.constexpr,
+    scale, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, DQ_COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Convert the float32 sum of dQ to dQ: multiply it by the scale, reorder and round it.
 
@@ -25,7 +26,7 @@ def convert_kernel(
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        dq_sum: float32 (batch, heads, n_padded // ROWS, COLUMNS // 64, ROWS // 8, 64, 8),
+        dq_sum: float32 (batch, heads, n_padded // ROWS, DQ_COLUMNS // 64, ROWS // 8, 64, 8),
             contiguous: dQ / scale. The dimensions of a tile of ROWS queries are the high part of
             the column, the high part of the query, and the low parts of both (see
             `backward.rings.add_dq`).
@@ -41,7 +42,8 @@ def convert_kernel(
         n_sequences: number of packed sequences.
         scale: scale of the scores.
         HEAD_DIM: number of columns of dquery.
-        COLUMNS: number of columns of the backward kernel: HEAD_DIM or more, a power of two.
+        COLUMNS: DQ_COLUMNS or more, a power of two.
+        DQ_COLUMNS: number of columns of the sum of dQ, HEAD_DIM or more.
         ROWS: number of queries per tile. Each program converts one tile.
         PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
     """
@@ -52,8 +54,13 @@ def convert_kernel(
     )
     column = tl.arange(0, ROWS)
     element = tl.arange(0, COLUMNS)
-    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * COLUMNS)
-    value = tl.load(tile + tl.arange(0, COLUMNS * ROWS)).reshape(COLUMNS // 64, ROWS // 8, 64, 8)
+    tile = dq_sum + tl.program_id(0).to(tl.int64) * (ROWS * DQ_COLUMNS)
+    place = tl.arange(0, COLUMNS * ROWS)
+    if DQ_COLUMNS < COLUMNS:
+        value = tl.load(tile + place, mask=place < DQ_COLUMNS * ROWS, other=0.0)
+    else:
+        value = tl.load(tile + place)
+    value = value.reshape(COLUMNS // 64, ROWS // 8, 64, 8)
     value = value.permute(1, 3, 0, 2).reshape(ROWS, COLUMNS) * scale
     dquery = head_base(dquery, head, n_heads, dq_batch, dq_head) + start.to(tl.int64) * dq_row
     row = first + column

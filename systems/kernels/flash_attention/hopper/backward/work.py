@@ -6,7 +6,8 @@ all of them, one head after another. If the queries are split into ranges, a wor
 queries of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
 
 Up to head_dim 128, a block has 128 keys, and each of two consumers processes 64 of them. These 64
-keys are called a half of the work item. With larger head dimensions, a block has 64 keys.
+keys are called a half of the work item. With larger head dimensions, a block has 96
+keys (`backward.d192`) or 64 keys (`backward.d256`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -147,7 +148,7 @@ class BackwardProblem:
             n_tiles = last_tile - first_tile
             n_masked = 0
             if self.IS_CAUSAL:
-                n_masked = (first_key + BLOCK_K) // BLOCK_Q - first_tile
+                n_masked = gl.cdiv(first_key + BLOCK_K - 1, BLOCK_Q) - first_tile
             if first_key + BLOCK_K > n_keys:
                 n_masked = n_tiles
             n_masked = gl.maximum(gl.minimum(n_masked, n_tiles), 0)

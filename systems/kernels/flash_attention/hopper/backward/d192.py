@@ -1,0 +1,615 @@
+"""Warp-specialized backward pass of FlashAttention for Hopper and head_dim 136 to 192, in Gluon.
+
+The module `backward.d64` describes the formulas and the backward pass for head_dim 64. The module
+`backward.work` describes work items and steps, and `backward.rings` how rings of slots in shared
+memory work. Packed sequences, a softcap, another head_dim of V and splits of the queries are left
+to `backward.d256`.
+
+A work item has 96 keys. Each work item adds a float32 tile of dQ to global memory for each tile of
+queries. With 64 keys, there would be 1.5 times as many additions, and they would limit the speed.
+
+Consumer P computes the probabilities P and dV. Consumer DS computes dS and dK. dV of 96 keys and
+192 columns takes 144 of the 240 registers of each thread of consumer P, and so does dK in consumer
+DS. Each consumer passes its matrix to the other one through shared memory. They share the work of
+dQ, so that both have about as many matmuls. In step i, they issue:
+
+    consumer P     S of tile i                           columns 0 to 63 of dQ of tile i - 1
+                   P: exponentials                       dV
+    consumer DS    dP of tile i                          columns 64 to 191 of dQ of tile i
+                   dS = P * (dP - delta)                 dK
+
+Consumer P does not wait for dV at the end of a step, but with S of the next tile. The exponentials
+overlap the matmuls of consumer DS.
+
+A WGMMA computes a multiple of 64 rows, and 96 keys are none. So the kernel computes dK^T = Q^T dS
+and dV^T = dO^T P, which have 192 rows. P and dS have a row per query. P is rounded to 16 bits
+before it is multiplied by dP - delta.
+
+Gluon needs tiles whose numbers of rows and columns are powers of two. So 96 keys are divided into
+a wide part of 64 and a narrow part of 32 keys, and 192 columns into three boxes of 64 columns. The
+matmuls of S and dP address tiles of 256 columns, but do not use the last 64 (see `_rows`).
+
+A program processes only one work item. The data in shared memory are:
+
+    content                           written by     read by              slots
+    K, V of the work item             producer       consumers            1, filled once
+    Q, lse                            producer       consumers            2
+    dO, -delta                        producer       consumers            2
+    P of a tile                       consumer P     consumers            1
+    dS of a tile                      consumer DS    consumers            1
+    64 columns of dQ^T                a consumer     TMA                  1 for each consumer
+
+At the end, the buffer of dQ^T holds parts of dV or dK, and TMA copies them to global memory.
+"""
+
+# Kernel arguments have Triton's own types, which mypy does not know.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# mypy: disallow-untyped-decorators=False
+
+# No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from systems.kernels.flash_attention.hopper.backward.rings import add_dq, barriers, copy
+from systems.kernels.flash_attention.hopper.backward.scores import times
+from systems.kernels.flash_attention.hopper.backward.work import (
+    BLOCK_Q,
+    BackwardProblem,
+    row_before,
+)
+
+KEYS = gl.constexpr(96)  # number of keys of a work item
+WIDE = gl.constexpr(64)  # number of keys of the wide part
+NARROW = gl.constexpr(32)  # number of keys of the narrow part, and of a TMA copy of keys
+COLUMNS = gl.constexpr(192)
+BOX = gl.constexpr(64)  # number of columns of a TMA copy
+BOXES = gl.constexpr(3)
+ADDRESSED = gl.constexpr(256)  # number of columns with which a tile of 192 is addressed
+SLOTS = gl.constexpr(2)
+# Registers per thread, as in `backward.d128`
+CONSUMER_REGISTERS = gl.constexpr(240)
+PRODUCER_REGISTERS = gl.constexpr(24)
+
+
+@aggregate
+class Shared:
+    """Tiles in shared memory and their mbarriers.
+
+    Tiles of keys consist of boxes of (32 keys, 64 columns). Each two boxes of a wide part have the
+    same columns.
+    """
+
+    k_wide: gl.shared_memory_descriptor  # (6, 32, 64)
+    k_narrow: gl.shared_memory_descriptor  # (3, 32, 64)
+    v_wide: gl.shared_memory_descriptor  # as k_wide
+    v_narrow: gl.shared_memory_descriptor  # as k_narrow
+    q: gl.shared_memory_descriptor  # (3 * slots, 64, 64)
+    do: gl.shared_memory_descriptor  # as q
+    lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
+    minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
+    p_wide: gl.shared_memory_descriptor  # (1, 64 queries, 64)
+    p_narrow: gl.shared_memory_descriptor  # (1, 64 queries, 32)
+    ds_wide: gl.shared_memory_descriptor  # as p_wide
+    ds_narrow: gl.shared_memory_descriptor  # as p_narrow
+    dq: gl.shared_memory_descriptor  # float32 (8, 16, 64), four for each consumer
+    k_full: gl.shared_memory_descriptor  # (1)
+    v_full: gl.shared_memory_descriptor  # (1)
+    q_full: gl.shared_memory_descriptor  # (slots), for q and lse
+    q_empty: gl.shared_memory_descriptor  # (slots)
+    do_full: gl.shared_memory_descriptor  # (slots), for do and minus_delta
+    do_empty: gl.shared_memory_descriptor  # (slots)
+    p_full: gl.shared_memory_descriptor  # (1)
+    p_empty: gl.shared_memory_descriptor  # (1)
+    ds_full: gl.shared_memory_descriptor  # (1)
+    ds_empty: gl.shared_memory_descriptor  # (1)
+
+    @gluon.constexpr_function
+    def __init__(
+        self, k_wide, k_narrow, v_wide, v_narrow, q, do, lse, minus_delta, p_wide, p_narrow,
+        ds_wide, ds_narrow, dq, k_full, v_full, q_full, q_empty, do_full, do_empty, p_full, p_empty,
+        ds_full, ds_empty,
+    ):  # fmt: skip
+        self.k_wide = k_wide
+        self.k_narrow = k_narrow
+        self.v_wide = v_wide
+        self.v_narrow = v_narrow
+        self.q = q
+        self.do = do
+        self.lse = lse
+        self.minus_delta = minus_delta
+        self.p_wide = p_wide
+        self.p_narrow = p_narrow
+        self.ds_wide = ds_wide
+        self.ds_narrow = ds_narrow
+        self.dq = dq
+        self.k_full = k_full
+        self.v_full = v_full
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.do_full = do_full
+        self.do_empty = do_empty
+        self.p_full = p_full
+        self.p_empty = p_empty
+        self.ds_full = ds_full
+        self.ds_empty = ds_empty
+
+
+@gluon.jit
+def _allocate(k_desc, lse_desc):
+    """Allocate the tiles in shared memory and their mbarriers, and return `Shared`."""
+    dtype: gl.constexpr = k_desc.dtype
+    keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
+    queries: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BOX], dtype)
+    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, WIDE], dtype)
+    narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, NARROW], dtype)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    return Shared(
+        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
+        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
+        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
+        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
+        gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
+        gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
+        gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK_Q], lse_desc.layout),
+        gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK_Q], lse_desc.layout),
+        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, WIDE], wide),
+        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
+        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, WIDE], wide),
+        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
+        gl.allocate_shared_memory(gl.float32, [8, 16, BLOCK_Q], plain),
+        barriers(1, 1),
+        barriers(1, 1),
+        barriers(SLOTS, 1),
+        barriers(SLOTS, 2),
+        barriers(SLOTS, 1),
+        barriers(SLOTS, 2),
+        barriers(1, 1),
+        barriers(1, 1),
+        barriers(1, 1),
+        barriers(1, 1),
+    )
+
+
+@gluon.jit
+def _rows(boxes, first, ROWS: gl.constexpr):
+    """Return the tile that starts with box `first`, as (ROWS, 256).
+
+    In a swizzled tile, each 64 columns are contiguous, as in a box of their own. The tile has 192
+    columns. Those past them must not be used.
+    """
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ADDRESSED], boxes.dtype)
+    return boxes.index(first)._reinterpret(boxes.dtype, [ROWS, ADDRESSED], layout)
+
+
+@gluon.jit
+def _wide_box(boxes, first):
+    """Return 64 columns of the wide part of keys, (64, 64): the box `first` and the next one."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], boxes.dtype)
+    return boxes.index(first)._reinterpret(boxes.dtype, [WIDE, BOX], layout)
+
+
+@gluon.jit
+def _copy_keys(desc, batch, head, row, barrier, wide, narrow):
+    """Load 96 rows of K or V by TMA, asynchronously."""
+    mbarrier.expect(barrier, 3 * BOXES * desc.block_type.nbytes)
+    for box in gl.static_range(BOXES):
+        copy(desc, [batch, head, row, box * BOX], barrier, wide.index(2 * box))
+        copy(desc, [batch, head, row + NARROW, box * BOX], barrier, wide.index(2 * box + 1))
+        copy(desc, [batch, head, row + WIDE, box * BOX], barrier, narrow.index(box))
+
+
+@gluon.jit
+def _copy_queries(desc, row_desc, batch, head, row, padded_row, barrier, boxes, slot, numbers):
+    """Load a tile of Q or dO, and one number per query, by TMA, asynchronously."""
+    mbarrier.expect(barrier, BOXES * desc.block_type.nbytes + row_desc.block_type.nbytes)
+    for box in gl.static_range(BOXES):
+        copy(desc, [batch, head, row, box * BOX], barrier, boxes.index(slot * BOXES + box))
+    copy(row_desc, [padded_row], barrier, numbers.index(slot))
+
+
+@gluon.jit
+def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc):
+    """Load the tensors of the work item into shared memory. The producer warp runs this."""
+    item = problem.locate(gl.program_id(0))
+    batch = item.head // problem.n_heads
+    head = item.head % problem.n_heads
+    key = item.first_key
+    _copy_keys(k_desc, batch, head, key, shared.k_full.index(0), shared.k_wide, shared.k_narrow)
+    for which in range(problem.Q_PER_KV):
+        q_head = head * problem.Q_PER_KV + which
+        before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
+        for i in range(item.n_tiles):
+            step = which * item.n_tiles + i
+            slot = step % SLOTS
+            phase = (step // SLOTS) & 1 ^ 1
+            row = item.tile(i) * BLOCK_Q
+            mbarrier.wait(shared.q_empty.index(slot), phase)
+            _copy_queries(
+                q_desc, lse_desc, batch, q_head, row, before + row, shared.q_full.index(slot),
+                shared.q, slot, shared.lse,
+            )  # fmt: skip
+            if step == 0:  # V is needed after the first queries
+                _copy_keys(
+                    v_desc, batch, head, key, shared.v_full.index(0), shared.v_wide, shared.v_narrow
+                )
+            mbarrier.wait(shared.do_empty.index(slot), phase)
+            _copy_queries(
+                do_desc, minus_delta_desc, batch, q_head, row, before + row,
+                shared.do_full.index(slot), shared.do, slot, shared.minus_delta,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _column_of(shared, layout: gl.constexpr):
+    """Load lse or -delta of a tile of 64 queries from shared memory, one number per query.
+
+    Args:
+        shared: the 64 numbers in shared memory, in the order of `backward.rings.row_of`.
+        layout: register layout of a tile of S, with one row per query. Number i of the result
+            belongs to row i.
+    """
+    loaded: gl.constexpr = gl.DistributedLinearLayout(
+        [[2]], [[0], [0], [1], [4], [8]], [[16], [32]], [], [BLOCK_Q]
+    )
+    row = shared.load(loaded).reshape([BLOCK_Q // 16, 4, 2, 2]).permute((0, 2, 1, 3))
+    return gl.convert_layout(row.reshape([BLOCK_Q]), gl.SliceLayout(1, layout), assert_trivial=True)
+
+
+@gluon.jit
+def _probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.constexpr):
+    """Return P of a part of a tile, see `backward.scores.probabilities`. Rows are queries here."""
+    p = gl.exp2(s * problem.scale_log2e - lse[:, None])
+    if MASKED:
+        layout: gl.constexpr = p.type.layout
+        keys = first_key + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
+        visible = (keys < item.n_keys)[None, :]
+        if problem.IS_CAUSAL or problem.BOUNDED:
+            queries = first_query + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
+            visible = visible & (keys[None, :] <= (queries + item.upper)[:, None])
+        if problem.BOUNDED:
+            visible = visible & (keys[None, :] >= (queries + item.lower)[:, None])
+        p = gl.where(visible, p, 0.0)
+    return p
+
+
+@gluon.jit
+def _zeros():
+    """Return zeros for dK^T or dV^T: the wide parts of three boxes, then the narrow parts."""
+    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
+    wide = gl.zeros([BOX, WIDE], gl.float32, wide_layout)
+    narrow = gl.zeros([BOX, NARROW], gl.float32, narrow_layout)
+    return wide, wide, wide, narrow, narrow, narrow
+
+
+@gluon.jit
+def _add_product(rows, first, wide, narrow, sums):
+    """Issue the WGMMAs that add (rows^T wide, rows^T narrow) to dK^T or dV^T.
+
+    Args:
+        rows: boxes of Q or dO.
+        first: index of the first box of the tile.
+        wide, narrow: parts of dS or P, in shared memory.
+        sums: see `_zeros`.
+    """
+    a = rows.index(first).permute((1, 0))
+    b = rows.index(first + 1).permute((1, 0))
+    c = rows.index(first + 2).permute((1, 0))
+    return (
+        warpgroup_mma(a, wide, sums[0], is_async=True),
+        warpgroup_mma(b, wide, sums[1], is_async=True),
+        warpgroup_mma(c, wide, sums[2], is_async=True),
+        warpgroup_mma(a, narrow, sums[3], is_async=True),
+        warpgroup_mma(b, narrow, sums[4], is_async=True),
+        warpgroup_mma(c, narrow, sums[5], is_async=True),
+    )
+
+
+@gluon.jit
+def _wait(sums, wide, narrow):
+    """Wait until all WGMMAs are done.
+
+    Returns:
+        sums, wide, narrow: the arguments. The caller may then use them.
+    """
+    a, b, c, d, e, f, wide, narrow = warpgroup_mma_wait(
+        0, deps=[sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], wide, narrow]
+    )
+    return (a, b, c, d, e, f), wide, narrow
+
+
+@gluon.jit
+def _begin_dq(shared, zero, PART: gl.constexpr):
+    """Issue the two WGMMAs that compute 64 columns of dQ from dS, as dQ^T, float32 (64, 64).
+
+    The caller must wait for the WGMMAs before it uses dQ^T, or releases dS.
+
+    Args:
+        zero: the number 0, see `_step_of_p`.
+        PART: index of the 64 columns, 0 to 2.
+    """
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
+    dq = gl.zeros([BOX, BLOCK_Q], gl.float32, layout)
+    wide = _wide_box(shared.k_wide, zero + 2 * PART).permute((1, 0))
+    narrow = shared.k_narrow.index(zero + PART).permute((1, 0))
+    ds_wide = shared.ds_wide.index(zero).permute((1, 0))
+    ds_narrow = shared.ds_narrow.index(zero).permute((1, 0))
+    dq = warpgroup_mma(wide, ds_wide, dq, use_acc=False, is_async=True)
+    return warpgroup_mma(narrow, ds_narrow, dq, is_async=True)
+
+
+@gluon.jit
+def _buffer(shared, dq_desc, WHICH: gl.constexpr):
+    """Return the buffer of dQ^T of a consumer, float32 (64, 64)."""
+    return shared.dq.index(4 * WHICH)._reinterpret(gl.float32, [BOX, BLOCK_Q], dq_desc.layout)
+
+
+@gluon.jit
+def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
+    """Add 64 columns of dQ^T to global memory by TMA, asynchronously, at `row` of dq_desc.
+
+    Args:
+        WHICH: index of this consumer, which selects the buffer in shared memory.
+    """
+    tma.store_wait(pendings=0)  # until TMA has read the previous columns from this buffer
+    add_dq(dq_desc, dq, row, _buffer(shared, dq_desc, WHICH))
+
+
+@gluon.jit
+def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED: gl.constexpr):
+    """Compute P of tile i, add its contribution to dV^T, and add a part of dQ of tile i - 1.
+
+    A tile consists of 64 queries. Consumer P calls this function in each step of a work item.
+
+    Args:
+        shared: `Shared`.
+        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
+        problem, item: `BackwardProblem` and `WorkItem`.
+        i: number of tiles of the work item before this one, over all heads of q.
+        sums: dV^T of the work item, summed over the earlier tiles, see `_zeros`. Its WGMMAs may
+            be in flight, also when the function returns.
+        first_query: index of the first query of tile i.
+        row: row of dq_desc at which dQ^T of tile i - 1 starts.
+        MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
+            because keys are past the end.
+
+    Returns:
+        sums: dV^T that includes tile i.
+    """
+    dtype: gl.constexpr = shared.q.dtype
+    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
+    slot = i % SLOTS
+    phase = (i // SLOTS) & 1
+    # Always 0, but not a constant for the compiler, as in `backward.d128`
+    zero = first_query >> 30
+
+    mbarrier.wait(shared.q_full.index(slot), phase)
+    q = _rows(shared.q, slot * BOXES, BLOCK_Q)
+    wide = times(q, _rows(shared.k_wide, zero, WIDE), wide_layout, COLUMNS)
+    narrow = times(q, _rows(shared.k_narrow, zero, NARROW), narrow_layout, COLUMNS)
+    sums, wide, narrow = _wait(sums, wide, narrow)
+    mbarrier.arrive(shared.do_empty.index((i + 1) % SLOTS), count=1, pred=i > 0)
+    mbarrier.wait(shared.p_empty.index(0), (i & 1) ^ 1)
+    key = item.first_key
+    p = shared.p_wide.index(zero), shared.p_narrow.index(zero)
+    lse = shared.lse.index(slot)
+    p_wide = _probabilities(
+        wide, _column_of(lse, wide_layout), problem, item, key, first_query, MASKED
+    )
+    p[0].store(p_wide.to(dtype))
+    p_narrow = _probabilities(
+        narrow, _column_of(lse, narrow_layout), problem, item, key + WIDE, first_query, MASKED
+    )
+    p[1].store(p_narrow.to(dtype))
+    mbarrier.arrive(shared.q_empty.index(slot), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(shared.p_full.index(0), count=1)
+    mbarrier.wait(shared.ds_full.index(0), (i & 1) ^ 1, pred=i > 0)
+    dq = _begin_dq(shared, zero, 0)
+    mbarrier.wait(shared.do_full.index(slot), phase)
+    sums = _add_product(shared.do, slot * BOXES, p[0], p[1], sums)
+    dq = warpgroup_mma_wait(6, deps=[dq])  # dV^T stays in flight
+    mbarrier.arrive(shared.ds_empty.index(0), count=1, pred=i > 0)
+    if i > 0:
+        _add(shared, dq_desc, dq, row, 0)
+    return sums
+
+
+@gluon.jit
+def _step_of_ds(shared, dq_desc, i, sums, zero, row):
+    """Compute dS of tile i, add its contribution to dK^T, and add a part of dQ of this tile.
+
+    Consumer DS calls this function in each step of a work item.
+
+    Args:
+        sums: dK^T of the work item, summed over the earlier tiles, see `_zeros`. It is not yet
+            multiplied by the scale.
+        zero: the number 0, see `_step_of_p`, which also describes the other arguments.
+        row: row of dq_desc at which dQ^T of tile i starts.
+
+    Returns:
+        sums: dK^T that includes tile i.
+    """
+    dtype: gl.constexpr = shared.q.dtype
+    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
+    slot = i % SLOTS
+    phase = (i // SLOTS) & 1
+
+    mbarrier.wait(shared.do_full.index(slot), phase)
+    do = _rows(shared.do, slot * BOXES, BLOCK_Q)
+    minus_delta = shared.minus_delta.index(slot)
+    wide = times(do, _rows(shared.v_wide, zero, WIDE), wide_layout, COLUMNS)
+    narrow = times(do, _rows(shared.v_narrow, zero, NARROW), narrow_layout, COLUMNS)
+    wide, narrow = warpgroup_mma_wait(0, deps=[wide, narrow])
+    mbarrier.wait(shared.p_full.index(0), i & 1)
+    # The accumulators of dP do not start at -delta, as they do in `backward.d128`. ptxas would then
+    # wait after each WGMMA of the kernel.
+    wide += _column_of(minus_delta, wide_layout)[:, None]
+    narrow += _column_of(minus_delta, narrow_layout)[:, None]
+    ds_wide = (shared.p_wide.index(zero).load(wide_layout).to(gl.float32) * wide).to(dtype)
+    ds_narrow = (shared.p_narrow.index(zero).load(narrow_layout).to(gl.float32) * narrow).to(dtype)
+    mbarrier.arrive(shared.p_empty.index(0), count=1)
+    mbarrier.arrive(shared.do_empty.index(slot), count=1)
+    # until consumer P has computed dQ^T of tile i - 1 from this slot
+    mbarrier.wait(shared.ds_empty.index(0), (i & 1) ^ 1, pred=i > 0)
+    ds = shared.ds_wide.index(zero), shared.ds_narrow.index(zero)
+    ds[0].store(ds_wide)
+    ds[1].store(ds_narrow)
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(shared.ds_full.index(0), count=1)
+    middle = _begin_dq(shared, zero, 1)
+    last = _begin_dq(shared, zero, 2)
+    mbarrier.wait(shared.q_full.index(slot), phase)
+    sums = _add_product(shared.q, slot * BOXES, ds[0], ds[1], sums)
+    middle = warpgroup_mma_wait(8, deps=[middle])  # the rest of dQ^T and dK^T stay in flight
+    _add(shared, dq_desc, middle, row + BOX, 1)
+    last = warpgroup_mma_wait(6, deps=[last])  # dK^T stays in flight
+    _add(shared, dq_desc, last, row + 2 * BOX, 1)
+    sums, _, _ = _wait(sums, sums[0], sums[0])
+    mbarrier.arrive(shared.q_empty.index(slot), count=1)
+    return sums
+
+
+@gluon.jit
+def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.constexpr):
+    """Store 64 columns of dK or dV to global memory by TMA, asynchronously.
+
+    Args:
+        desc: TMA descriptor of the tensor in global memory, with tiles of (1, 1, 32, 64). Each fits
+            in an index of shared.dq.
+        wide, narrow: dK^T or dV^T of the columns, float32 (64 columns, 64 or 32 keys).
+        WHICH: index of this consumer.
+    """
+    dtype: gl.constexpr = desc.dtype
+    wide_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
+    narrow_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
+    wide_rows = shared.dq.index(4 * WHICH)._reinterpret(dtype, [WIDE, BOX], wide_layout)
+    narrow_rows = shared.dq.index(4 * WHICH + 2)._reinterpret(dtype, [NARROW, BOX], narrow_layout)
+    tma.store_wait(pendings=0)
+    wide_rows.permute((1, 0)).store(wide.to(dtype))
+    narrow_rows.permute((1, 0)).store(narrow.to(dtype))
+    fence_async_shared()
+    gl.thread_barrier()
+    for part in gl.static_range(3):
+        tile = shared.dq.index(4 * WHICH + part)
+        tile = tile._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+        tma.async_copy_shared_to_global(desc, [batch, head, row + part * NARROW, column], tile)
+
+
+@gluon.jit
+def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
+    """Compute dV and a part of dQ if COMPUTES_P is True, otherwise dK and the rest of dQ.
+
+    Args:
+        desc: TMA descriptor of dV or dK.
+        factor: dV or dK is multiplied by it at the end.
+    """
+    WHICH: gl.constexpr = 0 if COMPUTES_P else 1
+    item = problem.locate(gl.program_id(0))
+    sums = _zeros()
+    tiles_per_head = problem.n_padded // BLOCK_Q
+    # Row of dQ^T for tile 0 of the first head of q
+    row = item.head * problem.Q_PER_KV * tiles_per_head * COLUMNS
+    mbarrier.wait(shared.k_full.index(0), 0)
+    if not COMPUTES_P:
+        mbarrier.wait(shared.v_full.index(0), 0)
+    for which in range(problem.Q_PER_KV):
+        before = which * item.n_tiles  # number of steps for earlier heads of q
+        head_row = row + which * tiles_per_head * COLUMNS
+        if COMPUTES_P:
+            for i in range(item.n_first()):
+                sums = _step_of_p(
+                    shared, dq_desc, problem, item, before + i, sums, item.tile(i) * BLOCK_Q,
+                    row_before(problem, item, head_row, i, COLUMNS), True,
+                )  # fmt: skip
+            for i in range(item.n_first(), item.n_tiles):
+                sums = _step_of_p(
+                    shared, dq_desc, problem, item, before + i, sums, item.tile(i) * BLOCK_Q,
+                    row_before(problem, item, head_row, i, COLUMNS), False,
+                )  # fmt: skip
+        else:
+            for i in range(item.n_tiles):
+                sums = _step_of_ds(
+                    shared, dq_desc, before + i, sums, (before + i) >> 30,
+                    head_row + item.tile(i) * COLUMNS,
+                )  # fmt: skip
+    n = problem.Q_PER_KV * item.n_tiles
+    last_tile = item.tile(item.n_tiles - 1)
+    row += ((problem.Q_PER_KV - 1) * tiles_per_head + last_tile) * COLUMNS
+    if COMPUTES_P:
+        mbarrier.wait(shared.ds_full.index(0), (n - 1) & 1)
+        dq = _begin_dq(shared, 0, 0)
+        sums, dq, _ = _wait(sums, dq, dq)
+        _add(shared, dq_desc, dq, row, 0)
+    batch = item.head // problem.n_heads
+    head = item.head % problem.n_heads
+    for box in gl.static_range(BOXES):
+        _send_box(
+            shared, desc, batch, head, item.first_key, box * BOX, sums[box] * factor,
+            sums[BOXES + box] * factor, WHICH,
+        )  # fmt: skip
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
+        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
+        "dv_split", "dv_batch", "dv_head", "dv_row",
+    ]
+)  # fmt: skip
+def d192_backward_kernel(
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
+    counter, turns, dkey, dvalue, starts_q, starts_k, blocks,
+    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
+    left, right, scale, scale_log2e, cap_log2e,
+    IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
+    DETERMINISTIC: gl.constexpr,
+):  # fmt: skip
+    """Compute dQ, dK and dV with one warp-specialized program per work item.
+
+    A work item is a block of 96 keys of one head, with the queries that see these keys. The
+    arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
+    head_dim is 192 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
+    136 or more.
+
+    Args:
+        q_desc, do_desc: TMA descriptors, with tiles of (1, 1, 64, 64).
+        k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of (1, 1, 32, 64).
+        dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 3, 64), with tiles of (64,
+            64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (192,
+            64) for every 64 queries.
+        PACKED, SOFTCAP, SPLIT, DETERMINISTIC: must be False.
+    """
+    gl.static_assert(not (PACKED or SOFTCAP or SPLIT or DETERMINISTIC))
+    n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
+    problem = BackwardProblem(
+        n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
+        n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, KEYS,
+    )  # fmt: skip
+    shared = _allocate(k_desc, lse_desc)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consume, (shared, problem, dq_desc, dv_desc, 1.0, gl.constexpr(True))),
+            (_consume, (shared, problem, dq_desc, dk_desc, scale, gl.constexpr(False))),
+            (_produce, (shared, problem,
+                        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
+        ],
+        [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip
