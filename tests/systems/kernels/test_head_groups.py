@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.head_groups import (
     GOOD,
+    MAX_BLOCKS,
     balanced_group,
     even_sizes,
     tiles_of_blocks,
@@ -46,7 +48,8 @@ def test_blocks_process_the_tiles_that_they_see(n_queries, n_keys, variant, is_c
             if (sees(column, row) if by_keys else sees(row, column))
         }
         expected.append(max(1, len(seen)))
-    assert found == expected
+    # Only under a causal mask do the kernels start with the longest block.
+    assert found == (sorted(expected, reverse=True) if mask.right == 0 else expected)
 
 
 @given(st.lists(SMALL, min_size=1, max_size=9), SMALL, SMALL, SMALL)
@@ -79,15 +82,42 @@ def test_groups_leave_no_short_last_group(heads, n, sizes, expected):
     options = kernel_options(True, NO_VARIANT, None, (n, n), None, 128)
     tiles = tiles_of_blocks(options, (n, n), None, 128, 64, by_keys=True, n_heads=heads)
     assert balanced_group(tiles, heads, sizes, 132) == expected
-    lengths = sorted(tiles, reverse=True)
-    assert utilization(lengths, heads, expected, 132) > GOOD
+    assert utilization(tiles, heads, expected, 132) > GOOD
     if n == 8192:
-        assert utilization(lengths, heads, 3, 132) < 0.88
+        assert utilization(tiles, heads, 3, 132) < 0.88
 
 
 def test_equal_blocks_and_many_blocks_need_no_simulation():
     assert balanced_group([5] * 100, 16, [3, 4], 132) == 3
     assert balanced_group(range(1, 1001), 1000, [7, 8], 132) == 7
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "batch", "heads", "kv_heads", "n", "head_dim", "expected"),
+    [
+        # Without a mask: the fewest heads that give each of 132 multiprocessors a block
+        (False, 16, 16, 16, 1024, 128, 18),  # 17 would leave a last group of one head
+        (False, 2, 16, 16, 8192, 128, 3),
+        (False, 1, 32, 8, 4096, 128, 8),  # a multiple of the heads of q per head of k
+        # Causal: as many as fit in the L2 cache, if they are balanced
+        (True, 2, 16, 16, 8192, 128, 8),
+        (True, 8, 16, 16, 2048, 128, 32),
+        (True, 16, 16, 16, 1024, 128, 32),  # not 64: keys of all would be read at the same time
+    ],
+)
+def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expected):
+    options = kernel_options(is_causal, NO_VARIANT, None, (n, n), None, head_dim)
+    shapes = (batch, heads, n, head_dim), (batch, kv_heads, n, head_dim)
+    assert forward_launch._group(options, shapes, None, 128, 128, 132) == expected
+
+
+def test_groups_of_very_long_packed_sequences_are_found_quickly():
+    """Blocks past MAX_BLOCKS are not counted, so the time does not grow with the lengths."""
+    n = 1 << 30
+    options = kernel_options(True, NO_VARIANT, PackedSizes(9, n, n), (n, n), None, 128)
+    for by_keys in (False, True):
+        tiles = tiles_of_blocks(options, (n, n), PackedSizes(9, n, n), 128, 64, by_keys, 1)
+        assert MAX_BLOCKS < len(tiles) <= 2 * MAX_BLOCKS
 
 
 def test_packed_sequences():

@@ -39,6 +39,10 @@ from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
+# Shorter heads form groups as if they had this number of keys. The first blocks of a group read the
+# keys and values of all its heads from memory at the same time. With larger groups, this takes
+# longer than the matmuls.
+GROUPED_KEYS = 2048
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # number of queries per consumer
 COPIED_COLUMNS = 64  # columns that a TMA copy loads if keys and values share a ring
@@ -414,9 +418,12 @@ def _group(
     """Return how many heads of q the kernel processes together.
 
     It is a multiple of the heads of q for each head of k and v. Keys and values of a group fit in
-    the L2 cache, if those of one head do. Large groups are preferred, because the blocks of a
-    group read the same keys and values. Groups down to a quarter are tried, which is enough to
-    find a balanced one.
+    the L2 cache, if those of one head do.
+
+    Under a causal mask, large groups are preferred, because their long blocks fill the gaps better.
+    Groups down to a quarter are tried, which is enough to find a balanced one. Otherwise, the
+    smallest group that gives every multiprocessor a block is preferred: the fewer heads run at the
+    same time, the more blocks read the same keys and values, and the less is read from memory.
     """
     (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
     lengths = n_queries, n_keys
@@ -425,8 +432,13 @@ def _group(
         options, lengths, packed, block_q, block_k, by_keys=False, n_heads=batch * heads
     )
     longest = n_keys if packed is None else packed.max_keys
-    most = heads_in_l2(longest, head_dim, 2, n_heads)
-    sizes = [q_per_kv * size for size in reversed(even_sizes(n_heads, -(-most // 4), most))]
+    most = heads_in_l2(max(longest, GROUPED_KEYS), head_dim, 2, n_heads)
+    if options.constants["IS_CAUSAL"]:
+        sizes = even_sizes(n_heads, -(-most // 4), most)[::-1]
+    else:
+        least = -(-n_multiprocessors // (q_per_kv * len(tiles)))
+        sizes = even_sizes(n_heads, least, max(least, most))
+    sizes = [q_per_kv * size for size in sizes]
     return balanced_group(tiles, q_per_kv * n_heads, sizes, n_multiprocessors)
 
 

@@ -1,10 +1,10 @@
 """How many heads a Hopper kernel processes together, so that all multiprocessors stay busy.
 
-The blocks of a group of heads run at about the same time, the longest first, and share the L2
-cache. If the last group has too few blocks, its longest blocks start late, and most multiprocessors
-wait for them. With 8 causal heads of 8,192 tokens on 132 multiprocessors, groups of 3, 3 and 2
-heads take 1.17 times as long as two groups of 4. Group sizes are therefore chosen by a simulation
-of how the multiprocessors take the blocks.
+The blocks of a group of heads run at about the same time, and share the L2 cache. Under a causal
+mask, the longest blocks start first. If the last group has too few blocks, its longest blocks start
+late, and most multiprocessors wait for them. With 8 causal heads of 8,192 tokens on 132
+multiprocessors, groups of 3, 3 and 2 heads take 1.17 times as long as two groups of 4. Group sizes
+are therefore chosen by a simulation of how the multiprocessors take the blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ OVERHEAD_TILES = 2
 # With 0.99, backward of 256 causal heads of 1,024 tokens has groups of 52 heads instead of 20. In a
 # trial on an H100 (head_dim 64), it then took 0.338 ms instead of 0.319 ms.
 GOOD = 0.96
-MAX_BLOCKS = 1 << 14  # of more blocks, the last group is a small part, and nothing is simulated
+# Of more blocks, the last group is a small part, and nothing is simulated. A simulation of so many
+# takes about 1 ms for each group size.
+MAX_BLOCKS = 1 << 13
 
 
 def tiles_seen(
@@ -58,11 +60,12 @@ def tiles_of_blocks(
     by_keys: bool,
     n_heads: int,
 ) -> list[int]:
-    """Return how many tiles each block of a head processes.
+    """Return how many tiles each block of a head processes, in the order of execution.
 
     The lengths of packed sequences are known only on the GPU. They are assumed to be evenly
-    distributed, from an eighth of the longest to the longest. If there are more than MAX_BLOCKS
-    blocks of all heads, the rest of the sequences is left out.
+    distributed, from an eighth of the longest to the longest, and the blocks to start in the order
+    of decreasing length. If there are more than MAX_BLOCKS blocks of all heads, the rest of the
+    sequences is left out.
 
     Args:
         lengths: number of queries and of keys of a head, of all sequences if they are packed.
@@ -78,20 +81,21 @@ def tiles_of_blocks(
         return tiles_seen(n_queries, n_keys, block, tile, -lower, upper)
 
     if packed is None:
-        return of_sequence(*lengths)
-    sequences = [
-        (max(1, packed.max_queries * eighths // 8), max(1, packed.max_keys * eighths // 8))
-        for eighths in range(8, 0, -1)
-    ]
-    of_sequences = [of_sequence(*sizes) for sizes in sequences]
-    tiles: list[int] = []
+        tiles = of_sequence(*lengths)
+        # The kernels start with the longest block only under a causal mask.
+        return sorted(tiles, reverse=True) if options.constants["IS_CAUSAL"] else tiles
+    tiles = []
     n_rows = lengths[by_keys]
-    for i in itertools.cycle(range(len(sequences))):
+    # No sequence is longer than all together, and no more than MAX_BLOCKS blocks are needed.
+    most = [min(n, MAX_BLOCKS * block) for n in lengths]
+    longest = min(packed.max_queries, most[0]), min(packed.max_keys, most[1])
+    for eighths in itertools.cycle(range(8, 0, -1)):
         if n_rows <= 0 or len(tiles) * n_heads > MAX_BLOCKS:
             break
-        tiles += of_sequences[i]
-        n_rows -= sequences[i][by_keys]
-    return tiles
+        sizes = [max(1, n * eighths // 8) for n in longest]
+        tiles += of_sequence(*sizes)
+        n_rows -= sizes[by_keys]
+    return sorted(tiles, reverse=True)
 
 
 def even_sizes(n_heads: int, least: int, most: int) -> list[int]:
@@ -134,12 +138,12 @@ def balanced_group(
     """Return the first group size with a good utilization, or else the one with the best.
 
     Args:
-        tiles: number of tiles of each block of a head, in any order. The longest is executed first.
+        tiles: number of tiles of each block of a head, in the order of execution.
         sizes: possible sizes, the preferred ones first.
     """
     if min(tiles) == max(tiles) or len(tiles) * n_heads > MAX_BLOCKS:
         return sizes[0]
-    lengths = sorted((n + OVERHEAD_TILES for n in tiles), reverse=True)
+    lengths = [n + OVERHEAD_TILES for n in tiles]
     found: dict[float, int] = {}
     for size in sizes:
         used = utilization(lengths, n_heads, size, multiprocessors)
