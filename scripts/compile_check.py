@@ -313,7 +313,7 @@ def compile_hopper(
         }  # fmt: skip
     else:
         n_splits = 2 if form == "split" else 1
-        by_matrix = divides_by_matrix(head_dim, value_dim, features, n_splits)
+        by_matrix = divides_by_matrix(torch.bfloat16, head_dim, value_dim, features, n_splits)
         stored, n_keys = min(columns, MAX_STORED_COLUMNS), 64
         if by_matrix:
             columns = value_columns = stored = COPIED_COLUMNS
@@ -360,7 +360,7 @@ def spill_limit(
     constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
     n_splits = 2 if form == "split" else 1
     if name == "backward" and divides_by_matrix(
-        head_dim, value_dim or head_dim, constants, n_splits
+        torch.bfloat16, head_dim, value_dim or head_dim, constants, n_splits
     ):
         return MATRIX_SPILLS
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS

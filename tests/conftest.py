@@ -133,6 +133,17 @@ def outputs_hold_nan(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, _filled_with_nan(getattr(owner, name)))
 
 
+@pytest.fixture
+def blocks_of_96_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `d192_backward_kernel` compute all gradients that it can, also where it is slower."""
+    from systems.kernels.flash_attention.hopper import backward_launch
+
+    monkeypatch.setattr(backward_launch, "MATRIX_STEP_TIME", 0.0)
+    backward_launch._backward_plan.cache_clear()
+    yield
+    backward_launch._backward_plan.cache_clear()
+
+
 def _filled_with_nan(empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def filled(*args: Any, **kwargs: Any) -> Tensor:
         tensor = empty(*args, **kwargs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.hopper import backward_launch
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
@@ -19,7 +21,7 @@ from tests.systems.kernels.flash_cases import (
     slow,
 )
 
-pytestmark = pytest.mark.usefixtures("outputs_hold_nan")
+pytestmark = pytest.mark.usefixtures("outputs_hold_nan", "blocks_of_96_keys")
 
 BF16, F16 = torch.bfloat16, torch.float16
 MASKS = {
@@ -69,6 +71,15 @@ ERRORS = {
     "no fence before WGMMA reads a store": (
         128, "backward.d128", f"{FENCE}\n    mbarrier.arrive", "mbarrier.arrive", NUMBERS,
     ),
+    "dS is overwritten while it is read": (
+        192, "backward.d192", "mbarrier.wait(shared.ds_empty.index(0), (i & 1) ^ 1, pred=i > 0)",
+        "pass", f"{NUMBERS}|{ENDLESS}",
+    ),
+    "dO is released early": (
+        192, "backward.d192",
+        "sums, wide = _wait(sums, wide, 2)  # the narrow part of S stays in flight",
+        "sums, wide = _wait(sums, wide, 8)", f"a WGMMA is used before|{NUMBERS}",
+    ),
     "no fence after mbarriers are initialized": (
         256, "backward.d256", f"lse_desc, dq_desc)\n    {FENCE}", "lse_desc, dq_desc)",
         "without a fence",
@@ -102,6 +113,41 @@ def test_many_orders_of_execution(head_dim, value_dim):
     for seed in range(20):
         with emulated_gpu(multiprocessors=2, seed=seed):
             assert_right(*given, True, by=by_hopper)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("head_dim", [192, *map(slow, (64, 128, 256))])
+def test_small_probabilities(head_dim, dtype):
+    """All queries see mainly key 0. The probabilities of other keys are below the smallest normal
+    number of float16, but their gradients are not.
+    """
+    q, k, v, dout = inputs((130, 130), head_dim, dtype, (1, 1))
+    q[..., 0], k[..., 0] = 8, 0
+    k[:, :, 0] = 0
+    k[:, :, 0, 0] = 14 * math.sqrt(head_dim) / 8  # scores of key 0 are 14, those of others about 0
+    with emulated_gpu(multiprocessors=2, seed=0):
+        assert_right(q, k, v, 256 * dout, False, by=by_hopper)
+
+
+@pytest.mark.parametrize(
+    ("heads", "n", "dtype", "kernel"),
+    [
+        # Blocks per multiprocessor of 132, with 64 and with 96 keys: 3 and 2, 1 and 1
+        (24, 1024, BF16, "d192_backward_kernel"),
+        (8, 1024, BF16, "d256_backward_kernel"),
+        (24, 1024, F16, "d256_backward_kernel"),
+    ],
+)
+def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
+    monkeypatch.undo()  # the fixture `blocks_of_96_keys`
+    shapes = ((1, heads, n, 192),) * 3
+    strides = ((heads * n * 192, n * 192, 192, 1),) * 8
+    with emulated_gpu(multiprocessors=132, seed=0):
+        plan = backward_launch.HopperBackwardPlan(
+            torch.device("cpu"), dtype, shapes, strides, True, None, None, False, NO_VARIANT, None,
+            False,
+        )  # fmt: skip
+    assert plan.differentiate.kernel.fn.__name__ == kernel
 
 
 @pytest.mark.parametrize("head_dim", [64, *map(slow, (128, 192, 256))])

@@ -25,6 +25,8 @@ from tests.systems.kernels.flash_cases import (
     slow,
 )
 
+pytestmark = pytest.mark.usefixtures("blocks_of_96_keys")
+
 BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128, 192, 256)
 

@@ -33,6 +33,8 @@ from tests.systems.kernels.flash_cases import (
     slow,
 )
 
+pytestmark = pytest.mark.usefixtures("blocks_of_96_keys")
+
 BF16, F16 = torch.bfloat16, torch.float16
 PLAIN = {"full": (False, NO_VARIANT), "causal": (True, NO_VARIANT)}
 VARIANTS = {

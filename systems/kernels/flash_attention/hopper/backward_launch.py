@@ -54,6 +54,10 @@ from systems.kernels.tensor_maps import TensorMaps
 TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `backward.d192`
 # Number of columns and of keys of a block of `backward.d192`, and of keys of its TMA copies
 MATRIX_COLUMNS, MATRIX_KEYS, MATRIX_ROWS = 192, 96, 32
+# Time of a step of `backward.d192`, in steps of `backward.d256`, which has 64 keys instead of 96.
+# With 24 heads of 1,024 tokens on an H100, 3 blocks of 64 keys per multiprocessor take 0.184 ms, and
+# 2 blocks of 96 keys 0.146 ms.
+MATRIX_STEP_TIME = 1.2
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
 # Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
 ROW_BYTES = 2 + 2 + 4
@@ -95,19 +99,23 @@ def unsupported_reason(
 
 
 def divides_by_matrix(
-    head_dim: int, value_dim: int, constants: dict[str, bool], n_splits: int
+    dtype: torch.dtype, head_dim: int, value_dim: int, constants: dict[str, bool], n_splits: int
 ) -> bool:
-    """Return whether `d192_backward_kernel` computes the gradients.
+    """Return whether `d192_backward_kernel` can compute the gradients.
 
     Its consumers compute different matrices. Those of `d256_backward_kernel` compute different
-    columns, and it supports more inputs.
+    columns, and it supports more inputs. `d192_backward_kernel` rounds probabilities to the dtype
+    before it computes dQ and dK. In float16, probabilities below 6e-5 lose precision, and those
+    below 3e-8 become 0. A large gradient of the output would make the errors of dQ and dK large.
 
     Args:
+        dtype: dtype of q, k and v.
         constants: see `KernelOptions`.
         n_splits: number of ranges into which the queries are split.
     """
     has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
-    return has_head_dim and n_splits == 1 and not (constants["PACKED"] or constants["SOFTCAP"])
+    has_mask = not (constants["PACKED"] or constants["SOFTCAP"])
+    return dtype == torch.bfloat16 and has_head_dim and n_splits == 1 and has_mask
 
 
 def high_columns(head_dim: int) -> int:
@@ -240,7 +248,14 @@ class HopperBackwardPlan:
                 n_programs, n_blocks, n_tiles, mask_is_causal, head_dim, n_multiprocessors, q_per_kv
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
-        self.by_matrix = divides_by_matrix(head_dim, value_dim, options.constants, self.n_splits)
+
+        def waves(keys: int) -> int:
+            """Return how many blocks of so many keys a multiprocessor computes, at most."""
+            return -(-n_programs * -(-n_keys // keys) // n_multiprocessors)
+
+        self.by_matrix = divides_by_matrix(
+            dtype, head_dim, value_dim, options.constants, self.n_splits
+        ) and MATRIX_STEP_TIME * waves(MATRIX_KEYS) <= waves(block_k)
         self.dq_columns = self.head_dim  # number of columns of the float32 sum of dQ
         if self.by_matrix:
             self.dq_columns = MATRIX_COLUMNS
@@ -298,7 +313,7 @@ class HopperBackwardPlan:
             options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
         )
         longest = n_queries if packed is None else packed.max_queries
-        head_bytes = q_per_kv * max(longest, 1) * self.head_dim * ROW_BYTES
+        head_bytes = q_per_kv * max(longest, 1) * self.dq_columns * ROW_BYTES
         least = -(-n_multiprocessors // len(tiles))
         most = max(least, L2_BYTES // head_bytes, n_multiprocessors // SHARING_BLOCKS)
         sizes = even_sizes(n_heads, least, most)
@@ -352,7 +367,7 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The module says which kernel it is.
+        The docstring of this module lists the kernels.
 
         Args:
             shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).

@@ -417,13 +417,13 @@ def _group(
 ) -> int:
     """Return how many heads of q the kernel processes together.
 
-    It is a multiple of the heads of q for each head of k and v. Keys and values of a group fit in
-    the L2 cache, if those of one head do.
+    It is a multiple of the heads of q for each head of k and v.
 
-    Under a causal mask, large groups are preferred, because their long blocks fill the gaps better.
-    Groups down to a quarter are tried, which is enough to find a balanced one. Otherwise, the
-    smallest group that gives every multiprocessor a block is preferred: the fewer heads run at the
-    same time, the more blocks read the same keys and values, and the less is read from memory.
+    Under a causal mask, large groups are preferred, because their short blocks fill the gaps at the
+    end. Keys and values of a group fit in the L2 cache, if those of one head do. Groups down to a
+    quarter are tried, which is enough to find a balanced one. Without a causal mask, the smallest
+    group that gives every multiprocessor a block is preferred. The fewer heads run at the same
+    time, the more blocks read the same keys and values, and the less is read from memory.
     """
     (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
     lengths = n_queries, n_keys

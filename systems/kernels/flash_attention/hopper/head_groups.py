@@ -25,7 +25,7 @@ OVERHEAD_TILES = 2
 # trial on an H100 (head_dim 64), it then took 0.338 ms instead of 0.319 ms.
 GOOD = 0.96
 # Of more blocks, the last group is a small part, and nothing is simulated. A simulation of so many
-# takes about 1 ms for each group size.
+# takes 1 to 2 ms for each group size.
 MAX_BLOCKS = 1 << 13
 
 

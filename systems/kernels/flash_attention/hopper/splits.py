@@ -32,13 +32,16 @@ ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without readin
 FORWARD_ITEM_TILES = 2
 # Time of one step by head_dim, in seconds. Derived from the backward pass of 16 causal heads, which
 # takes 2.5 ms (head_dim 64) and 4.7 ms (128) with 16k tokens on an H200, and 2.8 ms (192) and
-# 3.4 ms (256) with 8k tokens on an H100.
+# 3.4 ms (256) with 8k tokens on an H100, both by `backward.d256`.
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6, 192: 2.8e-6, 256: 3.4e-6}
 BLOCK_Q = 64  # backward pass: number of queries per step
 
 
 def block_of_keys(head_dim: int) -> int:
-    """Return the number of keys per work item of the backward pass."""
+    """Return the number of keys per work item of the backward pass.
+
+    `backward.d192` has others. It is used only where its work items do not take longer.
+    """
     return 128 if head_dim <= 128 else 64
 
 

@@ -2,8 +2,8 @@
 
 The module `backward.d64` describes the formulas and the backward pass for head_dim 64. The module
 `backward.work` describes work items and steps, and `backward.rings` how rings of slots in shared
-memory work. Packed sequences, a softcap, another head_dim of V and splits of the queries are left
-to `backward.d256`.
+memory work. Float16, packed sequences, a softcap, another head_dim of V and splits of the queries
+are left to `backward.d256`.
 
 A work item has 96 keys. Each work item adds a float32 tile of dQ to global memory for each tile of
 queries. With 64 keys, there would be 1.5 times as many additions, and they would limit the speed.
@@ -11,19 +11,17 @@ queries. With 64 keys, there would be 1.5 times as many additions, and they woul
 Consumer P computes the probabilities P and dV. Consumer DS computes dS and dK. dV of 96 keys and
 192 columns takes 144 of the 240 registers of each thread of consumer P, and so does dK in consumer
 DS. Each consumer passes its matrix to the other one through shared memory. They share the work of
-dQ, so that both have about as many matmuls. In step i, they issue:
+dQ, so that both have about equally many matmuls. The work of step i, in this order:
 
-    consumer P     S of tile i                           columns 0 to 63 of dQ of tile i - 1
-                   P: exponentials                       dV
-    consumer DS    dP of tile i                          columns 64 to 191 of dQ of tile i
-                   dS = P * (dP - delta)                 dK
+    consumer P     S(i)     P = exponentials of S    columns 0 to 63 of dQ(i - 1)    dV(i)
+    consumer DS    dP(i)    dS = P (dP - delta)      columns 64 to 191 of dQ(i)      dK(i)
 
-Consumer P does not wait for dV at the end of a step, but with S of the next tile. The exponentials
+Consumer P waits for dV(i) only in the next step, after it has issued S(i + 1). Its exponentials
 overlap the matmuls of consumer DS.
 
-A WGMMA computes a multiple of 64 rows, and 96 keys are none. So the kernel computes dK^T = Q^T dS
-and dV^T = dO^T P, which have 192 rows. P and dS have a row per query. P is rounded to 16 bits
-before it is multiplied by dP - delta.
+WGMMAs compute 64 rows each, and 96 is not a multiple of 64. So the kernel computes dK^T = Q^T dS
+and dV^T = dO^T P, which have 192 rows. P and dS have a row per query. P is rounded to bfloat16
+before it is multiplied by dP - delta, which adds about a quarter to the errors of dQ and dK.
 
 Gluon needs tiles whose numbers of rows and columns are powers of two. So 96 keys are divided into
 a wide part of 64 and a narrow part of 32 keys, and 192 columns into three boxes of 64 columns. The
@@ -32,9 +30,12 @@ matmuls of S and dP address tiles of 256 columns, but do not use the last 64 (se
 A program processes only one work item. The data in shared memory are:
 
     content                           written by     read by              slots
-    K, V of the work item             producer       consumers            1, filled once
-    Q, lse                            producer       consumers            2
-    dO, -delta                        producer       consumers            2
+    K of the work item                producer       consumers            1, filled once
+    V of the work item                producer       consumer DS          1, filled once
+    Q                                 producer       consumers            2
+    dO                                producer       consumers            2
+    lse                               producer       consumer P           2
+    -delta                            producer       consumer DS          2
     P of a tile                       consumer P     consumers            1
     dS of a tile                      consumer DS    consumers            1
     64 columns of dQ^T                a consumer     TMA                  1 for each consumer
@@ -83,8 +84,8 @@ PRODUCER_REGISTERS = gl.constexpr(24)
 class Shared:
     """Tiles in shared memory and their mbarriers.
 
-    Tiles of keys consist of boxes of (32 keys, 64 columns). Each two boxes of a wide part have the
-    same columns.
+    Tiles of keys consist of boxes of (32 keys, 64 columns). In a wide part, the boxes 2 c and 2 c +
+    1 have the same columns.
     """
 
     k_wide: gl.shared_memory_descriptor  # (6, 32, 64)
@@ -314,16 +315,16 @@ def _add_product(rows, first, wide, narrow, sums):
 
 
 @gluon.jit
-def _wait(sums, wide, narrow):
-    """Wait until all WGMMAs are done.
+def _wait(sums, other, PENDING: gl.constexpr):
+    """Wait until all WGMMAs except the last PENDING are done.
 
     Returns:
-        sums, wide, narrow: the arguments. The caller may then use them.
+        sums, other: the arguments. The caller may then use them.
     """
-    a, b, c, d, e, f, wide, narrow = warpgroup_mma_wait(
-        0, deps=[sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], wide, narrow]
+    a, b, c, d, e, f, other = warpgroup_mma_wait(
+        PENDING, deps=[sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], other]
     )
-    return (a, b, c, d, e, f), wide, narrow
+    return (a, b, c, d, e, f), other
 
 
 @gluon.jit
@@ -396,18 +397,23 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     q = _rows(shared.q, slot * BOXES, BLOCK_Q)
     wide = times(q, _rows(shared.k_wide, zero, WIDE), wide_layout, COLUMNS)
     narrow = times(q, _rows(shared.k_narrow, zero, NARROW), narrow_layout, COLUMNS)
-    sums, wide, narrow = _wait(sums, wide, narrow)
+    lse = _column_of(shared.lse.index(slot), wide_layout)
+    sums, wide = _wait(sums, wide, 2)  # the narrow part of S stays in flight
     mbarrier.arrive(shared.do_empty.index((i + 1) % SLOTS), count=1, pred=i > 0)
     mbarrier.wait(shared.p_empty.index(0), (i & 1) ^ 1)
     key = item.first_key
     p = shared.p_wide.index(zero), shared.p_narrow.index(zero)
-    lse = shared.lse.index(slot)
-    p_wide = _probabilities(
-        wide, _column_of(lse, wide_layout), problem, item, key, first_query, MASKED
-    )
+    p_wide = _probabilities(wide, lse, problem, item, key, first_query, MASKED)
     p[0].store(p_wide.to(dtype))
+    narrow = warpgroup_mma_wait(0, deps=[narrow])
     p_narrow = _probabilities(
-        narrow, _column_of(lse, narrow_layout), problem, item, key + WIDE, first_query, MASKED
+        narrow,
+        gl.convert_layout(lse, gl.SliceLayout(1, narrow_layout)),
+        problem,
+        item,
+        key + WIDE,
+        first_query,
+        MASKED,
     )
     p[1].store(p_narrow.to(dtype))
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
@@ -452,15 +458,15 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     wide = times(do, _rows(shared.v_wide, zero, WIDE), wide_layout, COLUMNS)
     narrow = times(do, _rows(shared.v_narrow, zero, NARROW), narrow_layout, COLUMNS)
     wide, narrow = warpgroup_mma_wait(0, deps=[wide, narrow])
-    mbarrier.wait(shared.p_full.index(0), i & 1)
     # The accumulators of dP do not start at -delta, as they do in `backward.d128`. ptxas would then
     # wait after each WGMMA of the kernel.
     wide += _column_of(minus_delta, wide_layout)[:, None]
     narrow += _column_of(minus_delta, narrow_layout)[:, None]
+    mbarrier.arrive(shared.do_empty.index(slot), count=1)
+    mbarrier.wait(shared.p_full.index(0), i & 1)
     ds_wide = (shared.p_wide.index(zero).load(wide_layout).to(gl.float32) * wide).to(dtype)
     ds_narrow = (shared.p_narrow.index(zero).load(narrow_layout).to(gl.float32) * narrow).to(dtype)
     mbarrier.arrive(shared.p_empty.index(0), count=1)
-    mbarrier.arrive(shared.do_empty.index(slot), count=1)
     # until consumer P has computed dQ^T of tile i - 1 from this slot
     mbarrier.wait(shared.ds_empty.index(0), (i & 1) ^ 1, pred=i > 0)
     ds = shared.ds_wide.index(zero), shared.ds_narrow.index(zero)
@@ -477,7 +483,7 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     _add(shared, dq_desc, middle, row + BOX, 1)
     last = warpgroup_mma_wait(6, deps=[last])  # dK^T stays in flight
     _add(shared, dq_desc, last, row + 2 * BOX, 1)
-    sums, _, _ = _wait(sums, sums[0], sums[0])
+    sums, _ = _wait(sums, sums[0], 0)
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
     return sums
 
@@ -551,7 +557,7 @@ def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
     if COMPUTES_P:
         mbarrier.wait(shared.ds_full.index(0), (n - 1) & 1)
         dq = _begin_dq(shared, 0, 0)
-        sums, dq, _ = _wait(sums, dq, dq)
+        sums, dq = _wait(sums, dq, 0)
         _add(shared, dq_desc, dq, row, 0)
     batch = item.head // problem.n_heads
     head = item.head % problem.n_heads
