@@ -55,8 +55,8 @@ TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `bac
 # Number of columns and of keys of a block of `backward.d192`, and of keys of its TMA copies
 MATRIX_COLUMNS, MATRIX_KEYS, MATRIX_ROWS = 192, 96, 32
 # Time of a step of `backward.d192`, in steps of `backward.d256`, which has 64 keys instead of 96.
-# With 24 heads of 1,024 tokens on an H100, 3 blocks of 64 keys per multiprocessor take 0.184 ms, and
-# 2 blocks of 96 keys 0.146 ms.
+# With 24 heads of 1,024 tokens on an H100, a multiprocessor has at most 3 blocks of 64 keys, which
+# take 0.184 ms, or 2 blocks of 96 keys, which take 0.146 ms.
 MATRIX_STEP_TIME = 1.2
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
 # Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
