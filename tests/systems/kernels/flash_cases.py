@@ -53,14 +53,19 @@ def slow(*values: object) -> pytest.ParameterSet:
 COMPILED_FORMS = ["causal", slow("full"), slow("split")]
 
 
-def assert_barrier_before_release(ptx: str) -> None:
+def assert_barrier_before_release(ptx: str, of_loads: bool = False) -> None:
     """Check that all warps have waited for a WGMMA before one of them releases a slot.
 
     Each warp waits separately, so a barrier must come between the wait and the arrival.
+
+    Args:
+        of_loads: check this also for loads from shared memory. It must be False if the producer,
+            which is a single warp and needs no barriers, loads from shared memory.
     """
+    reads = ["wgmma.wait_group", *(["ld.shared", "ldmatrix"] if of_loads else [])]
     waited = False
     for line in ptx.splitlines():
-        if "wgmma.wait_group" in line:
+        if any(read in line for read in reads):
             waited = True
         elif "bar.sync" in line or "barrier.sync" in line:
             waited = False

@@ -44,7 +44,7 @@ def test_compiled_for_hopper(head_dim, value_dim, q_per_kv, form, tmp_path):
     found = compile_hopper("backward", head_dim, form, q_per_kv=q_per_kv, value_dim=value_dim)
     assert found.spilled <= spill_limit("backward", head_dim, form, q_per_kv, value_dim)
     assert found.shared <= SHARED_LIMIT
-    assert_barrier_before_release(found.ptx)
+    assert_barrier_before_release(found.ptx, of_loads=head_dim > 64)
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     # Warps exchange registers (setmaxnreg), and WGMMAs are waited for in groups. If ptxas cannot
     # keep either, it generates a slow kernel without an error.
