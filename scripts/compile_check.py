@@ -222,9 +222,9 @@ FEATURES: dict[str, dict[str, bool | int]] = {
     "softcap": {"SOFTCAP": True},
 }
 LONG = 1 << 14  # number of queries for which tiles are chosen
-# Largest number of spilled bytes per thread of `d192_backward_kernel`. They are numbers such as
-# indices of tiles. If accumulators were spilled, WGMMAs would wait for each other.
-MATRIX_SPILLS = 128
+# Largest number of spilled bytes per thread of `d192_backward_kernel`. The spilled values are
+# integers, such as indices of tiles. Spilled accumulators would make WGMMAs wait for each other.
+MATRIX_SPILLS = 80
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
 
 

@@ -420,8 +420,9 @@ def _group(
     It is a multiple of the heads of q for each head of k and v.
 
     Under a causal mask, large groups are preferred, because their short blocks fill the gaps at the
-    end. Keys and values of a group fit in the L2 cache, if those of one head do. Groups down to a
-    quarter are tried, which is enough to find a balanced one. Without a causal mask, the smallest
+    end. Keys and values of a group fit in the L2 cache, if those of one head do. Heads with fewer
+    than GROUPED_KEYS keys count as heads with that many. Groups down to a quarter of the largest
+    are tried, which is enough to find a balanced one. Without a causal mask, the smallest
     group that gives every multiprocessor a block is preferred. The fewer heads run at the same
     time, the more blocks read the same keys and values, and the less is read from memory.
     """

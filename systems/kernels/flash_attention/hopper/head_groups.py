@@ -24,8 +24,8 @@ OVERHEAD_TILES = 2
 # With 0.99, backward of 256 causal heads of 1,024 tokens has groups of 52 heads instead of 20. In a
 # trial on an H100 (head_dim 64), it then took 0.338 ms instead of 0.319 ms.
 GOOD = 0.96
-# Of more blocks, the last group is a small part, and nothing is simulated. A simulation of so many
-# takes 1 to 2 ms for each group size.
+# With more blocks, the last group is a small part of all, so nothing is simulated. A simulation of
+# 8,192 blocks takes 1 to 2 ms on the CPU for each group size (a trial).
 MAX_BLOCKS = 1 << 13
 
 
@@ -63,9 +63,9 @@ def tiles_of_blocks(
     """Return how many tiles each block of a head processes, in the order of execution.
 
     The lengths of packed sequences are known only on the GPU. They are assumed to be evenly
-    distributed, from an eighth of the longest to the longest, and the blocks to start in the order
-    of decreasing length. If there are more than MAX_BLOCKS blocks of all heads, the rest of the
-    sequences is left out.
+    distributed, from an eighth of the longest to the longest. Their blocks are assumed to start in
+    the order of decreasing length. If there are more than MAX_BLOCKS blocks of all heads, the rest
+    of the sequences is left out.
 
     Args:
         lengths: number of queries and of keys of a head, of all sequences if they are packed.
@@ -86,7 +86,7 @@ def tiles_of_blocks(
         return sorted(tiles, reverse=True) if options.constants["IS_CAUSAL"] else tiles
     tiles = []
     n_rows = lengths[by_keys]
-    # No sequence is longer than all together, and no more than MAX_BLOCKS blocks are needed.
+    # No sequence is longer than all sequences together, and MAX_BLOCKS blocks are enough.
     most = [min(n, MAX_BLOCKS * block) for n in lengths]
     longest = min(packed.max_queries, most[0]), min(packed.max_keys, most[1])
     for eighths in itertools.cycle(range(8, 0, -1)):

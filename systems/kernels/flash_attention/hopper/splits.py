@@ -40,7 +40,8 @@ BLOCK_Q = 64  # backward pass: number of queries per step
 def block_of_keys(head_dim: int) -> int:
     """Return the number of keys per work item of the backward pass.
 
-    `backward.d192` has others. It is used only where its work items do not take longer.
+    Those of `backward.d192` have 96. It is used only where the pass is then estimated to be faster,
+    see `backward_launch.MATRIX_STEP_TIME`.
     """
     return 128 if head_dim <= 128 else 64
 
