@@ -408,9 +408,14 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     p[0].store(p_wide.to(dtype))
     narrow = warpgroup_mma_wait(0, deps=[narrow])
     p_narrow = _probabilities(
-        narrow, gl.convert_layout(lse, gl.SliceLayout(1, narrow_layout)), problem, item,
-        key + WIDE, first_query, MASKED,
-    )  # fmt: skip
+        narrow,
+        gl.convert_layout(lse, gl.SliceLayout(1, narrow_layout)),
+        problem,
+        item,
+        key + WIDE,
+        first_query,
+        MASKED,
+    )
     p[1].store(p_narrow.to(dtype))
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
     fence_async_shared()
