@@ -222,9 +222,10 @@ FEATURES: dict[str, dict[str, bool | int]] = {
     "softcap": {"SOFTCAP": True},
 }
 LONG = 1 << 14  # number of queries for which tiles are chosen
-# Largest number of spilled bytes per thread of `d192_backward_kernel`. The spilled values are
-# integers, such as indices of tiles. Spilled accumulators would make WGMMAs wait for each other.
-MATRIX_SPILLS = 80
+# Largest number of spilled bytes per thread of `d192_backward_kernel`, with one and with several
+# heads of q per head of k. The spilled values are integers, such as indices of tiles. Spilled
+# accumulators would make WGMMAs wait for each other.
+MATRIX_SPILLS, GROUPED_MATRIX_SPILLS = 8, 80
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
 
 
@@ -248,6 +249,13 @@ def feature_table() -> tuple[list[list[object]], int]:
 
 
 HOPPER_FORMS = ("full", "causal", "split", "window", "packed", "softcap")
+
+
+def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
+    """Return whether `compile_hopper` compiles `d192_backward_kernel`."""
+    constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
+    n_splits = 2 if form == "split" else 1
+    return divides_by_matrix(torch.bfloat16, head_dim, value_dim, constants, n_splits)
 
 
 def compile_hopper(
@@ -312,8 +320,7 @@ def compile_hopper(
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
-        n_splits = 2 if form == "split" else 1
-        by_matrix = divides_by_matrix(torch.bfloat16, head_dim, value_dim, features, n_splits)
+        by_matrix = uses_d192_kernel(head_dim, value_dim, form)
         stored, n_keys = min(columns, MAX_STORED_COLUMNS), 64
         if by_matrix:
             columns = value_columns = stored = COPIED_COLUMNS
@@ -357,12 +364,8 @@ def spill_limit(
     name: str, head_dim: int, form: str, q_per_kv: int = 1, value_dim: int | None = None
 ) -> int:
     """Return how many bytes per thread a kernel of `compile_hopper` may spill."""
-    constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
-    n_splits = 2 if form == "split" else 1
-    if name == "backward" and divides_by_matrix(
-        torch.bfloat16, head_dim, value_dim or head_dim, constants, n_splits
-    ):
-        return MATRIX_SPILLS
+    if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form):
+        return MATRIX_SPILLS if q_per_kv == 1 else GROUPED_MATRIX_SPILLS
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS
 
 

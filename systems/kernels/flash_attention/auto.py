@@ -103,8 +103,9 @@ def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _fills_gpu(k: Tensor, v: Tensor, may_split: bool) -> bool:
     """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
 
-    A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. If there
-    are few of them, the queries may be split, for head_dim 64, 128, 192 and 256 of both k and v.
+    A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. (Programs
+    with 96 keys are used only where that is estimated to be faster.) If there are few programs, the
+    queries may be split, for head_dim 64, 128, 192 and 256 of both k and v.
 
     Args:
         k, v: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).

@@ -56,7 +56,7 @@ TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `bac
 MATRIX_COLUMNS, MATRIX_KEYS, MATRIX_ROWS = 192, 96, 32
 # Time of a step of `backward.d192`, in steps of `backward.d256`, which has 64 keys instead of 96.
 # In a trial on an H100 (24 heads of 1,024 tokens, no mask), 3 blocks of 64 keys per multiprocessor
-# took 0.184 ms, and 2 blocks of 96 keys 0.146 ms: (0.146 / 2) / (0.184 / 3) = 1.19.
+# took 0.185 ms, and 2 blocks of 96 keys 0.146 ms: (0.146 / 2) / (0.185 / 3) = 1.18.
 MATRIX_STEP_TIME = 1.2
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
 # Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes

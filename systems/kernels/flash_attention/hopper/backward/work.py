@@ -6,8 +6,8 @@ all of them, one head after another. If the queries are split into ranges, a wor
 queries of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
 
 Up to head_dim 128, a block has 128 keys, and each of two consumers processes 64 of them. These 64
-keys are called a half of the work item. With larger head dimensions, a block has 96
-keys (`backward.d192`) or 64 keys (`backward.d256`).
+keys are called a half of the work item. With larger head dimensions, a block has 96 keys
+(`backward.d192`) or 64 keys (`backward.d256`).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
