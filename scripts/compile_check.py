@@ -29,9 +29,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.hopper.backward_launch import (
-    MATRIX_ROWS,
+    D192_COPIED_KEYS,
     MAX_STORED_COLUMNS,
-    divides_by_matrix,
+    d192_supports,
     high_columns,
 )
 from systems.kernels.flash_attention.hopper.forward_launch import (
@@ -225,7 +225,7 @@ LONG = 1 << 14  # number of queries for which tiles are chosen
 # Largest number of spilled bytes per thread of `d192_backward_kernel`, with one and with several
 # heads of q per head of k. The spilled values are integers, such as indices of tiles. Spilled
 # accumulators would make WGMMAs wait for each other.
-MATRIX_SPILLS, GROUPED_MATRIX_SPILLS = 8, 80
+D192_SPILLS, GROUPED_D192_SPILLS = 16, 88
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
 
 
@@ -255,7 +255,7 @@ def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
     """Return whether `compile_hopper` compiles `d192_backward_kernel`."""
     constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
     n_splits = 2 if form == "split" else 1
-    return divides_by_matrix(torch.bfloat16, head_dim, value_dim, constants, n_splits)
+    return d192_supports(torch.bfloat16, head_dim, value_dim, constants, n_splits)
 
 
 def compile_hopper(
@@ -320,11 +320,11 @@ def compile_hopper(
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
-        by_matrix = uses_d192_kernel(head_dim, value_dim, form)
+        uses_d192 = uses_d192_kernel(head_dim, value_dim, form)
         stored, n_keys = min(columns, MAX_STORED_COLUMNS), 64
-        if by_matrix:
+        if uses_d192:
             columns = value_columns = stored = COPIED_COLUMNS
-            n_keys = MATRIX_ROWS
+            n_keys = D192_COPIED_KEYS
         kernel = backward_kernel if head_dim == 64 else d128_backward_kernel
         row_of_floats = descriptor("fp32", [64], gl.float32)
         gradient = "*fp32" if form == "split" else "*bf16"
@@ -343,7 +343,7 @@ def compile_hopper(
             constants["SPLIT"] = form == "split"
         if columns == 128:
             constants["COLUMNS"] = used_columns(head_dim)
-        if by_matrix:
+        if uses_d192:
             kernel = d192_backward_kernel
         elif head_dim > 128:
             kernel = d256_backward_kernel
@@ -365,7 +365,7 @@ def spill_limit(
 ) -> int:
     """Return how many bytes per thread a kernel of `compile_hopper` may spill."""
     if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form):
-        return MATRIX_SPILLS if q_per_kv == 1 else GROUPED_MATRIX_SPILLS
+        return D192_SPILLS if q_per_kv == 1 else GROUPED_D192_SPILLS
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS
 
 

@@ -138,7 +138,7 @@ def blocks_of_96_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let `d192_backward_kernel` compute all gradients that it can, also where it is slower."""
     from systems.kernels.flash_attention.hopper import backward_launch
 
-    monkeypatch.setattr(backward_launch, "MATRIX_STEP_TIME", 0.0)
+    monkeypatch.setattr(backward_launch, "D192_STEP_TIME", 0.0)
     backward_launch._backward_plan.cache_clear()
     yield
     backward_launch._backward_plan.cache_clear()

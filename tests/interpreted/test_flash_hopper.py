@@ -77,8 +77,8 @@ ERRORS = {
     ),
     "dO is released early": (
         192, "backward.d192",
-        "sums, wide = _wait(sums, wide, 2)  # the narrow part of S stays in flight",
-        "sums, wide = _wait(sums, wide, 8)", f"a WGMMA is used before|{NUMBERS}",
+        "sums, wide = _wait(sums, wide, BOXES)  # the narrow part of S stays in flight",
+        "sums, wide = _wait(sums, wide, 10)", f"a WGMMA is used before|{NUMBERS}",
     ),
     "no fence after mbarriers are initialized": (
         256, "backward.d256", f"lse_desc, dq_desc)\n    {FENCE}", "lse_desc, dq_desc)",

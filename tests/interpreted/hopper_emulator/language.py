@@ -93,6 +93,10 @@ def _reduced(data: Tensor) -> Any:
     return Tile.of(data) if data.ndim else to_tensor(data.item())
 
 
+def expand_dims(x: Tile, axis: int) -> Tile:
+    return Tile.of(x.data.unsqueeze(axis))
+
+
 def broadcast(a: Tile, b: Tile) -> tuple[Tile, ...]:
     return tuple(Tile.of(x) for x in torch.broadcast_tensors(a.data, b.data))
 
@@ -222,8 +226,9 @@ def namespace(shared_layout: Any) -> SimpleNamespace:
     names.SwizzledSharedLayout = _layout
     for function in (
         constexpr, to_tensor, program_id, num_programs, cdiv, minimum, maximum, where, exp2, log2,
-        arange, full, zeros, broadcast, split, join, convert_layout, load, store, atomic_add,
-        static_assert, static_range, thread_barrier, warp_specialize, inline_asm_elementwise,
+        arange, full, zeros, expand_dims, broadcast, split, join, convert_layout, load, store,
+        atomic_add, static_assert, static_range, thread_barrier, warp_specialize,
+        inline_asm_elementwise,
     ):  # fmt: skip
         setattr(names, function.__name__, function)
     return names

@@ -56,7 +56,7 @@ def test_gpu_no_access_is_out_of_bounds():
 
 def run_both_passes(first: int = 0, step: int = 1) -> None:
     """Run every step-th case, from number `first` on."""
-    backward_launch.MATRIX_STEP_TIME = 0.0  # so that `d192_backward_kernel` is checked, too
+    backward_launch.D192_STEP_TIME = 0.0  # so that `d192_backward_kernel` is checked, too
     for case in itertools.islice(_cases(), first, None, step):
         case()
     torch.cuda.synchronize()

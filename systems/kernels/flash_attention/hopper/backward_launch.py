@@ -2,7 +2,7 @@
 
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
 `backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
-192, see `divides_by_matrix`) or `d256_backward_kernel` (136 to 256) computes all three gradients,
+192, see `d192_supports`) or `d256_backward_kernel` (136 to 256) computes all three gradients,
 with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few heads to
 fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK and dV of
 all ranges.
@@ -53,11 +53,11 @@ from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `backward.d192`
 # Number of columns and of keys of a block of `backward.d192`, and of keys of its TMA copies
-MATRIX_COLUMNS, MATRIX_KEYS, MATRIX_ROWS = 192, 96, 32
+D192_COLUMNS, D192_KEYS, D192_COPIED_KEYS = 192, 96, 32
 # Time of a step of `backward.d192`, in steps of `backward.d256`, which has 64 keys instead of 96.
 # In a trial on an H100 (24 heads of 1,024 tokens, no mask), 3 blocks of 64 keys per multiprocessor
-# took 0.185 ms, and 2 blocks of 96 keys 0.146 ms: (0.146 / 2) / (0.185 / 3) = 1.18.
-MATRIX_STEP_TIME = 1.2
+# took 0.247 ms, and 2 blocks of 96 keys 0.200 ms: (0.200 / 2) / (0.247 / 3) = 1.21.
+D192_STEP_TIME = 1.2
 MAX_STORED_COLUMNS = 128  # largest number of columns of dK and dV that a TMA copy stores
 # Size of an element of a row of Q, dO and the float32 sum of dQ together, in bytes
 ROW_BYTES = 2 + 2 + 4
@@ -98,7 +98,7 @@ def unsupported_reason(
     return forward_launch.unsupported_reason(q, variant, is_packed, value_dim)
 
 
-def divides_by_matrix(
+def d192_supports(
     dtype: torch.dtype, head_dim: int, value_dim: int, constants: dict[str, bool], n_splits: int
 ) -> bool:
     """Return whether `d192_backward_kernel` can compute the gradients.
@@ -117,8 +117,8 @@ def divides_by_matrix(
         n_splits: number of ranges into which the queries are split.
     """
     has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
-    has_mask = not (constants["PACKED"] or constants["SOFTCAP"])
-    return dtype == torch.bfloat16 and has_head_dim and n_splits == 1 and has_mask
+    has_feature = constants["PACKED"] or constants["SOFTCAP"]
+    return dtype == torch.bfloat16 and has_head_dim and n_splits == 1 and not has_feature
 
 
 def high_columns(head_dim: int) -> int:
@@ -252,17 +252,17 @@ class HopperBackwardPlan:
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
 
-        def waves(keys: int) -> int:
+        def most_blocks(keys: int) -> int:
             """Return how many blocks of `keys` keys the busiest multiprocessor gets."""
             return -(-n_programs * -(-n_keys // keys) // n_multiprocessors)
 
-        self.by_matrix = divides_by_matrix(
+        self.uses_d192 = d192_supports(
             dtype, head_dim, value_dim, options.constants, self.n_splits
-        ) and MATRIX_STEP_TIME * waves(MATRIX_KEYS) <= waves(block_k)
+        ) and D192_STEP_TIME * most_blocks(D192_KEYS) <= most_blocks(block_k)
         self.dq_columns = self.head_dim  # number of columns of the float32 sum of dQ
-        if self.by_matrix:
-            self.dq_columns = MATRIX_COLUMNS
-            block_k = MATRIX_KEYS
+        if self.uses_d192:
+            self.dq_columns = D192_COLUMNS
+            block_k = D192_KEYS
             n_blocks = -(-n_keys // block_k)
         self.order: PackedOrder | None = None
         if packed is not None:
@@ -391,9 +391,9 @@ class HopperBackwardPlan:
         dq_tiles = (self.n_rows * self.dq_columns // TILE, TILE)
         columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
         stored, rows = min(columns, MAX_STORED_COLUMNS), TILE
-        if self.by_matrix:
+        if self.uses_d192:
             columns = value_columns = stored = COPIED_COLUMNS
-            rows = MATRIX_ROWS
+            rows = D192_COPIED_KEYS
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
             row_maps(dtype, of_q, q, TILE, columns),
@@ -415,7 +415,7 @@ class HopperBackwardPlan:
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
             all_constants["COLUMNS"] = used_columns(of_q[-1])
-        if self.by_matrix:
+        if self.uses_d192:
             kernel = d192_backward_kernel
         elif self.head_dim > 128:
             kernel = d256_backward_kernel

@@ -42,7 +42,7 @@ from systems.kernels.tensor_maps import TensorMaps
 # Shorter heads form groups as if they had this number of keys. The first blocks of a group read the
 # keys and values of all its heads from memory at the same time. With larger groups, this takes
 # longer than the matmuls.
-GROUPED_KEYS = 2048
+MIN_GROUP_KEYS = 2048
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 ROWS = 64  # number of queries per consumer
 COPIED_COLUMNS = 64  # columns that a TMA copy loads if keys and values share a ring
@@ -421,7 +421,7 @@ def _group(
 
     Under a causal mask, large groups are preferred, because their short blocks fill the gaps at the
     end. Keys and values of a group fit in the L2 cache, if those of one head do. Heads with fewer
-    than GROUPED_KEYS keys count as heads with that many. Groups down to a quarter of the largest
+    than MIN_GROUP_KEYS keys count as heads with that many. Groups down to a quarter of the largest
     are tried, which is enough to find a balanced one. Without a causal mask, the smallest
     group that gives every multiprocessor a block is preferred. The fewer heads run at the same
     time, the more blocks read the same keys and values, and the less is read from memory.
@@ -433,7 +433,7 @@ def _group(
         options, lengths, packed, block_q, block_k, by_keys=False, n_heads=batch * heads
     )
     longest = n_keys if packed is None else packed.max_keys
-    most = heads_in_l2(max(longest, GROUPED_KEYS), head_dim, 2, n_heads)
+    most = heads_in_l2(max(longest, MIN_GROUP_KEYS), head_dim, 2, n_heads)
     if options.constants["IS_CAUSAL"]:
         sizes = even_sizes(n_heads, -(-most // 4), most)[::-1]
     else:

@@ -41,7 +41,7 @@ def block_of_keys(head_dim: int) -> int:
     """Return the number of keys per work item of the backward pass.
 
     Those of `backward.d192` have 96. It is used only where the pass is then estimated to be faster,
-    see `backward_launch.MATRIX_STEP_TIME`.
+    see `backward_launch.D192_STEP_TIME`.
     """
     return 128 if head_dim <= 128 else 64
 

@@ -16,17 +16,19 @@ dQ, so that both have about equally many matmuls. The work of step i, in this or
     consumer P     S(i)     P = exponentials of S    columns 0 to 63 of dQ(i - 1)    dV(i)
     consumer DS    dP(i)    dS = P (dP - delta)      columns 64 to 191 of dQ(i)      dK(i)
 
-Consumer P waits for dV(i) only in the next step, after it has issued S(i + 1). Its exponentials
-overlap the matmuls of consumer DS.
+Consumer P waits for most of dV(i) only in the next step, after it has issued S(i + 1). Its
+exponentials overlap the matmuls of consumer DS.
 
 WGMMAs compute 64 rows each, and 96 is not a multiple of 64. So the kernel computes dK^T = Q^T dS
 and dV^T = dO^T P, which have 192 rows. P and dS have a row per query. P is rounded to bfloat16
 before it is multiplied by dP - delta. The relative errors of dQ and dK are therefore 1.22 times
 those of `backward.d256` (records of flash_features).
 
-Gluon needs tiles whose numbers of rows and columns are powers of two. So 96 keys are divided into
-a wide part of 64 and a narrow part of 32 keys, and 192 columns into three boxes of 64 columns. The
-matmuls of S and dP address tiles of 256 columns, but do not use the last 64 (see `_rows`).
+The keys are divided into a wide part of 64 and a narrow part of 32 keys, and the columns into three
+boxes of 64 columns (see `backward.boxes`). The WGMMAs of both parts have the same left operand and
+would read it from shared memory twice. Reads of shared memory limit the speed, so some boxes are
+loaded into registers first: two of dO for dP, and one each of Q and dO for dK and dV. There are no
+registers for more. In a trial on an H100, the kernel took 0.94 to 0.99 of the time without this.
 
 A program processes only one work item. The data in shared memory are:
 
@@ -48,7 +50,8 @@ At the end, the buffer of dQ^T holds parts of dV or dK, and TMA copies them to g
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
 
-# No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
+from __future__ import annotations
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -58,10 +61,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.core import _aggregate as aggregate
 
-from systems.kernels.flash_attention.hopper.backward.rings import add_dq, barriers, copy
-from systems.kernels.flash_attention.hopper.backward.scores import times
+from systems.kernels.flash_attention.hopper.backward.boxes import (
+    BOX,
+    BOXES,
+    NARROW,
+    SLOTS,
+    WIDE,
+    allocate,
+    copy_keys,
+    copy_queries,
+    keys_of_box,
+)
+from systems.kernels.flash_attention.hopper.backward.rings import add_dq
+from systems.kernels.flash_attention.hopper.backward.scores import hide
 from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     BackwardProblem,
@@ -69,152 +82,13 @@ from systems.kernels.flash_attention.hopper.backward.work import (
 )
 
 KEYS = gl.constexpr(96)  # number of keys of a work item
-WIDE = gl.constexpr(64)  # number of keys of the wide part
-NARROW = gl.constexpr(32)  # number of keys of the narrow part, and of a TMA copy of keys
 COLUMNS = gl.constexpr(192)
-BOX = gl.constexpr(64)  # number of columns of a TMA copy
-BOXES = gl.constexpr(3)
-ADDRESSED = gl.constexpr(256)  # number of columns with which a tile of 192 is addressed
-SLOTS = gl.constexpr(2)
+# Register layouts of the results of WGMMAs, for a wide part and a narrow part
+OF_WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+OF_NARROW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 # Registers per thread, as in `backward.d128`
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-@aggregate
-class Shared:
-    """Tiles in shared memory and their mbarriers.
-
-    Tiles of keys consist of boxes of (32 keys, 64 columns). In a wide part, the boxes 2 c and 2 c +
-    1 have the same columns.
-    """
-
-    k_wide: gl.shared_memory_descriptor  # (6, 32, 64)
-    k_narrow: gl.shared_memory_descriptor  # (3, 32, 64)
-    v_wide: gl.shared_memory_descriptor  # as k_wide
-    v_narrow: gl.shared_memory_descriptor  # as k_narrow
-    q: gl.shared_memory_descriptor  # (3 * slots, 64, 64)
-    do: gl.shared_memory_descriptor  # as q
-    lse: gl.shared_memory_descriptor  # float32 (slots, 64), in base 2
-    minus_delta: gl.shared_memory_descriptor  # float32 (slots, 64)
-    p_wide: gl.shared_memory_descriptor  # (1, 64 queries, 64)
-    p_narrow: gl.shared_memory_descriptor  # (1, 64 queries, 32)
-    ds_wide: gl.shared_memory_descriptor  # as p_wide
-    ds_narrow: gl.shared_memory_descriptor  # as p_narrow
-    dq: gl.shared_memory_descriptor  # float32 (8, 16, 64), four for each consumer
-    k_full: gl.shared_memory_descriptor  # (1)
-    v_full: gl.shared_memory_descriptor  # (1)
-    q_full: gl.shared_memory_descriptor  # (slots), for q and lse
-    q_empty: gl.shared_memory_descriptor  # (slots)
-    do_full: gl.shared_memory_descriptor  # (slots), for do and minus_delta
-    do_empty: gl.shared_memory_descriptor  # (slots)
-    p_full: gl.shared_memory_descriptor  # (1)
-    p_empty: gl.shared_memory_descriptor  # (1)
-    ds_full: gl.shared_memory_descriptor  # (1)
-    ds_empty: gl.shared_memory_descriptor  # (1)
-
-    @gluon.constexpr_function
-    def __init__(
-        self, k_wide, k_narrow, v_wide, v_narrow, q, do, lse, minus_delta, p_wide, p_narrow,
-        ds_wide, ds_narrow, dq, k_full, v_full, q_full, q_empty, do_full, do_empty, p_full, p_empty,
-        ds_full, ds_empty,
-    ):  # fmt: skip
-        self.k_wide = k_wide
-        self.k_narrow = k_narrow
-        self.v_wide = v_wide
-        self.v_narrow = v_narrow
-        self.q = q
-        self.do = do
-        self.lse = lse
-        self.minus_delta = minus_delta
-        self.p_wide = p_wide
-        self.p_narrow = p_narrow
-        self.ds_wide = ds_wide
-        self.ds_narrow = ds_narrow
-        self.dq = dq
-        self.k_full = k_full
-        self.v_full = v_full
-        self.q_full = q_full
-        self.q_empty = q_empty
-        self.do_full = do_full
-        self.do_empty = do_empty
-        self.p_full = p_full
-        self.p_empty = p_empty
-        self.ds_full = ds_full
-        self.ds_empty = ds_empty
-
-
-@gluon.jit
-def _allocate(k_desc, lse_desc):
-    """Allocate the tiles in shared memory and their mbarriers, and return `Shared`."""
-    dtype: gl.constexpr = k_desc.dtype
-    keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
-    queries: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BOX], dtype)
-    wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, WIDE], dtype)
-    narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, NARROW], dtype)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
-    return Shared(
-        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
-        gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
-        gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK_Q], lse_desc.layout),
-        gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK_Q], lse_desc.layout),
-        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, WIDE], wide),
-        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
-        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, WIDE], wide),
-        gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
-        gl.allocate_shared_memory(gl.float32, [8, 16, BLOCK_Q], plain),
-        barriers(1, 1),
-        barriers(1, 1),
-        barriers(SLOTS, 1),
-        barriers(SLOTS, 2),
-        barriers(SLOTS, 1),
-        barriers(SLOTS, 2),
-        barriers(1, 1),
-        barriers(1, 1),
-        barriers(1, 1),
-        barriers(1, 1),
-    )
-
-
-@gluon.jit
-def _rows(boxes, first, ROWS: gl.constexpr):
-    """Return the tile that starts with box `first`, as (ROWS, 256).
-
-    In a swizzled tile, each group of 64 columns is contiguous, as in a box of its own. The tile has
-    192 columns. Those past them must not be used.
-    """
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ADDRESSED], boxes.dtype)
-    return boxes.index(first)._reinterpret(boxes.dtype, [ROWS, ADDRESSED], layout)
-
-
-@gluon.jit
-def _wide_box(boxes, first):
-    """Return 64 columns of the wide part of keys, (64, 64): the box `first` and the next one."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], boxes.dtype)
-    return boxes.index(first)._reinterpret(boxes.dtype, [WIDE, BOX], layout)
-
-
-@gluon.jit
-def _copy_keys(desc, batch, head, row, barrier, wide, narrow):
-    """Load 96 rows of K or V by TMA, asynchronously."""
-    mbarrier.expect(barrier, 3 * BOXES * desc.block_type.nbytes)
-    for box in gl.static_range(BOXES):
-        copy(desc, [batch, head, row, box * BOX], barrier, wide.index(2 * box))
-        copy(desc, [batch, head, row + NARROW, box * BOX], barrier, wide.index(2 * box + 1))
-        copy(desc, [batch, head, row + WIDE, box * BOX], barrier, narrow.index(box))
-
-
-@gluon.jit
-def _copy_queries(desc, row_desc, batch, head, row, padded_row, barrier, boxes, slot, numbers):
-    """Load a tile of Q or dO, and one number per query, by TMA, asynchronously."""
-    mbarrier.expect(barrier, BOXES * desc.block_type.nbytes + row_desc.block_type.nbytes)
-    for box in gl.static_range(BOXES):
-        copy(desc, [batch, head, row, box * BOX], barrier, boxes.index(slot * BOXES + box))
-    copy(row_desc, [padded_row], barrier, numbers.index(slot))
 
 
 @gluon.jit
@@ -224,7 +98,7 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
     batch = item.head // problem.n_heads
     head = item.head % problem.n_heads
     key = item.first_key
-    _copy_keys(k_desc, batch, head, key, shared.k_full.index(0), shared.k_wide, shared.k_narrow)
+    copy_keys(k_desc, batch, head, key, shared.k_full.index(0), shared.k_wide, shared.k_narrow)
     for which in range(problem.Q_PER_KV):
         q_head = head * problem.Q_PER_KV + which
         before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
@@ -234,16 +108,16 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
             phase = (step // SLOTS) & 1 ^ 1
             row = item.tile(i) * BLOCK_Q
             mbarrier.wait(shared.q_empty.index(slot), phase)
-            _copy_queries(
+            copy_queries(
                 q_desc, lse_desc, batch, q_head, row, before + row, shared.q_full.index(slot),
                 shared.q, slot, shared.lse,
             )  # fmt: skip
             if step == 0:  # V is needed after the first queries
-                _copy_keys(
+                copy_keys(
                     v_desc, batch, head, key, shared.v_full.index(0), shared.v_wide, shared.v_narrow
                 )
             mbarrier.wait(shared.do_empty.index(slot), phase)
-            _copy_queries(
+            copy_queries(
                 do_desc, minus_delta_desc, batch, q_head, row, before + row,
                 shared.do_full.index(slot), shared.do, slot, shared.minus_delta,
             )  # fmt: skip
@@ -267,65 +141,112 @@ def _column_of(shared, layout: gl.constexpr):
 
 @gluon.jit
 def _probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.constexpr):
-    """Return P of a part of a tile, see `backward.scores.probabilities`. Rows are queries here."""
+    """Return P of a part of a tile, (queries, keys), see `backward.scores.probabilities`."""
     p = gl.exp2(s * problem.scale_log2e - lse[:, None])
     if MASKED:
-        layout: gl.constexpr = p.type.layout
-        keys = first_key + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
-        visible = (keys < item.n_keys)[None, :]
-        if problem.IS_CAUSAL or problem.BOUNDED:
-            queries = first_query + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
-            visible = visible & (keys[None, :] <= (queries + item.upper)[:, None])
-        if problem.BOUNDED:
-            visible = visible & (keys[None, :] >= (queries + item.lower)[:, None])
-        p = gl.where(visible, p, 0.0)
+        p = hide(p, problem, item, first_key, first_query, 1)
     return p
 
 
 @gluon.jit
-def _zeros():
-    """Return zeros for dK^T or dV^T: the wide parts of three boxes, then the narrow parts."""
-    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
-    wide = gl.zeros([BOX, WIDE], gl.float32, wide_layout)
-    narrow = gl.zeros([BOX, NARROW], gl.float32, narrow_layout)
-    return wide, wide, wide, narrow, narrow, narrow
+def _zeros(ROWS: gl.constexpr):
+    """Return a product of zeros: a wide part (ROWS, 64) and a narrow part (ROWS, 32)."""
+    wide = gl.zeros([ROWS, WIDE], gl.float32, OF_WIDE)
+    narrow = gl.zeros([ROWS, NARROW], gl.float32, OF_NARROW)
+    return wide, narrow
 
 
 @gluon.jit
-def _add_product(rows, first, wide, narrow, sums):
-    """Issue the WGMMAs that add (rows^T wide, rows^T narrow) to dK^T or dV^T.
+def _load_left(tile):
+    """Load a tile (64, 64) from shared memory, as left operand of `_add_product`."""
+    for_wide: gl.constexpr = gl.DotOperandLayout(0, OF_WIDE, 2)
+    for_narrow: gl.constexpr = gl.DotOperandLayout(0, OF_NARROW, 2)
+    loaded = tile.load(for_wide)
+    return loaded, gl.convert_layout(loaded, for_narrow, assert_trivial=True)
+
+
+@gluon.jit
+def _add_product(left, right, sums, ADDS: gl.constexpr = True):
+    """Issue the WGMMAs that add the product of a left and a right operand to sums.
 
     Args:
-        rows: boxes of Q or dO.
-        first: index of the first box of the tile.
-        wide, narrow: parts of dS or P, in shared memory.
-        sums: see `_zeros`.
+        left: the left operand for the wide and for the narrow part. Both are the same tile in
+            shared memory, or the result of `_load_left`, whose registers must not change before the
+            WGMMAs are complete.
+        right: the right operand, a wide and a narrow part in shared memory.
+        sums: a wide and a narrow part.
+        ADDS: False if sums are zeros, which then need no registers.
+
+    Returns:
+        The new sums, which are valid after a wait.
     """
-    a = rows.index(first).permute((1, 0))
-    b = rows.index(first + 1).permute((1, 0))
-    c = rows.index(first + 2).permute((1, 0))
-    return (
-        warpgroup_mma(a, wide, sums[0], is_async=True),
-        warpgroup_mma(b, wide, sums[1], is_async=True),
-        warpgroup_mma(c, wide, sums[2], is_async=True),
-        warpgroup_mma(a, narrow, sums[3], is_async=True),
-        warpgroup_mma(b, narrow, sums[4], is_async=True),
-        warpgroup_mma(c, narrow, sums[5], is_async=True),
-    )
+    wide = warpgroup_mma(left[0], right[0], sums[0], use_acc=ADDS, is_async=True)
+    narrow = warpgroup_mma(left[1], right[1], sums[1], use_acc=ADDS, is_async=True)
+    return wide, narrow
+
+
+@gluon.jit
+def _add_queries(rows, box, right, sums):
+    """Issue the WGMMAs that add a box of Q or dO, transposed, times dS or P to dK^T or dV^T."""
+    left = rows.index(box).permute((1, 0))
+    return _add_product((left, left), right, sums)
+
+
+@gluon.jit
+def _scores(shared, slot, zero):
+    """Issue the WGMMAs of S: all those of the wide part, then those of the narrow part.
+
+    Args:
+        slot: slot of Q.
+        zero: the number 0, not as a constant, see `backward.d128`.
+    """
+    wide, narrow = _zeros(BLOCK_Q)
+    for box in gl.static_range(BOXES):
+        k, _ = keys_of_box(shared.k_wide, shared.k_narrow, zero + box)
+        q = shared.q.index(slot * BOXES + box)
+        wide = warpgroup_mma(q, k, wide, use_acc=box > 0, is_async=True)
+    for box in gl.static_range(BOXES):
+        _, k = keys_of_box(shared.k_wide, shared.k_narrow, zero + box)
+        q = shared.q.index(slot * BOXES + box)
+        narrow = warpgroup_mma(q, k, narrow, use_acc=box > 0, is_async=True)
+    return wide, narrow
+
+
+@gluon.jit
+def _product_with_v(shared, slot, zero):
+    """Compute dO V^T, a wide and a narrow part. The arguments are those of `_scores`."""
+    first = slot * BOXES
+    left = _load_left(shared.do.index(first))
+    v = keys_of_box(shared.v_wide, shared.v_narrow, zero)
+    wide, narrow = _add_product(left, v, _zeros(BLOCK_Q), False)
+    middle = shared.do.index(first + 1)
+    v = keys_of_box(shared.v_wide, shared.v_narrow, zero + 1)
+    wide, narrow = _add_product((middle, middle), v, (wide, narrow))
+    # The last box is loaded into the registers of the first one, while the middle one is used.
+    wide, narrow, _, _ = warpgroup_mma_wait(2, deps=[wide, narrow, left[0], left[1]])
+    left = _load_left(shared.do.index(first + 2))
+    v = keys_of_box(shared.v_wide, shared.v_narrow, zero + 2)
+    wide, narrow = _add_product(left, v, (wide, narrow))
+    wide, narrow, _, _ = warpgroup_mma_wait(0, deps=[wide, narrow, left[0], left[1]])
+    return wide, narrow
 
 
 @gluon.jit
 def _wait(sums, other, PENDING: gl.constexpr):
     """Wait until all WGMMAs except the last PENDING are done.
 
+    Args:
+        sums: dK^T or dV^T, a wide and a narrow part for each box.
+        other: another tensor.
+
     Returns:
         sums, other: the arguments. The caller may then use them.
     """
     a, b, c, d, e, f, other = warpgroup_mma_wait(
-        PENDING, deps=[sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], other]
+        PENDING,
+        deps=[sums[0][0], sums[0][1], sums[1][0], sums[1][1], sums[2][0], sums[2][1], other],
     )
-    return (a, b, c, d, e, f), other
+    return ((a, b), (c, d), (e, f)), other
 
 
 @gluon.jit
@@ -338,10 +259,8 @@ def _begin_dq(shared, zero, PART: gl.constexpr):
         zero: the number 0, not as a constant, see `backward.d128`.
         PART: index of the 64 columns, 0 to 2.
     """
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
-    dq = gl.zeros([BOX, BLOCK_Q], gl.float32, layout)
-    wide = _wide_box(shared.k_wide, zero + 2 * PART).permute((1, 0))
-    narrow = shared.k_narrow.index(zero + PART).permute((1, 0))
+    dq = gl.zeros([BOX, BLOCK_Q], gl.float32, OF_WIDE)
+    wide, narrow = keys_of_box(shared.k_wide, shared.k_narrow, zero + PART)
     ds_wide = shared.ds_wide.index(zero).permute((1, 0))
     ds_narrow = shared.ds_narrow.index(zero).permute((1, 0))
     dq = warpgroup_mma(wide, ds_wide, dq, use_acc=False, is_async=True)
@@ -387,19 +306,15 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
         sums: dV^T that includes tile i.
     """
     dtype: gl.constexpr = shared.q.dtype
-    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
     slot = i % SLOTS
     phase = (i // SLOTS) & 1
     # Always 0, but not a constant for the compiler, as in `backward.d128`
     zero = first_query >> 30
 
     mbarrier.wait(shared.q_full.index(slot), phase)
-    q = _rows(shared.q, slot * BOXES, BLOCK_Q)
-    wide = times(q, _rows(shared.k_wide, zero, WIDE), wide_layout, COLUMNS)
-    narrow = times(q, _rows(shared.k_narrow, zero, NARROW), narrow_layout, COLUMNS)
-    lse = _column_of(shared.lse.index(slot), wide_layout)
-    sums, wide = _wait(sums, wide, 2)  # the narrow part of S stays in flight
+    wide, narrow = _scores(shared, slot, zero)
+    lse = _column_of(shared.lse.index(slot), OF_WIDE)
+    sums, wide = _wait(sums, wide, BOXES)  # the narrow part of S stays in flight
     mbarrier.arrive(shared.do_empty.index((i + 1) % SLOTS), count=1, pred=i > 0)
     mbarrier.wait(shared.p_empty.index(0), (i & 1) ^ 1)
     key = item.first_key
@@ -407,15 +322,8 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     p_wide = _probabilities(wide, lse, problem, item, key, first_query, MASKED)
     p[0].store(p_wide.to(dtype))
     narrow = warpgroup_mma_wait(0, deps=[narrow])
-    p_narrow = _probabilities(
-        narrow,
-        gl.convert_layout(lse, gl.SliceLayout(1, narrow_layout)),
-        problem,
-        item,
-        key + WIDE,
-        first_query,
-        MASKED,
-    )
+    lse = gl.convert_layout(lse, gl.SliceLayout(1, OF_NARROW))
+    p_narrow = _probabilities(narrow, lse, problem, item, key + WIDE, first_query, MASKED)
     p[1].store(p_narrow.to(dtype))
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
     fence_async_shared()
@@ -424,12 +332,17 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     mbarrier.wait(shared.ds_full.index(0), (i & 1) ^ 1, pred=i > 0)
     dq = _begin_dq(shared, zero, 0)
     mbarrier.wait(shared.do_full.index(slot), phase)
-    sums = _add_product(shared.do, slot * BOXES, p[0], p[1], sums)
-    dq = warpgroup_mma_wait(6, deps=[dq])  # dV^T stays in flight
+    left = _load_left(shared.do.index(slot * BOXES).permute((1, 0)))
+    first = _add_product(left, p, sums[0])
+    middle = _add_queries(shared.do, slot * BOXES + 1, p, sums[1])
+    last = _add_queries(shared.do, slot * BOXES + 2, p, sums[2])
+    dq = warpgroup_mma_wait(2 * BOXES, deps=[dq])  # dV^T stays in flight
     mbarrier.arrive(shared.ds_empty.index(0), count=1, pred=i > 0)
     if i > 0:
         _add(shared, dq_desc, dq, row, 0)
-    return sums
+    # The next step needs the registers of the left operand. The rest of dV^T stays in flight.
+    wide, narrow, _, _ = warpgroup_mma_wait(4, deps=[first[0], first[1], left[0], left[1]])
+    return (wide, narrow), middle, last
 
 
 @gluon.jit
@@ -449,25 +362,20 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
         sums: dK^T that includes tile i.
     """
     dtype: gl.constexpr = shared.q.dtype
-    wide_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    narrow_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, NARROW, 16])
     slot = i % SLOTS
     phase = (i // SLOTS) & 1
 
     mbarrier.wait(shared.do_full.index(slot), phase)
-    do = _rows(shared.do, slot * BOXES, BLOCK_Q)
+    wide, narrow = _product_with_v(shared, slot, zero)
     minus_delta = shared.minus_delta.index(slot)
-    wide = times(do, _rows(shared.v_wide, zero, WIDE), wide_layout, COLUMNS)
-    narrow = times(do, _rows(shared.v_narrow, zero, NARROW), narrow_layout, COLUMNS)
-    wide, narrow = warpgroup_mma_wait(0, deps=[wide, narrow])
     # In `backward.d128`, the accumulators of dP start at -delta. Here, ptxas would then wait after
     # each WGMMA of the kernel, so -delta is added later.
-    wide += _column_of(minus_delta, wide_layout)[:, None]
-    narrow += _column_of(minus_delta, narrow_layout)[:, None]
+    wide += _column_of(minus_delta, OF_WIDE)[:, None]
+    narrow += _column_of(minus_delta, OF_NARROW)[:, None]
     mbarrier.arrive(shared.do_empty.index(slot), count=1)
     mbarrier.wait(shared.p_full.index(0), i & 1)
-    ds_wide = (shared.p_wide.index(zero).load(wide_layout).to(gl.float32) * wide).to(dtype)
-    ds_narrow = (shared.p_narrow.index(zero).load(narrow_layout).to(gl.float32) * narrow).to(dtype)
+    ds_wide = (shared.p_wide.index(zero).load(OF_WIDE).to(gl.float32) * wide).to(dtype)
+    ds_narrow = (shared.p_narrow.index(zero).load(OF_NARROW).to(gl.float32) * narrow).to(dtype)
     mbarrier.arrive(shared.p_empty.index(0), count=1)
     # until consumer P has computed dQ^T of tile i - 1 from this slot
     mbarrier.wait(shared.ds_empty.index(0), (i & 1) ^ 1, pred=i > 0)
@@ -477,15 +385,18 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(shared.ds_full.index(0), count=1)
-    middle = _begin_dq(shared, zero, 1)
-    last = _begin_dq(shared, zero, 2)
+    dq_middle = _begin_dq(shared, zero, 1)
+    dq_last = _begin_dq(shared, zero, 2)
     mbarrier.wait(shared.q_full.index(slot), phase)
-    sums = _add_product(shared.q, slot * BOXES, ds[0], ds[1], sums)
-    middle = warpgroup_mma_wait(8, deps=[middle])  # the rest of dQ^T and dK^T stay in flight
-    _add(shared, dq_desc, middle, row + BOX, 1)
-    last = warpgroup_mma_wait(6, deps=[last])  # dK^T stays in flight
-    _add(shared, dq_desc, last, row + 2 * BOX, 1)
-    sums, _ = _wait(sums, sums[0], 0)
+    middle = _add_queries(shared.q, slot * BOXES + 1, ds, sums[1])
+    last = _add_queries(shared.q, slot * BOXES + 2, ds, sums[2])
+    dq_middle = warpgroup_mma_wait(6, deps=[dq_middle])  # all other WGMMAs stay in flight
+    _add(shared, dq_desc, dq_middle, row + BOX, 1)
+    left = _load_left(shared.q.index(slot * BOXES).permute((1, 0)))  # in the registers of dq_middle
+    first = _add_product(left, ds, sums[0])
+    dq_last = warpgroup_mma_wait(2 * BOXES, deps=[dq_last])  # dK^T stays in flight
+    _add(shared, dq_desc, dq_last, row + 2 * BOX, 1)
+    sums, _ = _wait((first, middle, last), left[0], 0)
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
     return sums
 
@@ -526,7 +437,7 @@ def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
     """
     WHICH: gl.constexpr = 0 if COMPUTES_P else 1
     item = problem.locate(gl.program_id(0))
-    sums = _zeros()
+    sums = (_zeros(BOX), _zeros(BOX), _zeros(BOX))
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of dQ^T for tile 0 of the first head of q
     row = item.head * problem.Q_PER_KV * tiles_per_head * COLUMNS
@@ -565,8 +476,8 @@ def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
     head = item.head % problem.n_heads
     for box in gl.static_range(BOXES):
         _send_box(
-            shared, desc, batch, head, item.first_key, box * BOX, sums[box] * factor,
-            sums[BOXES + box] * factor, WHICH,
+            shared, desc, batch, head, item.first_key, box * BOX,
+            sums[box][0] * factor, sums[box][1] * factor, WHICH,
         )  # fmt: skip
     tma.store_wait(pendings=0)
 
@@ -610,7 +521,7 @@ def d192_backward_kernel(
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
         BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, KEYS,
     )  # fmt: skip
-    shared = _allocate(k_desc, lse_desc)
+    shared = allocate(k_desc, lse_desc)
     fence_async_shared()
     gl.warp_specialize(
         [

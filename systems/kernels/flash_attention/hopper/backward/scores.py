@@ -72,7 +72,7 @@ def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.cons
     else:
         p = gl.exp2(s * problem.scale_log2e - lse[None, :])
     if MASKED:
-        p = _hide(p, problem, item, first_key, first_query)
+        p = hide(p, problem, item, first_key, first_query, 0)
     weighted = p
     if problem.SOFTCAP:
         weighted = p * (4.0 * (r - r * r))
@@ -80,20 +80,27 @@ def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.cons
 
 
 @gluon.jit
-def _hide(p, problem, item, first_key, first_query):
-    """Set the elements of a tile of P^T that belong to hidden or missing keys to zero.
+def hide(p, problem, item, first_key, first_query, KEY_AXIS: gl.constexpr):
+    """Set the probabilities of a tile that belong to hidden or missing keys to zero.
 
-    P^T is the transposed matrix of probabilities. A key is hidden from a query if the mask excludes
-    it. A key is missing if the tile extends past the last key. The score of a missing key is 0, so
-    its probability would be exp2(-lse). This value may be inf, and the matmul for dQ would then
-    compute inf * 0 = NaN.
+    A key is hidden from a query if the mask excludes it. A key is missing if the tile extends past
+    the last key. The score of a missing key is 0, so its probability would be exp2(-lse). This
+    value may be inf, and the matmul for dQ would then compute inf * 0 = NaN.
+
+    Args:
+        p: probabilities, in registers.
+        KEY_AXIS: dimension of p with one index per key, 0 or 1. The other one has one per query.
     """
-    layout: gl.constexpr = p.type.layout
-    keys = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, layout))
-    visible = (keys < item.n_keys)[:, None]
+    QUERY_AXIS: gl.constexpr = 1 - KEY_AXIS
+    of_keys: gl.constexpr = gl.SliceLayout(QUERY_AXIS, p.type.layout)
+    of_queries: gl.constexpr = gl.SliceLayout(KEY_AXIS, p.type.layout)
+    keys = first_key + gl.arange(0, p.shape[KEY_AXIS], of_keys)
+    visible = gl.expand_dims(keys < item.n_keys, QUERY_AXIS)
+    keys = gl.expand_dims(keys, QUERY_AXIS)
     if problem.IS_CAUSAL or problem.BOUNDED:
-        queries = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, layout))
-        visible = visible & (keys[:, None] <= (queries + item.upper)[None, :])
+        queries = first_query + gl.arange(0, p.shape[QUERY_AXIS], of_queries)
+        queries = gl.expand_dims(queries, KEY_AXIS)
+        visible = visible & (keys <= queries + item.upper)
     if problem.BOUNDED:
-        visible = visible & (keys[:, None] >= (queries + item.lower)[None, :])
+        visible = visible & (keys >= queries + item.lower)
     return gl.where(visible, p, 0.0)
