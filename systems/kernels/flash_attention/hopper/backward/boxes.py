@@ -1,4 +1,4 @@
-"""Tiles of the Hopper backward kernel for head_dim 136 to 192 in shared memory, and their copies.
+"""Shared memory of the Hopper backward kernel for head_dim 136 to 192, and copies into it.
 
 Gluon needs tiles whose numbers of rows and columns are powers of two. So 96 keys are divided into
 a wide part of 64 and a narrow part of 32 keys, and 192 columns into three boxes of 64 columns. The
@@ -21,7 +21,7 @@ from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q
 WIDE = gl.constexpr(64)  # number of keys of the wide part
 NARROW = gl.constexpr(32)  # number of keys of the narrow part, and of a TMA copy of keys
 BOX = gl.constexpr(64)  # number of columns of a TMA copy
-BOXES = gl.constexpr(3)
+BOXES = gl.constexpr(3)  # number of boxes of 64 columns
 SLOTS = gl.constexpr(2)  # number of slots of Q, dO, lse and -delta
 
 
