@@ -9,10 +9,11 @@ the spilled bytes per thread and the shared memory per program of each kernel.
 
 It exits with code 1 if a kernel spills registers, or if the kernel of a pass or a Gluon kernel
 needs more than 227 KiB of shared memory. Kernels with grouped heads, packed sequences, a window or
-a softcap may spill up to 16 bytes. It also exits with code 1 if the occupancy of the kernel
-of a pass is wrong. The occupancy is the number of programs that fit on one multiprocessor. The
-table of tiles states the expected occupancy of each tile (`Tile.resident`). The occupancy must be
-equal to this number with a causal mask. With a full mask, it must be at least this number.
+a softcap may spill up to 16 bytes. `D192_SPILLS` has the limits of the backward kernel for head_dim
+192. It also exits with code 1 if the occupancy of the kernel of a pass is wrong. The occupancy is
+the number of programs that fit on one multiprocessor. The table of tiles states the expected
+occupancy of each tile (`Tile.resident`). The occupancy must be equal to this number with a causal
+mask. With a full mask, it must be at least this number.
 """
 
 from __future__ import annotations
@@ -222,10 +223,10 @@ FEATURES: dict[str, dict[str, bool | int]] = {
     "softcap": {"SOFTCAP": True},
 }
 LONG = 1 << 14  # number of queries for which tiles are chosen
-# Largest number of spilled bytes per thread of `d192_backward_kernel`, with one and with several
-# heads of q per head of k. The spilled values are integers, such as indices of tiles. Spilled
-# accumulators would make WGMMAs wait for each other.
-D192_SPILLS, GROUPED_D192_SPILLS = 16, 88
+# Largest number of spilled bytes per thread of `d192_backward_kernel` by form, with one and with
+# several heads of q per head of k. The spilled values are integers, such as indices of tiles.
+# Spilled accumulators would make WGMMAs wait for each other.
+D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "window": (16, 104)}
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
 
 
@@ -365,7 +366,7 @@ def spill_limit(
 ) -> int:
     """Return how many bytes per thread a kernel of `compile_hopper` may spill."""
     if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form):
-        return D192_SPILLS if q_per_kv == 1 else GROUPED_D192_SPILLS
+        return D192_SPILLS[form][q_per_kv > 1]
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS
 
 

@@ -28,7 +28,7 @@ The keys are divided into a wide part of 64 and a narrow part of 32 keys, and th
 boxes of 64 columns (see `backward.boxes`). The WGMMAs of both parts have the same left operand and
 would read it from shared memory twice. Reads of shared memory limit the speed, so some boxes are
 loaded into registers first: two of dO for dP, and one each of Q and dO for dK and dV. There are no
-registers for more. In trials on three H100s, backward took 0.95 to 0.98 times as long as without
+registers for more. In trials on two H100s, backward took 0.94 to 0.99 times as long as without
 these loads.
 
 A program processes only one work item. The data in shared memory are:
