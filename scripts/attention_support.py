@@ -18,7 +18,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.arguments import DTYPES
 from systems.kernels.flash_attention.features import FEATURES
-from systems.kernels.flash_attention.hopper.forward_launch import hopper_form_reason
+from systems.kernels.flash_attention.hopper.support import hopper_form_reason
 from systems.kernels.flash_attention.peers.flash_attn_4 import flash_attn_4_form_reason
 from systems.kernels.flash_attention.peers.flex import flex_form_reason
 from systems.kernels.flash_attention.peers.sdpa import SDPA_BACKENDS

@@ -35,7 +35,7 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
     d192_supports,
     high_columns,
 )
-from systems.kernels.flash_attention.hopper.forward_launch import (
+from systems.kernels.flash_attention.hopper.tiles import (
     COPIED_COLUMNS,
     HopperTile,
     copied_columns,

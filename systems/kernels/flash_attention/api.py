@@ -292,7 +292,9 @@ def _attend(
         q, k, v = (x.view_as(x) for x in (q, k, v))
     # Implementations without these features do not have the arguments.
     options: dict[str, Any] = {"is_causal": is_causal, "scale": as_float(scale)}
-    if variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None:
+    if variant != NO_VARIANT and (
+        variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None
+    ):
         options["variant"] = variant
     if packing is not None:
         options["packing"] = packing

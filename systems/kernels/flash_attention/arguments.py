@@ -39,6 +39,8 @@ _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 def require_tensors(q: object, k: object, v: object) -> None:
     """Raise a ValueError if q, k or v is not a tensor with a shape."""
+    if all(isinstance(x, Tensor) and not x.is_nested for x in (q, k, v)):
+        return
     errors = [
         f"{name} must be a tensor, got {_describe(x)}"
         if not isinstance(x, Tensor)

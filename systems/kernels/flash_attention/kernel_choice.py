@@ -28,7 +28,7 @@ def forward(
 
     Args:
         q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
-            kernels need inputs for which `forward_launch.unsupported_reason` is None.
+            kernels need inputs for which `hopper.support.unsupported_reason` is None.
         precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
             "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
         kernels: "triton" or "hopper".

@@ -163,7 +163,7 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     from systems.kernels import kernel_launch
-    from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+    from systems.kernels.flash_attention.hopper import backward_launch, forward_launch, support
 
     emulation = Emulation(multiprocessors, seed, source)
     interpret = kernel_launch.Launch.__call__
@@ -180,8 +180,8 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_launch.Launch, "__call__", call)
-        patch.setattr(forward_launch, "is_hopper", lambda device: True)
-        patch.setattr(forward_launch, "_cached_reason", forward_launch._unsupported_reason)
+        patch.setattr(support, "is_hopper", lambda device: True)
+        patch.setattr(support, "_cached_reason", support._unsupported_reason)
         patch.setattr(forward_launch, "_counters", lambda device, reuse_counters: counters)
         for module in (backward_launch, forward_launch):
             patch.setattr(module, "multiprocessors", lambda index: multiprocessors)

@@ -13,8 +13,9 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
     flash_backward,
     unsupported_reason,
 )
-from systems.kernels.flash_attention.hopper.forward_launch import NARROW_VALUE_DIM, flash_forward
+from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits, block_of_keys
+from systems.kernels.flash_attention.hopper.tiles import NARROW_VALUE_DIM
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
     COMPILED_FORMS,

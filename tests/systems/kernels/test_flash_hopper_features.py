@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
-from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
-from systems.kernels.flash_attention.hopper.forward_launch import (
-    PACKED_HEAD_DIMS,
-    HopperTile,
-    _unsupported_reason,
-    forward_tile,
-)
+from systems.kernels.flash_attention.hopper import backward_launch, forward_launch, support
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.hopper.tiles import PACKED_HEAD_DIMS, HopperTile, forward_tile
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
@@ -92,16 +87,17 @@ def test_plain_masks_do_not_use_bounds():
 
 
 def test_what_the_kernels_lack_has_a_reason(monkeypatch):
-    monkeypatch.setattr(forward_launch, "is_hopper", lambda device: True)
+    monkeypatch.setattr(support, "is_hopper", lambda device: True)
     device = torch.device("cuda")
-    assert "softcap of at most 512, got 600" in _unsupported_reason(device, BF16, 64, 600.0, False)
-    reason = _unsupported_reason(device, BF16, 96, None, True)
+    reason = support._unsupported_reason(device, BF16, 64, 600.0, False)
+    assert "softcap of at most 512, got 600" in reason
+    reason = support._unsupported_reason(device, BF16, 96, None, True)
     assert "head_dim 64, 128, 192 or 256 for packed sequences, got 96" in reason
-    reason = _unsupported_reason(device, BF16, 128, None, False, 64)
+    reason = support._unsupported_reason(device, BF16, 128, None, False, 64)
     assert "v to have the head_dim of q, or 128 if that of q is above 128, got 64 for v" in reason
-    assert _unsupported_reason(device, BF16, 192, None, True, 128) is None
-    assert _unsupported_reason(device, BF16, 96, 30.0, False) is None
-    assert _unsupported_reason(device, BF16, 128, 30.0, True) is None
+    assert support._unsupported_reason(device, BF16, 192, None, True, 128) is None
+    assert support._unsupported_reason(device, BF16, 96, 30.0, False) is None
+    assert support._unsupported_reason(device, BF16, 128, 30.0, True) is None
 
 
 @on_hopper

@@ -7,16 +7,15 @@ import math
 import pytest
 import torch
 
-from systems.kernels.flash_attention.hopper.forward_launch import (
+from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
+from systems.kernels.flash_attention.hopper.splits import forward_splits
+from systems.kernels.flash_attention.hopper.support import hopper_form_reason, unsupported_reason
+from systems.kernels.flash_attention.hopper.tiles import (
     FORWARD,
     NARROW_VALUES,
     PACKED_HEAD_DIMS,
     SHORT,
-    flash_forward,
-    hopper_form_reason,
-    unsupported_reason,
 )
-from systems.kernels.flash_attention.hopper.splits import forward_splits
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
     COMPILED_FORMS,

@@ -111,6 +111,24 @@ def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expec
     assert forward_launch._group(options, shapes, None, 128, 128, 132) == expected
 
 
+@pytest.mark.parametrize(
+    ("is_causal", "rows", "longest", "expected"),
+    [
+        # Keys and values of a head take 2 MiB of 32 for each 4,096 rows of all sequences.
+        (True, 32_768, 8192, 2),
+        (True, 32_768, 1024, 2),
+        (True, 131_072, 1024, 1),
+        # Without a mask: the fewest heads with a block for each of 132 multiprocessors
+        (False, 32_768, 8192, 1),
+    ],
+)
+def test_groups_of_packed_sequences_count_the_rows_of_all(is_causal, rows, longest, expected):
+    packed = PackedSizes(rows // longest, longest, longest)
+    options = kernel_options(is_causal, NO_VARIANT, packed, (rows, rows), None, 128)
+    shapes = (1, 16, rows, 128), (1, 16, rows, 128)
+    assert forward_launch._group(options, shapes, packed, 128, 128, 132) == expected
+
+
 def test_groups_of_very_long_packed_sequences_are_found_quickly():
     """Blocks past MAX_BLOCKS are not counted, so the time does not grow with the lengths."""
     n = 1 << 30

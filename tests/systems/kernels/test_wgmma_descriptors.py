@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from systems.kernels.flash_attention.hopper.forward_launch import FORWARD, NARROW_VALUES, SHORT
+from systems.kernels.flash_attention.hopper.tiles import FORWARD, NARROW_VALUES, SHORT
 from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
 
 FORMS = ["full", "causal", "split", "window", "packed", "softcap"]

@@ -85,7 +85,7 @@ KV_SLOTS = gl.constexpr(1)
 Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
 # Registers per thread (setmaxnreg). The registers per thread of the three warpgroups add up to 504,
-# see `forward_launch.HopperTile`: 240 + 24 leave 240 for consumer 0.
+# see `tiles.HopperTile`: 240 + 24 leave 240 for consumer 0.
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
 

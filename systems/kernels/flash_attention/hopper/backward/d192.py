@@ -25,10 +25,10 @@ before it is multiplied by dP - delta. The relative errors of dQ and dK are ther
 those of `backward.d256` (records of flash_features).
 
 The keys are divided into a wide part of 64 and a narrow part of 32 keys, and the columns into three
-boxes of 64 columns (see `backward.boxes`). The WGMMAs of both parts have the same left operand and
-would read it from shared memory twice. Reads of shared memory limit the speed, so some boxes are
-loaded into registers first: two of dO for dP, and one each of Q and dO for dK and dV. There are no
-registers for more. In trials on two H100s, backward took 0.94 to 0.99 times as long as without
+boxes of 64 columns (see `backward.d192_tiles`). The WGMMAs of both parts have the same left operand
+and would read it from shared memory twice. Reads of shared memory limit the speed, so some boxes
+are loaded into registers first: two of dO for dP, and one each of Q and dO for dK and dV. There are
+no registers for more. In trials on two H100s, backward took 0.94 to 0.99 times as long as without
 these loads.
 
 A program processes only one work item. The data in shared memory are:
@@ -63,7 +63,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.kernels.flash_attention.hopper.backward.boxes import (
+from systems.kernels.flash_attention.hopper.backward.d192_tiles import (
     BOX,
     BOXES,
     NARROW,
@@ -85,8 +85,8 @@ from systems.kernels.flash_attention.hopper.backward.work import (
 KEYS = gl.constexpr(96)  # number of keys of a work item
 COLUMNS = gl.constexpr(192)
 # Register layouts of the results of WGMMAs, for a wide part and a narrow part
-OF_WIDE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-OF_NARROW = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
+WIDE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+NARROW_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 16]))
 # Registers per thread, as in `backward.d128`
 CONSUMER_REGISTERS = gl.constexpr(240)
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -152,8 +152,8 @@ def _probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.con
 @gluon.jit
 def _zeros(ROWS: gl.constexpr):
     """Return a product of zeros: a wide part (ROWS, 64) and a narrow part (ROWS, 32)."""
-    wide = gl.zeros([ROWS, WIDE], gl.float32, OF_WIDE)
-    narrow = gl.zeros([ROWS, NARROW], gl.float32, OF_NARROW)
+    wide = gl.zeros([ROWS, WIDE], gl.float32, WIDE_LAYOUT)
+    narrow = gl.zeros([ROWS, NARROW], gl.float32, NARROW_LAYOUT)
     return wide, narrow
 
 
@@ -164,8 +164,8 @@ def _load_left(tile):
     Returns:
         The same registers in two layouts, for the wide and for the narrow part.
     """
-    for_wide: gl.constexpr = gl.DotOperandLayout(0, OF_WIDE, 2)
-    for_narrow: gl.constexpr = gl.DotOperandLayout(0, OF_NARROW, 2)
+    for_wide: gl.constexpr = gl.DotOperandLayout(0, WIDE_LAYOUT, 2)
+    for_narrow: gl.constexpr = gl.DotOperandLayout(0, NARROW_LAYOUT, 2)
     loaded = tile.load(for_wide)
     return loaded, gl.convert_layout(loaded, for_narrow, assert_trivial=True)
 
@@ -269,7 +269,7 @@ def _begin_dq(shared, zero, PART: gl.constexpr):
         zero: the number 0, not as a constant, see `backward.d128`.
         PART: index of the 64 columns, 0 to 2.
     """
-    dq = gl.zeros([BOX, BLOCK_Q], gl.float32, OF_WIDE)
+    dq = gl.zeros([BOX, BLOCK_Q], gl.float32, WIDE_LAYOUT)
     wide, narrow = keys_of_box(shared.k_wide, shared.k_narrow, zero + PART)
     ds_wide = shared.ds_wide.index(zero).permute((1, 0))
     ds_narrow = shared.ds_narrow.index(zero).permute((1, 0))
@@ -323,7 +323,7 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
 
     mbarrier.wait(shared.q_full.index(slot), phase)
     wide, narrow = _scores(shared, slot, zero)
-    lse = _column_of(shared.lse.index(slot), OF_WIDE)
+    lse = _column_of(shared.lse.index(slot), WIDE_LAYOUT)
     sums, wide = _wait(sums, wide, BOXES)  # the narrow part of S stays in flight
     mbarrier.arrive(shared.do_empty.index((i + 1) % SLOTS), count=1, pred=i > 0)
     mbarrier.wait(shared.p_empty.index(0), (i & 1) ^ 1)
@@ -332,7 +332,7 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     p_wide = _probabilities(wide, lse, problem, item, key, first_query, MASKED)
     p[0].store(p_wide.to(dtype))
     narrow = warpgroup_mma_wait(0, deps=[narrow])
-    lse = gl.convert_layout(lse, gl.SliceLayout(1, OF_NARROW))
+    lse = gl.convert_layout(lse, gl.SliceLayout(1, NARROW_LAYOUT))
     p_narrow = _probabilities(narrow, lse, problem, item, key + WIDE, first_query, MASKED)
     p[1].store(p_narrow.to(dtype))
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
@@ -380,12 +380,12 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     minus_delta = shared.minus_delta.index(slot)
     # In `backward.d128`, the accumulators of dP start at -delta. Here, ptxas would then wait after
     # each WGMMA of the kernel, so -delta is added later.
-    wide += _column_of(minus_delta, OF_WIDE)[:, None]
-    narrow += _column_of(minus_delta, OF_NARROW)[:, None]
+    wide += _column_of(minus_delta, WIDE_LAYOUT)[:, None]
+    narrow += _column_of(minus_delta, NARROW_LAYOUT)[:, None]
     mbarrier.arrive(shared.do_empty.index(slot), count=1)
     mbarrier.wait(shared.p_full.index(0), i & 1)
-    ds_wide = (shared.p_wide.index(zero).load(OF_WIDE).to(gl.float32) * wide).to(dtype)
-    ds_narrow = (shared.p_narrow.index(zero).load(OF_NARROW).to(gl.float32) * narrow).to(dtype)
+    ds_wide = (shared.p_wide.index(zero).load(WIDE_LAYOUT).to(gl.float32) * wide).to(dtype)
+    ds_narrow = (shared.p_narrow.index(zero).load(NARROW_LAYOUT).to(gl.float32) * narrow).to(dtype)
     mbarrier.arrive(shared.p_empty.index(0), count=1)
     # until consumer P has computed dQ^T of tile i - 1 from this slot
     mbarrier.wait(shared.ds_empty.index(0), (i & 1) ^ 1, pred=i > 0)
@@ -422,10 +422,10 @@ def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.co
         WHICH: index of this consumer.
     """
     dtype: gl.constexpr = desc.dtype
-    wide_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
-    narrow_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
-    wide_rows = shared.dq.index(4 * WHICH)._reinterpret(dtype, [WIDE, BOX], wide_layout)
-    narrow_rows = shared.dq.index(4 * WHICH + 2)._reinterpret(dtype, [NARROW, BOX], narrow_layout)
+    wide_swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
+    narrow_swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
+    wide_rows = shared.dq.index(4 * WHICH)._reinterpret(dtype, [WIDE, BOX], wide_swizzle)
+    narrow_rows = shared.dq.index(4 * WHICH + 2)._reinterpret(dtype, [NARROW, BOX], narrow_swizzle)
     tma.store_wait(pendings=0)
     wide_rows.permute((1, 0)).store(wide.to(dtype))
     narrow_rows.permute((1, 0)).store(narrow.to(dtype))

@@ -90,7 +90,7 @@ Q_SLOTS = gl.constexpr(2)
 DS_SLOTS = gl.constexpr(2)
 DQ_SLOTS = gl.constexpr(2)
 # Registers per thread (setmaxnreg). The registers per thread of the four warpgroups add up to 512,
-# see `forward_launch.HopperTile`: 2 * 208 + 24 leave 72 for the dQ warpgroup.
+# see `tiles.HopperTile`: 2 * 208 + 24 leave 72 for the dQ warpgroup.
 CONSUMER_REGISTERS = gl.constexpr(208)
 PRODUCER_REGISTERS = gl.constexpr(24)
 

@@ -445,7 +445,7 @@ def hopper_forward_kernel(
         SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see
-            `forward_launch.HopperTile`).
+            `tiles.HopperTile`).
         PRODUCER_REGISTERS: registers per thread of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
