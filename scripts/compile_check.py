@@ -10,10 +10,11 @@ the spilled bytes per thread and the shared memory per program of each kernel.
 It exits with code 1 if a kernel spills registers, or if the kernel of a pass or a Gluon kernel
 needs more than 227 KiB of shared memory. Kernels with grouped heads, packed sequences, a window or
 a softcap may spill up to 16 bytes. `D192_SPILLS` has the limits of the backward kernel for head_dim
-192. It also exits with code 1 if the occupancy of the kernel of a pass is wrong. The occupancy is
-the number of programs that fit on one multiprocessor. The table of tiles states the expected
-occupancy of each tile (`Tile.resident`). The occupancy must be equal to this number with a causal
-mask. With a full mask, it must be at least this number.
+192, and `SHORT_SPILLS` that of the forward kernel for short sequences. It also exits with code 1 if
+the occupancy of the kernel of a pass is wrong. The occupancy is the number of programs that fit on
+one multiprocessor. The table of tiles states the expected occupancy of each tile (`Tile.resident`).
+The occupancy must be equal to this number with a causal mask. With a full mask, it must be at least
+this number.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from systems.kernels.flash_attention.hopper.backward_launch import (
 )
 from systems.kernels.flash_attention.hopper.tiles import (
     COPIED_COLUMNS,
+    SHORT,
     HopperTile,
     copied_columns,
     forward_tile,
@@ -227,6 +229,8 @@ LONG = 1 << 14  # number of queries for which tiles are chosen
 # several heads of q per head of k. The spilled values are integers, such as indices of tiles.
 # Spilled accumulators would make WGMMAs wait for each other.
 D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "window": (16, 104)}
+# Largest number with the forward tile SHORT, two of whose programs share the registers
+SHORT_SPILLS = 40
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
 
 
@@ -300,6 +304,7 @@ def compile_hopper(
     value_dim = value_dim or head_dim
     columns, value_columns = kernel_head_dim(head_dim), kernel_head_dim(value_dim)
     is_causal = form not in ("full", "window")
+    options = {"num_warps": 4}
     features = {
         "BOUNDED": form in ("packed", "window"), "LOWER_RIGHT": form == "window",
         "PACKED": form == "packed", "SOFTCAP": form == "softcap",
@@ -307,6 +312,7 @@ def compile_hopper(
     if name == "forward":
         kernel = hopper_forward_kernel
         tile = tile or forward_tile(head_dim, LONG, is_causal, form == "packed", value_dim)
+        options = tile.launch_options
         copied, copied_values = copied_columns(head_dim, tile), copied_columns(value_dim, tile)
         kinds = {
             "q_desc": rows(64, copied), "out_desc": rows(64, copied_values),
@@ -354,7 +360,7 @@ def compile_hopper(
     kinds |= dict.fromkeys(("starts_q", "starts_k", "blocks"), "*i32")
     kinds |= dict.fromkeys(("scale_log2e", "cap_log2e"), "fp32")
     signature = {**dict.fromkeys(kernel.arg_names, "i32"), **kinds}
-    made = compile_gluon_for_hopper(kernel, signature, constants, warps=4)
+    made = compile_gluon_for_hopper(kernel, signature, constants, **options)
     with tempfile.TemporaryDirectory() as folder:
         used = resources(made, Path(folder))
     spilled = used["STACK"] + used["LOCAL"]
@@ -362,9 +368,16 @@ def compile_hopper(
 
 
 def spill_limit(
-    name: str, head_dim: int, form: str, q_per_kv: int = 1, value_dim: int | None = None
+    name: str,
+    head_dim: int,
+    form: str,
+    q_per_kv: int = 1,
+    value_dim: int | None = None,
+    tile: HopperTile | None = None,
 ) -> int:
     """Return how many bytes per thread a kernel of `compile_hopper` may spill."""
+    if tile == SHORT:
+        return SHORT_SPILLS
     if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form):
         return D192_SPILLS[form][q_per_kv > 1]
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS
@@ -379,15 +392,23 @@ def hopper_table() -> tuple[list[list[object]], int]:
     """
     rows: list[list[object]] = []
     bad = 0
-    for name, head_dim, form in product(("forward", "backward"), (64, 128, 192, 256), HOPPER_FORMS):
-        found = compile_hopper(name, head_dim, form)
+    cases: list[tuple[str, int, str, HopperTile | None]] = [
+        (name, head_dim, form, None)
+        for name, head_dim, form in product(
+            ("forward", "backward"), (64, 128, 192, 256), HOPPER_FORMS
+        )
+    ]
+    cases += [("forward", 64, form, SHORT) for form in ("causal", "split", "packed", "softcap")]
+    for name, head_dim, form, tile in cases:
+        found = compile_hopper(name, head_dim, form, tile)
         wrong = ""
         if found.shared > SHARED_LIMIT:
             wrong = "TOO MUCH SHARED MEMORY"
-        elif found.spilled > spill_limit(name, head_dim, form):
+        elif found.spilled > spill_limit(name, head_dim, form, tile=tile):
             wrong = "SPILLS"
         bad += bool(wrong)
-        rows.append([name, head_dim, form, *found[:2], found.shared / 1024, wrong])
+        label = f"{name} (short)" if tile else name
+        rows.append([label, head_dim, form, *found[:2], found.shared / 1024, wrong])
     return rows, bad
 
 

@@ -44,7 +44,7 @@ def compile_for_hopper(
 
 
 def compile_gluon_for_hopper(
-    kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], warps: int
+    kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], **options: int
 ) -> Any:
     """Compile a Gluon kernel for sm_90; descriptors are "tensordesc<type[block],layout>"."""
     import triton
@@ -63,7 +63,7 @@ def compile_gluon_for_hopper(
             if kind.startswith("*")
         },
     )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def resources(compiled: Any, folder: Path) -> dict[str, int]:

@@ -65,7 +65,7 @@ def test_compiled_for_hopper(name, head_dim, value_dim, form):
 
     tile = None
     if name == "forward":
-        tile = forward_tile(head_dim, 4096, True, form == "packed", value_dim)
+        tile = forward_tile(head_dim, 1 << 14, True, form == "packed", value_dim)
     found = compile_hopper(name, head_dim, form, tile, value_dim=value_dim)
     assert found.spilled <= spill_limit(name, head_dim, form, value_dim=value_dim)
     assert found.shared <= SHARED_LIMIT

@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from systems.kernels.flash_attention.hopper.tiles import FORWARD, NARROW_VALUES, SHORT
+from systems.kernels.flash_attention.hopper.tiles import FEW_BLOCKS, FORWARD, NARROW_VALUES, SHORT
 from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
 
 FORMS = ["full", "causal", "split", "window", "packed", "softcap"]
 TILES = {
     "64": (64, 64, FORWARD[64]),
     "64-short": (64, 64, SHORT),
+    "64-few": (64, 64, FEW_BLOCKS),
     "96": (96, 96, FORWARD[96]),
     "128": (128, 128, FORWARD[128]),
     "192": (192, 192, FORWARD[192]),
     "192-128": (192, 128, NARROW_VALUES),
     "256": (256, 256, FORWARD[256]),
 }
-BACKWARD = {name: case[:2] for name, case in TILES.items() if name != "64-short"}
+BACKWARD = {name: case[:2] for name, case in TILES.items() if not name.startswith("64-")}
 # The descriptor of V is in UR6 and UR7, or in UR10 and UR11. P is in registers.
 SECOND = "UIADD3 UR{}, UP0, UR{}, 0x4000080, URZ"
 MATMUL = """

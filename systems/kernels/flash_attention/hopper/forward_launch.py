@@ -153,14 +153,16 @@ class HopperForwardPlan:
             tile = forward_tile(
                 head_dim, packed.max_queries, options.constants["IS_CAUSAL"], True, value_dim
             )
-        tile = tile or forward_tile(head_dim, n_queries, is_causal, False, value_dim)
+        n_multiprocessors = multiprocessors(device.index)
+        tile = tile or forward_tile(
+            head_dim, n_queries, is_causal, False, value_dim, batch * heads / n_multiprocessors
+        )
         assert not tile.shares_ring or (used_columns(head_dim) == 192 and value_dim == head_dim), (
             "a shared ring with a head_dim other than 136 to 192, or another one of v"
         )
         n_programs, q_per_kv = batch * heads, heads // kv_heads
         n_blocks = -(-n_queries // (ROWS * tile.consumers))
         n_tiles = -(-(min(n_queries, n_keys) if is_causal else n_keys) // tile.block_k)
-        n_multiprocessors = multiprocessors(device.index)
         # `combine_kernel` reads partial results without padding.
         if (head_dim not in PACKED_HEAD_DIMS and head_dim < 128) or not options.may_split:
             assert n_splits in (None, 1), "n_splits with a padded head_dim, packing or a left bound"
@@ -180,7 +182,8 @@ class HopperForwardPlan:
             n_blocks = self.order.n_blocks
         n_work = n_programs * n_blocks * n_splits
         block_q = ROWS * tile.consumers
-        group = _group(options, shapes, packed, block_q, tile.block_k, n_multiprocessors)
+        n_programs_at_once = n_multiprocessors * tile.resident
+        group = _group(options, shapes, packed, block_q, tile.block_k, n_programs_at_once)
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
             group, *options.bounds,
@@ -195,8 +198,8 @@ class HopperForwardPlan:
             "SPLIT": n_splits > 1, "Q_PER_KV": q_per_kv, "REGISTERS": tile.registers,
             "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
-        grid = (min(n_work, n_multiprocessors),)
-        self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, num_warps=4)
+        grid = (min(n_work, n_programs_at_once),)
+        self.attend = Launch(hopper_forward_kernel, grid, numbers, constants, **tile.launch_options)
         copied, copied_values = copied_columns(head_dim, tile), copied_columns(value_dim, tile)
         tiles = (
             (ROWS, copied), (tile.block_k, copied), (tile.block_k, copied_values),
@@ -241,7 +244,7 @@ def _group(
     packed: PackedSizes | None,
     block_q: int,
     block_k: int,
-    n_multiprocessors: int,
+    n_programs_at_once: int,
 ) -> int:
     """Return how many heads of q the kernel processes together.
 
@@ -251,7 +254,7 @@ def _group(
     end. Keys and values of a group fit in the L2 cache, if those of one head do. Heads with fewer
     than MIN_GROUP_KEYS keys count as heads with that many. Groups down to a quarter of the largest
     are tried, which is enough to find a balanced one. Without a causal mask, the smallest
-    group that gives every multiprocessor a block is preferred. The fewer heads run at the same
+    group that gives every running program a block is preferred. The fewer heads run at the same
     time, the more blocks read the same keys and values, and the less is read from memory.
 
     The longest blocks of all packed sequences start first, so the keys and values of all sequences
@@ -269,10 +272,10 @@ def _group(
     if options.constants["IS_CAUSAL"]:
         sizes = even_sizes(n_heads, -(-most // 4), most)[::-1]
     else:
-        least = -(-n_multiprocessors // (q_per_kv * len(tiles)))
+        least = -(-n_programs_at_once // (q_per_kv * len(tiles)))
         sizes = even_sizes(n_heads, least, max(least, most))
     sizes = [q_per_kv * size for size in sizes]
-    return balanced_group(tiles, q_per_kv * n_heads, sizes, n_multiprocessors)
+    return balanced_group(tiles, q_per_kv * n_heads, sizes, n_programs_at_once)
 
 
 _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+from systems.kernels.kernel_launch import REGISTERS
 
 ROWS = 64  # number of queries per consumer
 COPIED_COLUMNS = 64  # columns that a TMA copy loads if keys and values share a ring
@@ -24,13 +27,16 @@ class HopperTile(NamedTuple):
         shares_ring: whether keys and values share one ring. Each TMA copy then loads COPIED_COLUMNS
             columns, so that a tile has 192 columns in shared memory and not 256. q, k and v must
             have the same head_dim, 136 to 192.
+        resident: number of programs that run on a multiprocessor at the same time, 1 or 2. Two
+            programs overlap the start and the end of a block of one with matmuls of the other.
 
     Consumer 0 gets the registers that the other warpgroups leave. To compute their number, note
     that the single warp of the producer counts as a whole warpgroup. Triton divides the 65,536
     registers of a multiprocessor evenly among the threads, and rounds down to a multiple of 8. With
     3 consumers, there are 4 warpgroups and 128 registers per thread. With 2 consumers, there are 3
     warpgroups and 168 registers per thread. The registers per thread of all warpgroups therefore
-    add up to 4 * 128 = 512 or 3 * 168 = 504.
+    add up to 4 * 128 = 512 or 3 * 168 = 504. With two resident programs of 2 consumers, there are
+    80 registers per thread, and 3 * 80 = 240 altogether.
     """
 
     consumers: int
@@ -39,6 +45,15 @@ class HopperTile(NamedTuple):
     registers: int
     producer_registers: int
     shares_ring: bool = False
+    resident: int = 1
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """Options of Triton for a launch with this tile."""
+        options = {"num_warps": 4}
+        if self.resident > 1:  # Triton's default leaves no registers for a second program
+            options["maxnreg"] = REGISTERS // self.resident // (128 * (self.consumers + 1)) // 8 * 8
+        return options
 
 
 # Tile by `used_columns` of the head dimension. Registers limit the size of a tile at head_dim 64,
@@ -51,13 +66,19 @@ FORWARD = {
     256: HopperTile(2, 64, 2, 240, 24),
 }
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
-# queries, because blocks of 192 queries compute many masked scores in a short causal pass. Compared
-# with blocks of 128, blocks of 192 are 3% slower at 1,024 tokens and 9% faster at 2,048 tokens on
-# an H200. With packed sequences of an eighth to all of the longest length, they are 5% slower if
-# this is 2,048 tokens and 3% faster if it is 8,192, on an H100.
-SHORT = HopperTile(2, 128, 3, 240, 24)
-SHORT_LENGTH = 1024
-SHORT_LENGTH_PACKED = 2048
+# queries, because blocks of 192 queries compute many masked scores in a short causal pass. A block
+# of 1,024 tokens has only 4.5 tiles of 128 keys on average, so its start and end take a third of
+# the time of one program. In trials on an H100, compared with FEW_BLOCKS, it takes 0.83 times as
+# long with 256 tokens, 0.90 with 1,024 and 0.93 with 1,536. Compared with FORWARD[64], it takes
+# 0.97 times as long with 1,536 tokens and 1.01 with 2,048. With packed sequences of an eighth to
+# all of the longest length, it takes 0.96 times as long if this is 4,096 tokens, and 1.04 if it is
+# 8,192.
+SHORT = HopperTile(2, 64, 3, 104, 24, resident=2)
+SHORT_LENGTH = 1536
+SHORT_LENGTH_PACKED = 4096
+# Tile instead of SHORT if a multiprocessor has at most one block. In trials on an H100, SHORT takes
+# 1.1 to 1.2 times as long then.
+FEW_BLOCKS = HopperTile(2, 128, 3, 240, 24)
 # Tile for head_dim above 128 with a head_dim of v of 128, except with packed sequences. On an H100,
 # blocks of 128 queries are 1% to 13% slower, with 1,024 to 8,192 causal tokens.
 NARROW_VALUES = HopperTile(3, 64, 2, 160, 32)
@@ -75,6 +96,7 @@ def forward_tile(
     is_causal: bool,
     is_packed: bool = False,
     value_dim: int | None = None,
+    heads_per_multiprocessor: float = math.inf,
 ) -> HopperTile:
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
@@ -82,10 +104,13 @@ def forward_tile(
         head_dim: head dimension of q and k, one of HEAD_DIMS.
         n_queries: number of queries; of the longest sequence with is_packed.
         value_dim: head dimension of v; that of q by default.
+        heads_per_multiprocessor: number of heads of all batch elements, divided by that of
+            multiprocessors. It is not used with is_packed.
     """
     short_length = SHORT_LENGTH_PACKED if is_packed else SHORT_LENGTH
     if is_causal and n_queries <= short_length and head_dim == 64:
-        return SHORT
+        n_blocks = -(-n_queries // (ROWS * SHORT.consumers))
+        return SHORT if is_packed or n_blocks * heads_per_multiprocessor > 1 else FEW_BLOCKS
     if head_dim > 128 and value_dim == NARROW_VALUE_DIM:
         # With packed sequences, three consumers need more registers than there are.
         return FORWARD[256] if is_packed else NARROW_VALUES
