@@ -153,8 +153,14 @@ class ExternalAttention:
 
 
 def _keeping_saved_tensors() -> AbstractContextManager[object]:
-    """Return a context in which tensors are saved for backward as they are."""
+    """Return a context in which tensors are saved for backward as they are.
+
+    If no hooks of saved tensors are active, they are saved so anyway. Hooks of our own would then
+    only add to the time of a call on the host.
+    """
     if torch.compiler.is_compiling():  # compiled code reads saved tensors once
+        return nullcontext()
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 

@@ -195,6 +195,21 @@ class Twice(torch.autograd.Function):
     assert torch.equal(*gradients)
 
 
+def test_attention_is_called_without_hooks_of_saved_tensors(folder: Path) -> None:
+    """Hooks would add to the time of a call on the host, which is measured."""
+    write(
+        folder / "hooks.py",
+        """
+import torch
+def f(q, k, v, is_causal):
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+""",
+    )
+    q, k, v = torch.randn(3, 1, 2, 8, 4, requires_grad=True)
+    ExternalAttention("hooks.py:f")(q, k, v, True).sum().backward()
+
+
 def test_what_is_no_attention(folder: Path) -> None:
     text = "import torch\nx = 3\nf = torch.nn.Linear\ng = lambda q, k, v: (q, k)\n"
     text += "def h(q, k, v, scale=1.0): ..."
