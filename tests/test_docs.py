@@ -35,6 +35,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
+@pytest.mark.slow
 def test_generated_parts_are_up_to_date() -> None:
     command = [sys.executable, "scripts/update_docs.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -50,6 +51,7 @@ def test_generated_parts_are_up_to_date() -> None:
         ("{begin}\n{begin}\nold\n{end}\n{end}\n", "got 2 and 2, of which 1"),
         ("{begin}\nold\n{end}\n", "README.md: the command of a block must begin with python"),
         ("<!-- output of: python no.py -->\n{end}\n", "README.md: Command"),
+        ("<!-- output of: python aggregate.py compare -->\n{end}\n", "README.md: Command"),
     ],
 )
 def test_a_broken_block_is_an_error_and_the_page_stays(
@@ -58,6 +60,7 @@ def test_a_broken_block_is_an_error_and_the_page_stays(
     (tmp_path / "scripts").mkdir()
     script = tmp_path / "scripts" / "update_docs.py"
     script.write_text((ROOT / "scripts" / "update_docs.py").read_text())
+    (tmp_path / "aggregate.py").write_text("raise RuntimeError")
     text = page.format(begin="<!-- output of: rm -rf docs -->", end="<!-- end -->")
     (tmp_path / "README.md").write_text(text)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
@@ -132,6 +135,7 @@ def test_every_file_of_a_results_folder_is_documented_once() -> None:
     assert [path.name for path in other_pages if SUBMIT_LOCK in path.read_text()] == []
 
 
+@pytest.mark.slow
 def test_the_example_of_a_benchmark_runs(tmp_path: Path) -> None:
     page = DOCS / "new_benchmark.md"
     (module,), (sweep,) = blocks(page, "python"), blocks(page, "yaml")

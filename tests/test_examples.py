@@ -138,6 +138,7 @@ def test_results_in_a_data_frame(folder: Path) -> None:
     assert re.search(rf" 512 {number} {number} 1024 {number} {number}$", exponents)
 
 
+@pytest.mark.slow
 def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> None:
     rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if "](" in line]
     named = {name for row in rows for name in re.findall(r"^\| \[(.+?)\]", row)}

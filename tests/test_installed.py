@@ -87,6 +87,7 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_that_git_tracks(installed: Path) -> None:
     folders = ["aggregate.py", "jobs", "systems", "sweeps"]
     done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
@@ -157,6 +158,7 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, o
 PYTHON = "env/bin/python"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("commands", "submit", "tables"),
     [
@@ -269,6 +271,7 @@ def test_a_package_that_hides_the_project(environment: Path) -> None:
     assert "jobs/__init__.py hides a package of" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stock_sweep(elsewhere: Path) -> None:
     one = ["--filter", "seq_len == 128 and implementation == naive"]
     assert "1 ok" in python("jobs.submit", "sweeps/quickstart.yaml", "--local", *one)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.hopper import backward_launch
+from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.triton.base_plan import PackedSizes
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
@@ -148,6 +149,45 @@ def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
             False,
         )  # fmt: skip
     assert plan.differentiate.kernel.fn.__name__ == kernel
+
+
+@pytest.mark.parametrize(
+    ("heads", "packed", "n_programs"),
+    [(512, None, 264), (16, None, 128), (16, PackedSizes(16, 512, 512), 264)],
+)
+def test_two_programs_of_forward_per_multiprocessor(heads, packed, n_programs):
+    """Short causal sequences at head_dim 64. With few blocks, it is one program."""
+    n = 1024 if packed is None else 8192
+    shapes, strides = ((1, heads, n, 64),) * 3, ((heads * n * 64, n * 64, 64, 1),) * 4
+    with emulated_gpu(multiprocessors=132, seed=0):
+        plan = forward_launch.HopperForwardPlan(
+            torch.device("cpu"), BF16, shapes, strides, True, None, None, None, NO_VARIANT, packed
+        )
+    assert plan.n_splits == 1
+    assert plan.attend.grid == (n_programs, 1, 1)
+    assert plan.attend.options.get("maxnreg") == (80 if n_programs > 132 else None)
+
+
+@pytest.mark.parametrize(
+    ("packed", "rows", "group"),
+    [
+        # Of 32 MiB of the L2 cache, a head takes 8 MiB: Q, dO and the sum of dQ of 8,192 rows.
+        (PackedSizes(16, 512, 512), 8192, 1),
+        (PackedSizes(4, 8192, 8192), 32_768, 1),
+        # Heads of four blocks each: at least 33 give each of 132 multiprocessors a block.
+        (None, 512, 64),
+    ],
+)
+def test_groups_of_backward(packed, rows, group):
+    shapes, strides = ((1, 64, rows, 128),) * 3, ((64 * rows * 128, rows * 128, 128, 1),) * 8
+    with emulated_gpu(multiprocessors=132, seed=0):
+        plan = backward_launch.HopperBackwardPlan(
+            torch.device("cpu"), BF16, shapes, strides, True, None, 1, False, NO_VARIANT, packed,
+            False,
+        )  # fmt: skip
+    names = plan.differentiate.kernel.arg_names
+    first = names.index("dk_split")
+    assert plan.differentiate.numbers[names.index("group") - first] == group
 
 
 @pytest.mark.parametrize("head_dim", [64, *map(slow, (128, 192, 256))])

@@ -78,6 +78,7 @@ def test_the_cases_differ() -> None:
     assert len(CASES) >= 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "message"),
     [

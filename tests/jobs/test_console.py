@@ -132,6 +132,7 @@ def test_commands_of_all_modules(elsewhere: Path) -> None:
         assert "python" not in done.stdout.partition("Example")[2]
 
 
+@pytest.mark.slow
 def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
     """Neither help nor completion imports what only the commands themselves need."""
     code = "import sys; sys.argv[:1] = ['sweeps']; import jobs.console; jobs.console.main()"
@@ -273,6 +274,7 @@ def terminal(elsewhere: Path) -> Iterator[int]:
     os.close(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [

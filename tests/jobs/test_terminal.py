@@ -147,6 +147,7 @@ def test_runs_on_this_machine_continue_without_their_reader(tmp_path: Path, exec
     assert [record.status for record in records(out)] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_output_on_a_full_disk_ends_a_command_with_one_line(done: Path) -> None:
     commands = [
         ["-m", "jobs", "status", str(done)],

@@ -285,6 +285,7 @@ def ddp_trains_as_one_process(
     assert all(map(torch.equal, frozen, still)) and all(p.grad is None for p in still)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_name", ONE_FAST_MODEL)
 @pytest.mark.parametrize("name", DDP)
 @two_gloo_ranks
@@ -375,6 +376,7 @@ def fsdp_on_deterministic_operations(here: RankContext, *arguments: object) -> N
         fsdp_trains_as_one_process(here, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_name", "dtype"),
     [("Tokens", None), ("Tokens", torch.float16), ("FrozenParts", None), ("TiedLayers", None)],

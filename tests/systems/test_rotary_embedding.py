@@ -42,6 +42,7 @@ def test_rope_turns_the_first_pair_by_one_radian_a_position():
     assert torch.equal(turned[0], x[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double", "to_bf16", "to_cpu_half"])
 def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
     # naive, because bfloat16 attention of torch 2.13 on a CPU with AMX raises an error if

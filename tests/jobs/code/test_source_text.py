@@ -122,6 +122,7 @@ def test_all_text_of_a_file_with_a_syntax_error_counts(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", OTHER_PYTHONS)
 def test_other_versions_of_python_give_the_same_hash(python: str, tmp_path: Path) -> None:
     if (

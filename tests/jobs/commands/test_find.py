@@ -35,6 +35,7 @@ def failed_run(out: str) -> Record:
     return next(record for record in records(Path(out)) if record.status == "error")
 
 
+@pytest.mark.slow
 def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
     """Neither a refused submission, nor a replay, nor a plan in another folder changes it."""
     write_submission(here / "sweep.yaml", Path("logs/refused"))  # its jobs were never accepted

@@ -46,6 +46,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
     raise AssertionError(f"{words!r} is not in the output: {text}")
 
 
+@pytest.mark.slow
 def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
     sweep, fifo = sweep_of(tmp_path, {"what": "chat", "path": str(tmp_path / "chat")})
     os.mkfifo(tmp_path / "chat")

@@ -62,6 +62,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sweep, out
 
 
+@pytest.mark.slow
 def test_rounds_alternate_their_direction_in_fresh_processes(measured: tuple[Path, Path]) -> None:
     found = records(measured[1])
     forth = [0, 1, 2, 0]
@@ -110,6 +111,7 @@ def test_more_rounds_go_on_and_a_new_run_repeats_all_rounds(tmp_path: Path) -> N
     assert [n for n, _ in order(records(out)[9:])] == [0] * 4 + [1] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
 )
@@ -134,6 +136,7 @@ def test_a_round_that_was_cut_is_repeated(tmp_path: Path, number: signal.Signals
     assert cut.isdisjoint(execution for _, execution in executions(found))
 
 
+@pytest.mark.slow
 def test_complete_rounds_are_kept(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "fifo")
     waiting = {"what": "wait_in_round", "tag": 1, "path": str(fifo.path)}
@@ -201,6 +204,7 @@ def test_debug_executes_rounds_in_the_foreground(tmp_path: Path) -> None:
     assert order(records(out)) == [(0, 0), (0, 1), (0, 0), (1, 0), (1, 1), (1, 0)]
 
 
+@pytest.mark.slow
 def test_ranks_are_started_for_each_run_of_a_round(tmp_path: Path) -> None:
     sweep = block_sweep(tmp_path, OK[:2], rounds=1, launch={"nproc_per_node": 2})
     out = tmp_path / "out"

@@ -92,6 +92,7 @@ def commands_on(out: Path, sweep: Path, identity: str) -> list[tuple[str | Path,
     ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_named_and_changes_nothing_else(tmp_path: Path) -> None:
     """Every command shows the other submissions, and exits as if the damaged one did not exist."""
     sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
@@ -257,6 +258,7 @@ def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["import torch", "from torch import nn"])
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(

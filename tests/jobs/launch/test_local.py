@@ -123,6 +123,7 @@ def most_at_once(ran: list[Ran]) -> int:
     return max(sum(a[2] <= b[2] < a[3] for a in ran) for b in ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["2,3", "GPU-0,GPU-3", "1,1,3"])
 def test_jobs_share_no_gpu_and_stay_within_what_the_caller_set(
     tmp_path: Path, fake_gpus: dict[str, str], given: str
@@ -229,6 +230,7 @@ def test_short_runs_share_a_worker_unless_the_sweep_says_otherwise(tmp_path: Pat
     assert manifest.sweep.runs_per_job is None
 
 
+@pytest.mark.slow
 def test_the_queue_goes_on_after_the_death_of_a_worker(tmp_path: Path) -> None:
     """A run that kills its worker twice is recorded. The other runs of its job are executed."""
     cases: list[dict[str, Any]] = [{"what": "kill_worker"}, {"what": "ok"}]

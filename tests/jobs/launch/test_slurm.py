@@ -99,6 +99,7 @@ def with_submissions(scenarios: Scenarios, slurm_cluster: SlurmCluster) -> Scena
     return scenarios
 
 
+@pytest.mark.slow
 def test_submitting_in_flight_submits_nothing_twice(scenarios: Scenarios) -> None:
     scenario = scenarios["cancelled"]
     done = scenario.submit()
@@ -174,6 +175,7 @@ def test_a_stranger_executes_no_code_on_two_nodes(scenarios: Scenarios) -> None:
     assert not (scenario.folder / "bomb").exists()
 
 
+@pytest.mark.slow
 def test_full_disk(scenarios: Scenarios) -> None:
     scenario = scenarios["full"]
     assert [record.params["what"] for record in scenario.finish()] == ["ok"]
@@ -264,6 +266,7 @@ app(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rounds", [2, pytest.param(20, marks=pytest.mark.exhaustive)], ids=["few", "many"]
 )

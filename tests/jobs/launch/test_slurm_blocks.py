@@ -69,6 +69,7 @@ def test_worker_that_is_killed_repeats_the_cut_round(scenarios: Scenarios) -> No
     assert executions(records) == 3
 
 
+@pytest.mark.slow
 def test_cancelled_block_continues_in_another_allocation(scenarios: Scenarios) -> None:
     """Complete rounds are kept. A second submission meanwhile finds the block running."""
     scenario = scenarios["moved"]

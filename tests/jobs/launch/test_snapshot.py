@@ -153,6 +153,7 @@ def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None
     assert "--snapshot requires a git repository around the current folder" in told
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("options", [(), ("--snapshot",)])
 def test_slurm_jobs_wait_while_one_commits(
@@ -185,6 +186,7 @@ def test_slurm_jobs_wait_while_one_commits(
     assert [("snapshot" in state) for state in states] == [bool(options)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("umask", "modes"), [(0o002, (0o664, 0o775)), (0o077, (0o600, 0o700))])
 def test_results_take_the_umask_of_the_user(
     tmp_path: Path, project: Checkout, umask: int, modes: tuple[int, int]

@@ -158,6 +158,7 @@ def test_a_run_that_killed_its_workers_is_shown_while_the_queue_goes_on(tmp_path
     queue.communicate(timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     """Its worker ends a child of the run in a session of its own, and starts another server."""
     sweep, fifo = waiting_sweep(tmp_path)
@@ -183,6 +184,7 @@ def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [
         {"what": "ok"},
@@ -207,6 +209,7 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
 # ---- the terminal is closed ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"
@@ -230,6 +233,7 @@ def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
     assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
 
 
+@pytest.mark.slow
 def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"
@@ -247,6 +251,7 @@ def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
 # ---- two queues ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"

@@ -93,6 +93,7 @@ def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
 SMALL = ("all_reduce", "flash_leaderboard", "warmup")  # several ranks, blocks and repeats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "study",
     [

@@ -81,6 +81,7 @@ def stale_after(
         path.write_text(text)
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_hopper_kernel(project: Checkout, before: dict[str, str]) -> None:
     name = "systems/kernels/flash_attention/hopper/backward/d64.py"
     stale = stale_after(project, before, name, *EDIT)

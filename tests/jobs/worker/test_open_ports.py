@@ -40,6 +40,7 @@ from tests.jobs.worker.test_torchrun import start_node
 LONG_S = 200  # timeout of the runs, in seconds
 
 
+@pytest.mark.slow
 def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
     """No other machine can connect to a run of one node, and its store unpickles nothing."""
     fifo = Fifo(tmp_path / "fifo")

@@ -142,6 +142,7 @@ def concluding(record: Record) -> float:
     return took(record) - record.seconds.starting - record.seconds.measuring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tag", [0, 1])
 def test_ok_has_times_and_memory_by_rank(here: Path, tag: int) -> None:
     measurements = only_record(here, what="meet", tag=tag).measurements

@@ -82,6 +82,7 @@ def own_section(page):
     return page.locator("#own_sweeps article").filter(has_text="Zebra by size")
 
 
+@pytest.mark.slow
 def test_an_anchor_opens_its_problem(open_page) -> None:
     page = open_page("#own_sweeps")
     assert own_section(page).count() == 1
@@ -291,6 +292,7 @@ def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     assert not page.locator("#sidebar").is_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_it_is_accessible(open_page, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe

@@ -95,6 +95,7 @@ def test_an_exhibit_is_of_one_kind() -> None:
         Exhibit(where="a == 1")
 
 
+@pytest.mark.slow
 def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
     """A wrong parameter or name in a template is an error here, and 'not measured' in a report.
 

@@ -38,6 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     return out, time.monotonic() - begin
 
 
+@pytest.mark.slow
 def test_texts_tables_and_states_are_up_to_date(made: tuple[Path, float]) -> None:
     new, tracked = ((folder / "report.md").read_text() for folder in (made[0], TRACKED))
     assert words(new) == words(tracked), RENEW

@@ -38,6 +38,7 @@ def _run(name: str, **keys: object) -> dict[str, object]:
 on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
+@pytest.mark.slow
 @on_a_cpu
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_cheat_is_wrong(name: str) -> None:
@@ -80,6 +81,7 @@ def test_a_few_missing_rows_are_found_where_they_hardly_count() -> None:
         _run("TailRowsSkipped", seq_len=4096, dtype="bf16")
 
 
+@pytest.mark.slow
 @on_a_cpu
 def test_the_same_function_without_a_cheat_is_right() -> None:
     facts = _run("_Honest", seq_len=1024, dtype="bf16")["facts"]

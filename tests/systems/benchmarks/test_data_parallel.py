@@ -184,6 +184,7 @@ def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, Para
 # ---- tests ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @two_ranks
 def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
     ranks.assert_passes(every_strategy_is_measured, str(tmp_path), repeats=1)

@@ -71,6 +71,7 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
         check_sharded(training, alone)
 
 
+@pytest.mark.slow
 @two_ranks
 @pytest.mark.parametrize(
     ("strategy", "precision"),

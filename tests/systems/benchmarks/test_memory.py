@@ -40,6 +40,7 @@ def params(**given: Any) -> Params:
     return Params.model_validate(TINY | given)
 
 
+@pytest.mark.slow
 @no_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16_pure"])
 @pytest.mark.parametrize("passes", ["forward", "train_step"])

@@ -54,6 +54,7 @@ def test_later_rounds_of_a_block_are_not_checked(ranks):
     ranks.assert_passes(later_rounds_are_not_checked, repeats=1)
 
 
+@pytest.mark.slow
 @two_ranks
 @pytest.mark.parametrize("strategy", ["replicated", "sharded", "torch_zero"])
 def test_memory_by_kind_is_as_predicted(ranks, strategy):

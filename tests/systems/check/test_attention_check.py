@@ -98,6 +98,7 @@ def check(name: str, *options: str, code: int = 1) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tensors", "words"),
     [

@@ -182,6 +182,7 @@ def test_under_autocast_it_takes_its_dtype_whatever_each_has(implementation):
     assert (out.double() - exact).norm() <= TOLERANCE[torch.bfloat16] * exact.double().norm()
 
 
+@pytest.mark.slow
 def test_compiled_as_a_whole():
     compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
     for implementation in ("auto", "naive", "sdpa"):

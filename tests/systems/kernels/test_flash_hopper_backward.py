@@ -32,6 +32,7 @@ BF16, F16 = torch.bfloat16, torch.float16
 HEAD_DIMS = (64, 128, 192, 256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*COMPILED_FORMS, slow("window")])
 @pytest.mark.parametrize("q_per_kv", [1, slow(4)])
 @pytest.mark.parametrize(

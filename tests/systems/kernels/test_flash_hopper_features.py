@@ -117,8 +117,8 @@ def test_gpu_against_float64(outputs_hold_nan, head_dim, heads, kv_heads, name):
 @pytest.mark.parametrize(("head_dim", "heads"), PACKED_FORMS)
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
     is_causal, variant = {**PLAIN, **VARIANTS}[name]
-    # Causal sequences of more than 2,048 queries have larger blocks of queries.
-    longer = [(2100, 1300), (40, 1200), (193, 193)]
+    # At head_dim 64, causal sequences of more than 4,096 queries have larger blocks of queries.
+    longer = [(4200, 1300), (40, 1200), (193, 193)]
     for lengths in (PACKED_LENGTHS, [(900, 900)], [(64, 128), (128, 64), (192, 192)], longer):
         tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
         assert_right_packed(tensors, packing, is_causal, variant=variant, by=by_hopper)

@@ -113,6 +113,7 @@ def test_large_magnitudes(dtype, causal):
     _assert_right(5 * q, 3 * k, 3 * v, dout, causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", SMALL)
 def test_gradients_are_those_of_finite_differences(lengths, causal, small_tiles):

@@ -127,6 +127,7 @@ def test_a_scale_of_zero_weights_all_visible_keys_equally(is_causal):
     assert_close(flash_attention(q, k, v, is_causal, 0.0), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch"])
 def test_compiled_with_one_tensor_and_changing_options(implementation):
     torch._dynamo.reset()  # functions of other tests count as recompilations of this one

@@ -118,8 +118,6 @@ def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expec
         (True, 32_768, 8192, 2),
         (True, 32_768, 1024, 2),
         (True, 131_072, 1024, 1),
-        # Without a mask: the fewest heads with a block for each of 132 multiprocessors
-        (False, 32_768, 8192, 1),
     ],
 )
 def test_groups_of_packed_sequences_count_the_rows_of_all(is_causal, rows, longest, expected):

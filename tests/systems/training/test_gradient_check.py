@@ -61,6 +61,7 @@ def test_the_check_passes_what_is_right(precision):
     assert all(0 < errors[name] < 0.5 * limit for name, limit in TOLERANCE[precision].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", GRADIENTS)
 @pytest.mark.parametrize("precision", SABOTAGED)
 def test_the_check_finds_a_wrong_gradient_of_any_parameter(precision, sabotage):

@@ -106,6 +106,7 @@ def test_a_part_of_a_step_moves_no_weight(passes):
     assert len(set(result["facts"]["losses"])) == 1
 
 
+@pytest.mark.slow
 @no_gpu
 @pytest.mark.parametrize("attention", ["flash_pytorch", "sdpa", "sdpa_flash", "sdpa_math"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -229,6 +230,7 @@ def users_tf32(request) -> Iterator[bool]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 def test_tf32_is_set_while_a_phase_runs_and_restored_after(

@@ -66,13 +66,13 @@ FORWARD = {
     256: HopperTile(2, 64, 2, 240, 24),
 }
 # Tile for causal passes with head_dim 64 and up to SHORT_LENGTH queries. It has blocks of 128
-# queries, because blocks of 192 queries compute many masked scores in a short causal pass. A block
-# of 1,024 tokens has only 4.5 tiles of 128 keys on average, so its start and end take a third of
-# the time of one program. In trials on an H100, compared with FEW_BLOCKS, it takes 0.83 times as
-# long with 256 tokens, 0.90 with 1,024 and 0.93 with 1,536. Compared with FORWARD[64], it takes
-# 0.97 times as long with 1,536 tokens and 1.01 with 2,048. With packed sequences of an eighth to
-# all of the longest length, it takes 0.96 times as long if this is 4,096 tokens, and 1.04 if it is
-# 8,192.
+# queries, because blocks of 192 queries compute many masked scores in a short causal pass. With
+# 1,024 tokens, a block has only 4.5 tiles of 128 keys on average. If one program runs at a time,
+# the start and the end of the block then take a third of its time. In trials on an H100, compared
+# with FEW_BLOCKS, SHORT takes 0.83 times as long with 256 tokens, 0.90 with 1,024 and 0.93 with
+# 1,536. Compared with FORWARD[64], it takes 0.97 times as long with 1,536 tokens and 1.01 with
+# 2,048. With packed sequences of an eighth to all of the longest length, it takes 0.96 times as
+# long if this is 4,096 tokens, and 1.04 if it is 8,192.
 SHORT = HopperTile(2, 64, 3, 104, 24, resident=2)
 SHORT_LENGTH = 1536
 SHORT_LENGTH_PACKED = 4096
@@ -104,8 +104,8 @@ def forward_tile(
         head_dim: head dimension of q and k, one of HEAD_DIMS.
         n_queries: number of queries; of the longest sequence with is_packed.
         value_dim: head dimension of v; that of q by default.
-        heads_per_multiprocessor: number of heads of all batch elements, divided by that of
-            multiprocessors. It is not used with is_packed.
+        heads_per_multiprocessor: batch * heads, divided by the number of multiprocessors. It is not
+            used with is_packed.
     """
     short_length = SHORT_LENGTH_PACKED if is_packed else SHORT_LENGTH
     if is_causal and n_queries <= short_length and head_dim == 64:

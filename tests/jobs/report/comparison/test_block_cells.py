@@ -223,6 +223,7 @@ def test_csv_has_every_cell_with_exact_numbers(tmp_path: Path) -> None:
     assert (row["rounds"], row["allocations"]) == ("5", "1")
 
 
+@pytest.mark.slow
 def test_against_another_checkout_says_which_commit_is_which(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     old = own.git("rev-parse", "HEAD")

@@ -11,11 +11,11 @@ one range. The warps of a program are:
     consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
                  Consumer 0 is the default partition of gl.warp_specialize
 
-The kernel is persistent, with one program per multiprocessor. The first work item of a program has
-the program id as its index. The producer takes further work items from a counter in global memory.
-The order of the work items is that of `tile_ops.schedule`. The producer publishes the index of each
-work item to the consumers through shared memory. It can load the tiles of the next work item while
-the consumers still process the current work item.
+The kernel is persistent, with one or two programs per multiprocessor. The first work item of a
+program has the program id as its index. The producer takes further work items from a counter in
+global memory. The order of the work items is that of `tile_ops.schedule`. The producer publishes
+the index of each work item to the consumers through shared memory. It can load the tiles of the
+next work item while the consumers still process the current work item.
 
 The producer passes data to the consumers through rings. A ring is a fixed number of slots in shared
 memory that are used in turn. Tiles of keys and tiles of values have rings of STAGES slots, or share
