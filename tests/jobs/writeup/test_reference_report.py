@@ -44,6 +44,7 @@ def test_texts_tables_and_states_are_up_to_date(made: tuple[Path, float]) -> Non
     assert words(new) == words(tracked), RENEW
 
 
+@pytest.mark.slow
 def test_the_page_is_up_to_date(made: tuple[Path, float]) -> None:
     new, tracked = ((folder / "index.html").read_text() for folder in (made[0], TRACKED))
     assert shown_text(new) == shown_text(tracked), RENEW
