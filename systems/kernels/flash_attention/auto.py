@@ -54,15 +54,9 @@ def best_implementation(
         q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.
     """
     call = is_causal, variant, is_packed, return_lse
-    shapes = q.shape, k.shape, v.shape
-    # For small inputs, this function is a considerable part of a call. Most calls need no feature.
-    is_plain = (
-        variant == NO_VARIANT
-        and not is_packed
-        and not return_lse
-        and (shapes[0][-3] == shapes[1][-3] and shapes[0][-1] == shapes[2][-1])
-    )
-    needed = [] if is_plain else features(q, k, v, *call)
+    # Most calls need no feature. For small inputs, `features` is a considerable part of their time.
+    is_usual = variant == NO_VARIANT and not is_packed and not return_lse
+    needed = [] if is_usual and q.shape == k.shape == v.shape else features(q, k, v, *call)
     if needed and not set(needed) <= HAS["sdpa"]:
         may_split = not is_packed and variant.window_left is None
         for name in ("flash_hopper", "flash_triton"):
@@ -73,9 +67,8 @@ def best_implementation(
         return "naive"
     is_float32 = q.dtype == torch.float32
     is_plain = not needed
-    *rows, head_dim = shapes[0]
-    flops = 14.0 * math.prod(rows) * shapes[1][-2]
-    flops *= max(head_dim, 64) if is_float32 else head_dim
+    head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
+    flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
     if flops < least or not q.is_cuda:
         return "sdpa"

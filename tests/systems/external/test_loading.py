@@ -201,13 +201,16 @@ def test_attention_is_called_without_hooks_of_saved_tensors(folder: Path) -> Non
         folder / "hooks.py",
         """
 import torch
+seen = []
 def f(q, k, v, is_causal):
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 """,
     )
     q, k, v = torch.randn(3, 1, 2, 8, 4, requires_grad=True)
-    ExternalAttention("hooks.py:f")(q, k, v, True).sum().backward()
+    attention = ExternalAttention("hooks.py:f")
+    attention(q, k, v, True).sum().backward()
+    assert attention._function.__globals__["seen"] == [None]
 
 
 def test_what_is_no_attention(folder: Path) -> None:
