@@ -144,7 +144,7 @@ def printed_commands(told: str) -> list[str]:
 
 def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, own: Path) -> None:
     told = python("jobs.submit", "my.yaml", "--local")
-    assert "2 ok" in told and "python -m aggregate logs/my" in told
+    assert "2 ok" in told and f"{Path(sys.executable).name} -m aggregate logs/my" in told
     for record in records(elsewhere / "logs" / "my"):
         files = [str(installed / name / "__init__.py") for name in ("jobs", "systems")]
         assert facts(record)["files"] == files
