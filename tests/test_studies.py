@@ -41,9 +41,7 @@ def test_study_on_a_processor(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_every_study_has_a_variant_for_a_processor() -> None:
-    needing_gpus_or_long_there = {
-        "all_reduce", "flash_hopper", "flash_latency", "flash_leaderboard", "quickstart"
-    }  # fmt: skip
+    needing_gpus_or_long_there = {"all_reduce", "flash_hopper", "flash_leaderboard", "quickstart"}
     studies = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
     assert {path.stem for path in STUDIES} == studies - needing_gpus_or_long_there
 

@@ -1,0 +1,48 @@
+"""Measure the latency of functions that are called in turn in one process.
+
+On a shared host, the latency of the same function differs by tens of percent between processes, and
+between moments. Functions that are called in turn meet the same conditions, so their ratio is far
+more stable than their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from systems.measure.timing import clock_ms, synchronize
+
+WARMUP_ROUNDS = 20
+
+
+def latency_ms_in_turn(
+    functions: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    before: Callable[[], object],
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Call each function once per round, and return the latency of each call in milliseconds.
+
+    The latency of a call is the time from its start until the device is idle again. The device is
+    idle before the call. The order of the functions is reversed after each round.
+
+    Args:
+        functions: functions to call, by name.
+        device: device on which they run.
+        before: function that is called before each call and not timed.
+        rounds: number of rounds, after `WARMUP_ROUNDS` rounds that do not count.
+
+    Returns:
+        The latencies by name of the function, in the order of the rounds.
+    """
+    latencies: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions)
+    for _ in range(WARMUP_ROUNDS + rounds):
+        for name in order:
+            before()
+            synchronize(device)
+            latencies[name].append(clock_ms(functions[name], device))
+        order.reverse()
+    return {name: times[WARMUP_ROUNDS:] for name, times in latencies.items()}

@@ -1,0 +1,49 @@
+"""Tests of the benchmark of latency, on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+from systems.benchmark import Unsupported
+from systems.benchmarks.attention_latency import Params, run
+from systems.measure.latency import WARMUP_ROUNDS, latency_ms_in_turn
+from tests.systems.training.tiny_training import no_gpu
+
+CPU = torch.device("cpu")
+
+
+def test_functions_take_turns_and_the_order_is_reversed() -> None:
+    calls: list[str] = []
+    latencies = latency_ms_in_turn(
+        {"first": lambda: calls.append("first"), "second": lambda: calls.append("second")},
+        CPU,
+        before=lambda: calls.append("before"),
+        rounds=3,
+    )
+    turn = ["before", "first", "before", "second", "before", "second", "before", "first"]
+    assert calls == (turn * (WARMUP_ROUNDS + 3))[: 4 * (WARMUP_ROUNDS + 3)]
+    assert {name: len(times) for name, times in latencies.items()} == {"first": 3, "second": 3}
+    assert all(ms > 0 for times in latencies.values() for ms in times)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "auto", "naive"])
+def test_the_ratio_is_that_of_calls_in_the_same_round(implementation: str) -> None:
+    measured = run(
+        Params.model_validate(
+            {"implementation": implementation, "seq_len": 16, "head_dim": 16, "dtype": "fp32",
+             "rounds": 5}
+        )
+    )  # fmt: skip
+    own, of_torch = (measured["samples_ms"][name] for name in ("forward_backward", "torch"))
+    ratios = [ours / theirs for ours, theirs in zip(own, of_torch, strict=True)]
+    assert measured["facts"]["latency_over_torch"] == statistics.median(ratios)
+    assert set(measured["facts"]["relative_error"]) == {"out", "dq", "dk", "dv"}
+
+
+@no_gpu
+def test_kernels_for_a_gpu_are_unsupported_on_a_cpu() -> None:
+    with pytest.raises(Unsupported, match="flash_hopper needs a Hopper GPU"):
+        run(Params(implementation="flash_hopper", seq_len=16))
