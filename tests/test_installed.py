@@ -142,6 +142,7 @@ def printed_commands(told: str) -> list[str]:
     return re.findall(r"^  (\S.* logs/\S+)$", told, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, own: Path) -> None:
     told = python("jobs.submit", "my.yaml", "--local")
     assert "2 ok" in told and f"{Path(sys.executable).name} -m aggregate logs/my" in told
@@ -195,6 +196,7 @@ def test_printed_commands_work_as_they_are(
     shell(f"{tables} logs/replay")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["env/bin/sweeps submit", "env/bin/python -m jobs.submit"])
 def test_another_module_named_aggregate(environment: Path, start: str) -> None:
     """A file aggregate.py of the user is never run instead of this project's."""
@@ -204,6 +206,7 @@ def test_another_module_named_aggregate(environment: Path, start: str) -> None:
     assert "| size |" in " ".join(shell(tables).split())
 
 
+@pytest.mark.slow
 def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
     """The commands for a failed run work as printed; the exit code of `status` is 1."""
     Path("own/sibling.py").write_text("def latency(size):\n    1 / (size - 2)\n    return [1.0]")
@@ -219,6 +222,7 @@ def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
     assert "1 ok" not in shell(f"{status} || [ $? -eq 1 ]")
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_benchmark_of_ones_own_on_slurm(
     environment: Path,
@@ -241,6 +245,7 @@ def test_a_benchmark_of_ones_own_on_slurm(
     assert [record.status for record in records(folder)] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_bad_benchmarks(environment: Path) -> None:
     """Each error is one line and exit code 2, and nothing is written or submitted."""
     Path("own/torchy.py").write_text("import torch\n")

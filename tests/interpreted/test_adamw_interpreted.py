@@ -23,12 +23,14 @@ from tests.systems.kernels.adamw_cases import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_kernel_is_the_reference(use):
     for n, offset in [(1, 0), (1023, 0), (1025, 3), (2049, 0), (0, 0)]:
         assert_kernel_is_reference(use, n, "cpu", offset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["fp32", "bf16"])
 def test_optimizer_against_float64(use):
     assert_against_float64(use, "cpu")
@@ -71,6 +73,7 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
     assert len(optimizers[0]._tables[torch.device("cpu")].blocks) == 3
 
 
+@pytest.mark.slow
 def test_prepare_changes_no_parameter():
     parameters = make_parameters(BF16)
     set_grads(parameters, 0)

@@ -33,6 +33,7 @@ from tests.systems.kernels.flash_cases import (
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
 def test_autograd(leading):
     q, k, v, dout = inputs((20, 20), 16, F32, leading)
@@ -79,6 +80,7 @@ def test_a_second_derivative_is_refused():
         gradient.sum().backward()
 
 
+@pytest.mark.slow
 def test_compiled_by_torch_it_is_an_op_without_a_break():
     *tensors, dout = inputs((18, 17), 16, F16, (2, 3))
     leaves = [x.requires_grad_() for x in tensors]
@@ -117,6 +119,7 @@ def _packed(q, k, v, starts):
     return FlashAttentionTriton.apply(q, k, v, True, None, "fp16x3", FEATURES, packing, True)
 
 
+@pytest.mark.slow
 def test_compiled_with_every_feature():
     (q, k, v, dout), packing = packed_inputs([(17, 17), (20, 20)], (4, 2), 16, F16, 8)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -141,6 +144,7 @@ def test_ops_with_every_feature():
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 def test_checkpointed_with_every_feature():
     (q, k, v, dout), packing = packed_inputs([(6, 6), (3, 3)], (4, 2), 16, F32)
     leaves = [x.requires_grad_() for x in (q, k, v)]

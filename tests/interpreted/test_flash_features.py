@@ -139,6 +139,7 @@ def test_head_dims_of_values_and_up_to_256(head_dim, value_dim, dtype, n_splits)
     assert_right(*given_inputs, True, tiles=TILES["wide"], n_splits=n_splits)
 
 
+@pytest.mark.slow
 def test_the_layout_of_an_output_with_another_head_dim():
     q, k, v, dout = (x.transpose(1, 2) for x in inputs((3, 3), 16, F32, (2, 20), value_dim=8))
     out, *_ = by_triton(q, k, v, dout, False, tiles=TILES["wide"])
@@ -183,6 +184,7 @@ def test_packed_sequences_are_as_precise_as_each_alone():
         assert x[:, : 17 + 40].isfinite().all() and x[:, 17 + 41 :].isfinite().all()
 
 
+@pytest.mark.slow
 def test_packed_sequences_with_the_strides_of_a_projection():
     (q, k, v, dout), packing = packed_inputs(PACKS["ragged"], (4, 2), 16, F32, value_dim=8)
     tensors = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v, dout)]
@@ -232,6 +234,7 @@ def assert_combination_right(lengths, heads, dims, mask, softcap, n_splits, tile
         assert_right(*tensors, is_causal, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, derandomize=True, phases=[Phase.generate])
 @combinations
 def test_some_combinations(**case):

@@ -40,6 +40,7 @@ def test_against_float64(lengths, is_causal, tiles, n_splits):
     assert_right(*inputs(lengths, 16, F32, (1,)), is_causal, tiles=TILES[tiles], n_splits=n_splits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_dk_and_dv_apart_in_ranges_that_are_whole_tiles_of_both(is_causal):
     assert_right(*inputs((113, 40), 16, F32, (1,)), is_causal, tiles=TILES["apart"], n_splits=3)
@@ -61,6 +62,7 @@ def test_head_dims(head_dim, dtype):
     assert_right(*inputs((40, 37), head_dim, dtype, (1,)), True, n_splits=2, tiles=TILES["wide"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 2)])
 def test_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
     launch._forward_plan.cache_clear()
@@ -89,6 +91,7 @@ def test_strides(layout, dtype, n_splits):
     assert_right(*made, True, tiles=TILES["wide"], n_splits=n_splits)
 
 
+@pytest.mark.slow
 def test_outputs_have_the_layout_of_the_inputs():
     q, k, v, dout = (x.transpose(1, 2) for x in torch.randn(4, 2, 20, 3, 16))
     out, lse = flash_forward(q, k, v)
@@ -138,6 +141,7 @@ def test_a_part_without_a_visible_key_weighs_nothing():
     assert_right(q, k, v, dout, True, tiles=TILES["wide"], n_splits=3)
 
 
+@pytest.mark.slow
 def test_float32_of_every_magnitude():
     """Magnitudes outside the range of float16 are supported, since each head has its own scale."""
     made = inputs((20, 33), 16, F32, (4,))
@@ -192,6 +196,7 @@ def test_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
     assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
 
 
+@pytest.mark.slow
 def test_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
     """A Launch keeps the kernel that was compiled for the dtypes of its first call.
 
@@ -238,6 +243,7 @@ def test_a_negative_scale_changes_no_layout(layout):
     assert [x.stride() for x in given_] == [x.stride() for x in negative]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     lengths=st.tuples(st.integers(1, 70), st.integers(1, 70)),

@@ -171,6 +171,7 @@ def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_completion_of_keys(elsewhere: Path) -> None:
     words = ("submit", "my.yaml")
     found = complete(elsewhere, *words, "")
@@ -300,6 +301,7 @@ def test_tab_key(terminal: int, typed: str, completed: str) -> None:
     assert shown.partition("LINE<")[2].partition(">")[0] == completed
 
 
+@pytest.mark.slow
 def test_printed_commands_in_a_checkout(tmp_path: Path) -> None:
     """In the checkout, with `python` from PATH, the commands are those of the documentation."""
     sweep, out = tmp_path / "toy.yaml", tmp_path / "out"

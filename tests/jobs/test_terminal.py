@@ -206,6 +206,7 @@ def test_lines_are_not_wrapped_in_a_pipe(done: Path) -> None:
     assert f"results   {out}\n" in re.sub(" +\n", "\n", output)
 
 
+@pytest.mark.slow
 def test_texts_of_the_user_are_no_markup(done: Path) -> None:
     """The message of a failure is shown from its first line with text, as it is, on one line."""
     shown = "ValueError: at file.yaml:100:8 [red]not[/red] [/] valid " + "x" * 100
@@ -216,6 +217,7 @@ def test_texts_of_the_user_are_no_markup(done: Path) -> None:
     assert f"{shown}\r\n" in on_terminal(["-m", "jobs.submit", *command], lambda text: None)
 
 
+@pytest.mark.slow
 def test_the_bar_shows_the_time_left_and_what_is_running(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     pids: list[tuple[int, int]] = []

@@ -188,6 +188,7 @@ def test_forward_keeps_one_input_a_checkpoint(num_layers):
     assert _saved_after_forward(None, num_layers) > num_layers * 10 * residual
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_step():
     layers, context, batch = 16, 32, 8  # sizes for which activations are larger than weights
 

@@ -77,6 +77,7 @@ def test_there_is_no_other_hook() -> None:
     assert own == {name for hooks in HOOKS.values() for name in hooks}
 
 
+@pytest.mark.slow
 def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path) -> None:
     copy = tmp_path / "tests" / "adapters.py"
     copy.parent.mkdir()

@@ -121,6 +121,7 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
     assert "hunter2" in (out / "diffs" / f"{code['diff']}.diff").read_text()
 
 
+@pytest.mark.slow
 def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
     """The next run of the job has imported the old code, and its record says so.
 
@@ -145,6 +146,7 @@ def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
     assert first["sha256"] != second["sha256"]
 
 
+@pytest.mark.slow
 def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checkout(tmp_path / "own")
     flash = own.write("my_kernels/flash.py", "def MyFlash(q, k, v, is_causal): ...")

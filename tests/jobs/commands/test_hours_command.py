@@ -13,6 +13,7 @@ from tests.jobs.harness import call, records, run, write_sweep
 from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, load, ok
 
 
+@pytest.mark.slow
 def test_hours_of_a_real_submission(tmp_path: Path) -> None:
     cases = [{"what": "ok"}, {"what": "raise"}]
     sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"

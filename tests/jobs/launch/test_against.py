@@ -33,6 +33,7 @@ def submit(own: Checkout, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     old = own.git("rev-parse", "HEAD~1")
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=2").splitlines()
@@ -88,6 +89,7 @@ def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> No
     assert shown.count("1.000") == 1, shown
 
 
+@pytest.mark.slow
 def test_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)

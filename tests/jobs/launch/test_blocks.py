@@ -183,6 +183,7 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     assert [n for n, _ in order(records(out)[count:])] == [0] * 4 + [1] * 4
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_leaves_the_rounds_of_the_others(tmp_path: Path) -> None:
     fifo = Fifo(tmp_path / "fifo")
     cases = [{"what": "pause", "path": str(fifo.path)}, {"what": "ok", "tag": 1}, OK[2]]
@@ -198,6 +199,7 @@ def test_a_cancelled_run_leaves_the_rounds_of_the_others(tmp_path: Path) -> None
     assert len(executions(found)) == 2
 
 
+@pytest.mark.slow
 def test_debug_executes_rounds_in_the_foreground(tmp_path: Path) -> None:
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
     assert run("jobs.submit", sweep, "--debug", "--out", out).returncode == 0

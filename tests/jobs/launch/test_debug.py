@@ -84,6 +84,7 @@ def test_out_of_memory_is_a_result_and_no_reason_to_stop(tmp_path: Path) -> None
     assert [record.status for record in records(out)] == ["oom", "ok"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "by_command"), [(None, False), (None, True), (1, False)])
 def test_interrupted_is_recorded_as_cancelled_and_resumed(
     tmp_path: Path, ranks: int | None, by_command: bool

@@ -104,6 +104,7 @@ def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
     assert again.returncode == 0 and set(statuses(out).values()) == {"ok"}, again.stdout
 
 
+@pytest.mark.slow
 def test_the_end_of_a_submission_is_seen_at_once_on_another_host(
     tmp_path: Path, other_host: list[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_every_gpu_is_used_where_the_caller_set_none(
     assert most_at_once(ran) > 1
 
 
+@pytest.mark.slow
 def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
     mixed = queue(tmp_path / "mixed", [0, 1, 0, 1, 1], **fake_gpus)
     assert all(a[1] and b[1] for a, b in together(mixed)) and together(mixed)
@@ -154,10 +155,12 @@ def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, 
     assert all(gpus == [] for _, gpus, *_ in several)
 
 
+@pytest.mark.slow
 def test_parallel_bounds_gpu_jobs_too(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
     assert most_at_once(queue(tmp_path / "q", [1] * 6, "2", **fake_gpus)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [[], ["4"]])
 def test_an_exclusive_job_runs_alone(
     tmp_path: Path, fake_gpus: dict[str, str], arguments: list[str]
@@ -215,6 +218,7 @@ def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_short_runs_share_a_worker_unless_the_sweep_says_otherwise(tmp_path: Path) -> None:
     cases = [{"what": "ok", "tag": tag} for tag in range(3)]
     sweep = write_sweep(tmp_path, cases, runs_per_job=None)
@@ -244,6 +248,7 @@ def test_the_queue_goes_on_after_the_death_of_a_worker(tmp_path: Path) -> None:
     assert failure is not None and failure.type == "WorkerDied"
 
 
+@pytest.mark.slow
 def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
     manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
     dying = QUEUE.replace("time.sleep(0.25)", "sys.exit(os.write(1, b'x') + 2)")
@@ -258,6 +263,7 @@ def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_progress_labels_a_run_as_status_does(tmp_path: Path) -> None:
     """By the parameters that differ between the runs, not by all that the sweep file names."""
     cases = [{"what": "raises", "tag": 7}, {"what": "sys_exit", "tag": 7}]

@@ -289,6 +289,7 @@ def test_exclusive_jobs_take_the_whole_queue() -> None:
     assert [len(job.tasks) for job in pack(tasks, None, local_slots(8, None))] == [9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("visible", "sweep", "words"),
     [

@@ -56,6 +56,7 @@ def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path, what
     assert {r.status for r in records(out)} == {"killed"}
 
 
+@pytest.mark.slow
 def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Path, Path]) -> None:
     sweep, out = half_failed
     call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
@@ -66,6 +67,7 @@ def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Pa
     assert [(r.params["what"], r.attempt) for r in new] == [("raises", before)]
 
 
+@pytest.mark.slow
 def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]) -> None:
     _, out = half_failed
     failed = next(r for r in records(out) if r.params["what"] == "raises")
@@ -92,6 +94,7 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     assert outcome.failure.memory == "gpu"
 
 
+@pytest.mark.slow
 def test_retry_repeats_the_failed_runs_of_all_submissions(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:

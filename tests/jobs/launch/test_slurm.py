@@ -316,6 +316,7 @@ def test_unknown_partition(scenarios: Scenarios) -> None:
     assert "2 (0 done, 0 queued or running)" in possible.stdout
 
 
+@pytest.mark.slow
 def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     """Commands without a folder stay with the submission that Slurm accepted before."""
     scenario = scenarios.new(
@@ -364,6 +365,7 @@ def test_one_of_two_requests_is_impossible(scenarios: Scenarios) -> None:
     assert status["tasks"][1]["detail"].startswith("not submitted: sbatch: error")
 
 
+@pytest.mark.slow
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
     """A job does not inherit the environment of the Slurm job in which it was submitted."""
     scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})

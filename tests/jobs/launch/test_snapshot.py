@@ -60,6 +60,7 @@ def test_local_jobs_record_the_code_that_they_run(tmp_path: Path, project: Check
     assert facts(only_record(out, index=1))["code"] == "new"
 
 
+@pytest.mark.slow
 def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
     commit = editing(own)

@@ -95,6 +95,7 @@ def test_a_column_has_one_dtype(values: list[Any], dtype: str, expected: list[An
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
+@pytest.mark.slow
 @given(st.lists(scalars | st.text(st.characters(codec=None))))
 def test_every_column_can_be_written(values: list[Any]) -> None:
     frame = pd.DataFrame({"a": typed(values)})

@@ -341,6 +341,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_importing_the_launcher_imports_neither_torch_nor_pandas() -> None:
     """Only agents of torchrun import `rendezvous`, and only `load` and `export` import `frame`."""
     slow = "{'torch', 'pandas'}"
@@ -364,6 +365,7 @@ sys.exit(f"{code} {loaded}" if code or loaded else 0)
 """
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
     seeds = list(range(1250))
     path = write(

@@ -93,12 +93,14 @@ def test_an_edit_of_a_hopper_kernel(project: Checkout, before: dict[str, str]) -
     assert len(stale) > 10
 
 
+@pytest.mark.slow
 def test_an_edit_of_the_timer(project: Checkout, before: dict[str, str]) -> None:
     name = "systems/measure/timing.py"
     stale = stale_after(project, before, name, *EDIT)
     assert stale == {id for id, run in RUNS.items() if run.benchmark not in NOT_TIMED}
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_wrapper(project: Checkout, before: dict[str, str]) -> None:
     stale = stale_after(project, before, "systems/parallel/ddp.py", *EDIT)
     assert {(RUNS[id].benchmark, RUNS[id].params["strategy"]) for id in stale} == {
@@ -168,6 +170,7 @@ def test_runs_whose_sources_are_unknown(tmp_path: Path, monkeypatch: pytest.Monk
         assert not sources.is_stale(None, run)
 
 
+@pytest.mark.slow
 def test_many_runs_are_fast() -> None:
     """100,000 runs take 2 s. A limit of 20 s leaves room for slow machines."""
     run = next(run for run in RUNS.values() if run.benchmark == "attention")

@@ -55,6 +55,7 @@ def test_logs_says_where_they_are(out: Path) -> None:
     assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
 
 
+@pytest.mark.slow
 def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}])
     here = tmp_path / "out"

@@ -382,6 +382,7 @@ def test_runs_that_all_failed_are_not_called_unmeasured(
     assert result.parts[0].command.endswith(" --retry-failed")
 
 
+@pytest.mark.slow
 def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFolder) -> None:
     out = tmp_path / "out"
     drawn = ok(4.0) | {"artifacts": "artifacts"}

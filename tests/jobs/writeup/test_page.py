@@ -90,6 +90,7 @@ def test_an_anchor_opens_its_problem(open_page) -> None:
     assert 0 <= top < DESK["height"]
 
 
+@pytest.mark.slow
 def test_search_shows_the_parts_with_its_words(open_page) -> None:
     page = open_page()
     page.fill("#search", "zebra size")
@@ -128,6 +129,7 @@ def test_a_click_on_a_status_shows_its_parts(open_page) -> None:
     assert page.locator("#overview").is_visible()
 
 
+@pytest.mark.slow
 def test_a_click_on_a_number_shows_its_records(open_page) -> None:
     page = open_page("#own_sweeps")
     press(own_section(page).locator("td button.n", has_text="40.00").first)
@@ -139,6 +141,7 @@ def test_a_click_on_a_number_shows_its_records(open_page) -> None:
     assert not dialog.is_visible()
 
 
+@pytest.mark.slow
 def test_a_table_sorts_by_number(open_page) -> None:
     page = open_page("#own_sweeps")
     table = own_section(page).locator("table.data").first
@@ -154,6 +157,7 @@ def test_a_table_sorts_by_number(open_page) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_figure_can_be_read_and_changed(open_page) -> None:
     page = open_page("#own_sweeps")
     figure = own_section(page).locator("figure.plot")
@@ -247,6 +251,7 @@ def test_dark_mode_follows_the_system_and_the_button(open_page) -> None:
     assert page.evaluate(colour) == "rgb(255, 255, 255)" != dark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["", "#own_sweeps"])
 def test_a_phone_needs_no_sideways_scrolling(open_page, anchor: str) -> None:
     page = open_page(anchor, PHONE)
@@ -264,6 +269,7 @@ def long_table(page):
     return folded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_every_row_of_a_long_table_can_be_reached(open_page, viewport) -> None:
     page = open_page(viewport=viewport)
@@ -278,6 +284,7 @@ def test_every_row_of_a_long_table_can_be_reached(open_page, viewport) -> None:
         page.locator("#sidebar a").last.click()
 
 
+@pytest.mark.slow
 def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     page = open_page()
     rows = long_table(page).locator("tbody tr")

@@ -16,6 +16,8 @@ import pytest
 from jobs.writeup.page import unpacked_data
 from tests.jobs.harness import ROOT
 
+pytestmark = pytest.mark.slow  # a build takes tens of seconds
+
 TRACKED = ROOT / "docs" / "report"
 RENEW = "docs/report differs from what the records give: run make report"
 
@@ -38,13 +40,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     return out, time.monotonic() - begin
 
 
-@pytest.mark.slow
 def test_texts_tables_and_states_are_up_to_date(made: tuple[Path, float]) -> None:
     new, tracked = ((folder / "report.md").read_text() for folder in (made[0], TRACKED))
     assert words(new) == words(tracked), RENEW
 
 
-@pytest.mark.slow
 def test_the_page_is_up_to_date(made: tuple[Path, float]) -> None:
     new, tracked = ((folder / "index.html").read_text() for folder in (made[0], TRACKED))
     assert shown_text(new) == shown_text(tracked), RENEW

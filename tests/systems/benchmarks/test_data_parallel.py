@@ -195,6 +195,7 @@ def test_later_rounds_of_a_block_are_only_timed(ranks):
     ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
 
 
+@pytest.mark.slow
 @two_ranks
 def test_the_prediction_uses_the_cost_of_a_call_of_its_block(ranks, tmp_path):
     ranks.assert_passes(the_model_uses_the_shared_cost_of_a_call, str(tmp_path), repeats=1)

@@ -58,6 +58,7 @@ def test_what_is_alive_is_what_arithmetic_says(precision, passes):
     assert facts["block_weight_copies_bytes"] == facts["weight_copies_bytes"] == 0
 
 
+@pytest.mark.slow
 @no_gpu
 def test_autocast_keeps_copies_of_weights():
     point = params(precision="bf16")
@@ -72,6 +73,7 @@ def test_autocast_keeps_copies_of_weights():
     assert facts["block_saved_bytes"] == predict(point)["block_saved_bytes"] - wide_softmax
 
 
+@pytest.mark.slow
 @no_gpu
 def test_contributors_of_a_block():
     saved = run(params(context_length=64))["facts"]["block_saved"]
@@ -225,6 +227,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         yield allocator
 
 
+@pytest.mark.slow
 @no_gpu
 @pytest.mark.parametrize("passes", ["forward", "train_step"])
 def test_timeline_of_a_step(passes, monkeypatch, artifacts):

@@ -49,6 +49,7 @@ def later_rounds_are_not_checked(here: RankContext) -> None:
     assert "error" not in measured["facts"]
 
 
+@pytest.mark.slow
 @two_ranks
 def test_later_rounds_of_a_block_are_not_checked(ranks):
     ranks.assert_passes(later_rounds_are_not_checked, repeats=1)

@@ -134,6 +134,7 @@ def test_rows_that_are_wrong_are_named() -> None:
     assert "as if the tensor contains NaN or infinity, first in row 5" in told
 
 
+@pytest.mark.slow
 def test_the_grid_finds_the_smallest_shape_dtype_and_layout() -> None:
     device = torch.device("cpu")
     grid = [case for case in cases(False, ["fp32"]) if case.seq_len <= 128]
@@ -185,6 +186,7 @@ def test_code_that_ends_the_process(folder: Path) -> None:
 CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
 
 
+@pytest.mark.slow
 def test_a_cheat_is_wrong_in_a_second_call() -> None:
     done = call("jobs", "check", f"{CHEATS}:CachedByPointer", "--seq-len", "16", "--cpu")
     assert done.returncode == 1 and "of a second call, on new values" in done.stdout

@@ -210,5 +210,6 @@ def test_a_sparse_gradient_is_refused():
         FusedAdamW(embedding.parameters()).step()
 
 
+@pytest.mark.slow
 def test_importing_the_package_leaves_triton_alone():
     assert_import_leaves_triton_alone("systems.kernels.adamw")

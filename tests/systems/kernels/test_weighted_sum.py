@@ -73,6 +73,7 @@ def test_a_second_derivative_is_refused():
         dx.sum().backward()
 
 
+@pytest.mark.slow
 def test_importing_the_package_leaves_triton_alone():
     assert_import_leaves_triton_alone("systems.kernels.weighted_sum")
 

@@ -99,6 +99,7 @@ def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
     assert any(note.startswith("2 rounds, 6 processes, 1 GPU") for note in compared(folder).notes)
 
 
+@pytest.mark.slow
 def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:
     text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", margin: 0.2}\n")
     folder = blocks(tmp_path, noisy(lambda run: 1.1), text)
@@ -243,6 +244,7 @@ def test_against_another_checkout_says_which_commit_is_which(tmp_path: Path) -> 
     assert "note: 2 of 6 results are from older code" in edited
 
 
+@pytest.mark.slow
 def test_one_run_is_named_and_a_broken_one_says_how_to_see_why(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     own.write("helper.py", "")

@@ -212,6 +212,7 @@ def test_exit_codes(cells: list[tuple[str, float | None]], code: int) -> None:
 BLOCKS = 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [NOISES[1], NOISES[4]], ids=lambda noise: noise.name)
 def test_verdicts_of_the_same_code(noise: Noise) -> None:
     outcome = simulate(noise, Design(1, 5), BLOCKS)
