@@ -188,7 +188,9 @@ class AnswerLookups:
         for study in dict.fromkeys(study.name for study, _ in self._used.values()):
             used = {id(record) for own, record in self._used.values() if own.name == study}
             own = self._studies[study]
-            results = [r for r in own.results if r.record is not None and id(r.record) in used]
+            every = (*own.results, *own.results_on_cpus)
+            found = {id(r.record): r for r in every if r.record is not None}
+            results = [result for record, result in found.items() if record in used]
             commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
                        for r in results if r.record is not None}  # fmt: skip
             note = basis_note(own.observation, results, [], None, "median", True)
@@ -237,7 +239,7 @@ class AnswerLookups:
         named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
         having = [
             result
-            for result in study.results
+            for result in (*study.results, *study.results_on_cpus)
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]

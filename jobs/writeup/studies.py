@@ -27,6 +27,9 @@ class Study:
     sweep: Sweep
     observation: Observation
     results: list[Result]
+    # Results on CPUs of runs that need no GPU. Unlike `results`, each folder has its own, even if
+    # the CPUs of several folders are of the same kind.
+    results_on_cpus: list[Result]
     folders: dict[str, Path]  # results folder of each submission, by its id
     staleness: Staleness  # tells which records are from older code
     is_stock: bool  # whether the sweep is one of this project
@@ -53,22 +56,10 @@ class Study:
         A sweep can have runs that need no GPU. Their results on CPUs count for a GPU, too, if they
         are in a results folder of this GPU.
         """
-        folders = {
-            self.folder_of(result.record)
-            for result in self.results
-            if result.record is not None and result.device == device
-        }
-        return [
-            result
-            for result in self.results
-            if result.device in (device, "")
-            or (
-                result.device.startswith("cpu:")
-                and not result.run.shape.gpus_per_node
-                and result.record is not None
-                and self.folder_of(result.record) in folders
-            )
-        ]
+        own = [result for result in self.results if result.device in (device, "")]
+        folders = {self.folder_of(r.record) for r in own if r.record is not None}
+        beside = [] if is_cpu(device) else self.results_on_cpus
+        return own + [r for r in beside if r.record and self.folder_of(r.record) in folders]
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
@@ -186,9 +177,21 @@ def _study(name: str, observations: Sequence[Observation], staleness: Staleness)
         observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep,
         observation,
         _submitted(list_results(observation), observations),
+        [result for each in observations for result in list_results(each) if _is_on_cpu(result)],
         {manifest.id: each.folder for each in observations for manifest in each.manifests},
         staleness,
         stock is not None,
+    )
+
+
+def is_cpu(device: str | None) -> bool:
+    """Return whether a kind of device in records is a CPU."""
+    return device is not None and device.startswith("cpu:")
+
+
+def _is_on_cpu(result: Result) -> bool:
+    return (
+        result.record is not None and is_cpu(result.device) and not result.run.shape.gpus_per_node
     )
 
 

@@ -163,12 +163,19 @@ def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
         for record in cell.records
         if record.block is not None
     }
-    twice = max(map(len, baselines.values()), default=0)  # 2 with A/A
+    # The reference is the baseline of some blocks, and has two processes in their rounds (A/A). In
+    # rounds of blocks with another baseline, it has one.
+    of_blocks = {
+        (record.block.id, record.block.execution)
+        for record in reference.records
+        if record.block is not None and record.block.baseline
+    }
+    twice = max((len(values) for key, values in baselines.items() if key in of_blocks), default=1)
     rounds = []
     for key, found in candidates.items():
         baseline = tuple(value for _, value in sorted(baselines.get(key, [])))
         candidate = [value for _, value in found]
-        is_whole = len(baseline) == twice > 0
+        is_whole = len(baseline) == (twice if key in of_blocks else 1)
         if is_whole and all(0 < value < math.inf for value in (*baseline, *candidate)):
             rounds.append(Round(allocations[key], baseline, geometric_mean(candidate)))
     return rounds

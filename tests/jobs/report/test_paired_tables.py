@@ -287,6 +287,21 @@ def test_the_baseline_of_a_table_need_not_be_that_of_the_block(
     assert row["fast vs exact"] == f"{ratio:.3f}x [{high:.3f}, {low:.3f}]"
 
 
+def test_rounds_with_another_baseline_count_too(tmp_path: Path, folder: ResultsFolder) -> None:
+    """The baseline of the table has two processes in the rounds of one block, one in the other."""
+    folder.submit_rounds(
+        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        lambda params, _: ok(2.0) if params["mode"] == "fast" else failed("timeout"),
+    )
+    other = load(tmp_path, TOY + ONE_SIZE + BLOCKS, "blocks.baseline.mode=exact")
+    elsewhere = {"environment": {"boot_id": "b"}}
+    folder.submit_rounds(
+        other, lambda params, _: ok(1.0 if params["mode"] == "exact" else 2.0) | elsewhere
+    )
+    (row,) = table(folder, **VIEW)
+    assert row["exact vs fast"] == "2.000x [2.000, 2.000]"
+
+
 def test_csv_has_the_ends_of_intervals_in_columns(tmp_path: Path, folder: ResultsFolder) -> None:
     view = "tables: [{name: t, rows: [size], columns: [mode], baseline: {mode: fast}}]\n"
     folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS + view), measured)

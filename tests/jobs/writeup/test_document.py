@@ -310,8 +310,9 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
     assert len(keys) == 4 + 2
 
 
+@pytest.mark.parametrize("other_cpu", [CPU, f"{CPU} of another kind"])
 def test_a_device_has_results_of_cpus_only_from_its_own_folders(
-    tmp_path: Path, folder: ResultsFolder
+    tmp_path: Path, folder: ResultsFolder, other_cpu: str
 ) -> None:
     """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
     text = (
@@ -322,7 +323,7 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     other = ResultsFolder(tmp_path / "h100")
     for one, gpu, cpu, ms in (
         (folder, H200, CPU, 4.0),
-        (other, H100, f"{CPU} of another kind", 6.0),
+        (other, H100, other_cpu, 6.0),
     ):
         one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, gpu)
         one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
