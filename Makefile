@@ -50,7 +50,7 @@ test: $(VENV)/installed-test
 	$(PYTEST) $(SELECTED)
 	$(call interpreted)
 
-# make test-slow        run the tests that make test skips: long compilations, sweeps in sweeps/cpu
+# make test-slow        run the tests that make test skips, such as long compilations and sweeps/cpu
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
 	$(call interpreted,-m slow)

@@ -188,8 +188,7 @@ class AnswerLookups:
         for study in dict.fromkeys(study.name for study, _ in self._used.values()):
             used = {id(record) for own, record in self._used.values() if own.name == study}
             own = self._studies[study]
-            every = (*own.results, *own.results_on_cpus)
-            found = {id(r.record): r for r in every if r.record is not None}
+            found = {id(r.record): r for r in own.all_results if r.record is not None}
             results = [result for record, result in found.items() if record in used]
             commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
                        for r in results if r.record is not None}  # fmt: skip
@@ -239,7 +238,7 @@ class AnswerLookups:
         named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
         having = [
             result
-            for result in (*study.results, *study.results_on_cpus)
+            for result in study.all_results
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]

@@ -27,9 +27,9 @@ class Study:
     sweep: Sweep
     observation: Observation
     results: list[Result]
-    # Results on CPUs of runs that need no GPU. Unlike `results`, each folder has its own, even if
-    # the CPUs of several folders are of the same kind.
-    results_on_cpus: list[Result]
+    # Results on CPUs of runs that need no GPU, by kind of GPU: those of the folders that have
+    # records of this GPU. CPUs of one kind can be those of hosts with different GPUs.
+    beside_gpus: dict[str, list[Result]]
     folders: dict[str, Path]  # results folder of each submission, by its id
     staleness: Staleness  # tells which records are from older code
     is_stock: bool  # whether the sweep is one of this project
@@ -45,8 +45,12 @@ class Study:
     def on(self, device: str) -> Study:
         """Return the study with only the results that count for a kind of device."""
         results = self.results_on(device)
-        kinds = {result.device for result in results}
-        records = [record for record in self.observation.records if record.device in kinds]
+        kept = {id(result.record) for result in results}
+        records = [
+            record
+            for record in self.observation.records
+            if record.device == device or id(record) in kept
+        ]
         observation = replace(self.observation, records=records)
         return replace(self, observation=observation, results=results)
 
@@ -57,9 +61,12 @@ class Study:
         are in a results folder of this GPU.
         """
         own = [result for result in self.results if result.device in (device, "")]
-        folders = {self.folder_of(r.record) for r in own if r.record is not None}
-        beside = [] if is_cpu(device) else self.results_on_cpus
-        return own + [r for r in beside if r.record and self.folder_of(r.record) in folders]
+        return own + self.beside_gpus.get(device or "", [])
+
+    @property
+    def all_results(self) -> list[Result]:
+        """The results, and those on CPUs that count for a kind of GPU."""
+        return [*self.results, *(each for found in self.beside_gpus.values() for each in found)]
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
@@ -177,22 +184,30 @@ def _study(name: str, observations: Sequence[Observation], staleness: Staleness)
         observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep,
         observation,
         _submitted(list_results(observation), observations),
-        [result for each in observations for result in list_results(each) if _is_on_cpu(result)],
+        _beside_gpus(observations),
         {manifest.id: each.folder for each in observations for manifest in each.manifests},
         staleness,
         stock is not None,
     )
 
 
-def is_cpu(device: str | None) -> bool:
-    """Return whether a kind of device in records is a CPU."""
-    return device is not None and device.startswith("cpu:")
-
-
-def _is_on_cpu(result: Result) -> bool:
-    return (
-        result.record is not None and is_cpu(result.device) and not result.run.shape.gpus_per_node
-    )
+def _beside_gpus(observations: Sequence[Observation]) -> dict[str, list[Result]]:
+    """Return the results on CPUs that count for each kind of GPU, see `Study.beside_gpus`."""
+    folders: dict[str, list[Observation]] = {}
+    for each in observations:
+        for device in {record.device for record in each.records}:
+            if not device.startswith("cpu:"):
+                folders.setdefault(device, []).append(each)
+    return {
+        device: [
+            result
+            for result in list_results(merged(found))
+            if result.record is not None
+            and result.device.startswith("cpu:")
+            and not result.run.shape.gpus_per_node
+        ]
+        for device, found in folders.items()
+    }
 
 
 def _submitted(results: list[Result], observations: Sequence[Observation]) -> list[Result]:

@@ -1,8 +1,9 @@
 """Measure the latency of functions that are called in turn in one process.
 
 On a shared host, the latency of the same function differs by tens of percent between processes, and
-between moments. Functions that are called in turn meet the same conditions, so their ratio is far
-more stable than their times.
+between moments. The ratio of functions that are called in turn is far more stable than their times.
+A function with much Python code slows down the one that is called after it, so such ratios are too
+low.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from tests.systems.kernels.adamw_cases import (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_kernel_is_the_reference(use):
     for n, offset in [(1, 0), (1023, 0), (1025, 3), (2049, 0), (0, 0)]:

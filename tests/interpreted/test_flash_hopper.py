@@ -237,7 +237,6 @@ def test_additions_in_a_fixed_order(head_dim):
     assert not all_equal(results[False])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS)
 def test_the_emulation_finds_errors(error):
     """At least one of several random orders of execution shows an error in a kernel."""

@@ -141,7 +141,6 @@ def test_a_part_without_a_visible_key_weighs_nothing():
     assert_right(q, k, v, dout, True, tiles=TILES["wide"], n_splits=3)
 
 
-@pytest.mark.slow
 def test_float32_of_every_magnitude():
     """Magnitudes outside the range of float16 are supported, since each head has its own scale."""
     made = inputs((20, 33), 16, F32, (4,))

@@ -103,7 +103,8 @@ def block_cells(
 def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> Cell:
     """Return a cell with the verdict on the rounds of a pair.
 
-    A candidate that failed in more rounds than it was measured in is broken.
+    A candidate that failed in more rounds than it was measured in is broken. Failures that were
+    repaired do not count, see `Pair`.
 
     Args:
         cell: the cell without a verdict.
@@ -114,7 +115,11 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
     judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())
     detail = f"{left_out} of {left_out + judged.rounds} rounds: {_reason(pair)}" if left_out else ""
-    failed = sum(count for reason, count in pair.left_out.items() if reason in _LASTING)
+    failed = sum(
+        count - pair.repaired.get(reason, 0)
+        for reason, count in pair.left_out.items()
+        if reason in _LASTING
+    )
     if failed > judged.rounds:
         return replace(cell, verdict="broken", detail=detail)
     return replace(
@@ -242,10 +247,10 @@ def gpus_of(records: Iterable[Record], pairs: Iterable[Pair]) -> set[tuple[str, 
     Returns:
         One tuple for each set of GPUs that was used together. The tuple is empty for the CPU.
     """
-    blocks = {pair.block for pair in pairs}
+    measured = {(pair.block, round.allocation) for pair in pairs for round in pair.rounds}
     return {
         tuple(sorted(str(gpu.get("uuid", "")) for gpu in record.gpus))
-        for _, execution in judged_executions(records)
+        for allocation, execution in judged_executions(records)
         for record in execution
-        if record.block is not None and record.block.id in blocks
+        if record.block is not None and (record.block.id, allocation) in measured
     }

@@ -238,9 +238,9 @@ def _commits(observation: Observation, runs: set[str]) -> str:
 
 def _basis(observation: Observation, found: BlockCells) -> list[str]:
     """Return the lines that say how much was measured, and where."""
-    if not found.pairs:
-        return []
     judged = [cell.judged for cell in found.cells if cell.judged is not None]
+    if not judged:  # nothing is measured, or all that is measured is broken
+        return []
     rounds = sorted({verdict.rounds for verdict in judged})
     allocations = {each.allocation for pair in found.pairs for each in pair.rounds}
     gpus = gpus_of(observation.records, found.pairs)

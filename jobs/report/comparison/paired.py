@@ -37,6 +37,10 @@ class Pair:
     # Complete rounds without both times: their number by reason, e.g. {"baseline: oom": 1}. A
     # reason is the status of the run that has no time, "no such phase" or "time of 0 ms".
     left_out: dict[str, int]
+    # Those of `left_out` that count no longer: they are of an allocation in which the candidate was
+    # never measured, for example because a library was missing, and in the latest allocation it was
+    # measured in every round.
+    repaired: dict[str, int]
 
 
 def median_ms(measurements: Measurements, phase: str) -> float | None:
@@ -67,7 +71,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
     """
     executions = judged_executions(records)
     phases = _phases([execution for _, execution in executions])
-    pairs: dict[_Key, tuple[list[Round], Counter[str]]] = {}
+    pairs: dict[_Key, dict[str, list[Round | str]]] = {}  # outcomes of rounds by allocation
     for allocation, execution in executions:
         twice = sorted(
             (record for record in execution if place_of(record).baseline),
@@ -82,13 +86,30 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
                 if place_of(record).baseline:
                     continue
                 key = (*_task(record), *_task(first), place_of(first).id, phase, first.device)
-                rounds, left_out = pairs.setdefault(key, ([], Counter()))
-                round = _round(allocation, baseline, _time(record, phase, value))
-                if isinstance(round, Round):
-                    rounds.append(round)
-                else:
-                    left_out[round] += 1
-    return [Pair(*key, tuple(rounds), dict(left)) for key, (rounds, left) in pairs.items()]
+                outcomes = pairs.setdefault(key, {}).setdefault(allocation, [])
+                outcomes.append(_round(allocation, baseline, _time(record, phase, value)))
+    return [_pair(key, outcomes) for key, outcomes in pairs.items()]
+
+
+def _pair(key: _Key, outcomes: dict[str, list[Round | str]]) -> Pair:
+    """Return a pair.
+
+    Args:
+        key: the fields of the pair before `rounds`.
+        outcomes: for each allocation, its rounds, or the reason why one has not both times. The
+            allocations are ordered by their first round.
+    """
+    every = [outcome for found in outcomes.values() for outcome in found]
+    rounds = tuple(outcome for outcome in every if isinstance(outcome, Round))
+    left_out = Counter(outcome for outcome in every if isinstance(outcome, str))
+    *earlier, latest = outcomes.values()
+    repaired: Counter[str] = Counter()
+    if all(isinstance(outcome, Round) for outcome in latest):
+        for found in earlier:
+            reasons = [outcome for outcome in found if isinstance(outcome, str)]
+            if len(reasons) == len(found):
+                repaired.update(reasons)
+    return Pair(*key, rounds, dict(left_out), dict(repaired))
 
 
 def judged_executions(records: Iterable[Record]) -> list[tuple[str, Execution]]:

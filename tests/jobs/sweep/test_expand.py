@@ -341,7 +341,6 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_importing_the_launcher_imports_neither_torch_nor_pandas() -> None:
     """Only agents of torchrun import `rendezvous`, and only `load` and `export` import `frame`."""
     slow = "{'torch', 'pandas'}"

@@ -334,6 +334,24 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     assert texts == {H200: "4.0 5.0", H100: "6.0 7.0"}
 
 
+def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    text = (
+        TOY + "cases: [{fixed: {size: 1}, resources: {gpus_per_node: 1}}, {fixed: {size: 2}, "
+        "resources: {gpus_per_node: 0}}]\n"
+    )
+    sweep = load(tmp_path, text)
+    other = ResultsFolder(tmp_path / "later")
+    for one, ms in ((folder, 4.0), (other, 6.0)):
+        one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
+        one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
+    number = '{{ value("time", "forward", size=2) | n(2) }}'
+    (result,) = document(problem(number), folders=[folder.path, other.path]).problems
+    (shown,) = result.parts[0].shown_answers
+    assert without_marks(shown.text) == "7.0"
+
+
 def test_staleness_is_that_of_each_record(tmp_path: Path, measured: ResultsFolder) -> None:
     """A newer result of another device in the same folder does not hide an older one."""
     older = ok(6.0) | {"source_hash": "0123"}

@@ -8,7 +8,6 @@ import torch
 from systems.benchmarks.all_reduce import PERIOD, PIECE, Params, _count_wrong, _fill, run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("elements", [1, PERIOD, PIECE + 17, 2**24 + 12_345])
 def test_the_check_finds_a_single_wrong_sum(elements):
     buffer = torch.empty(elements)

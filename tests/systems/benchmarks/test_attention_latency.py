@@ -1,4 +1,4 @@
-"""Tests of the benchmark of latency, on a CPU and on a GPU."""
+"""Tests of the benchmark of latency, on this machine's device."""
 
 from __future__ import annotations
 

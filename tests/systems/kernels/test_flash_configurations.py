@@ -160,7 +160,6 @@ def test_without_a_gpu_the_error_says_so():
         FlashAttentionTriton.apply(x, x, x)
 
 
-@pytest.mark.slow
 def test_importing_it_does_not_import_triton():
     assert_import_leaves_triton_alone("systems.kernels.flash_attention.autograd")
 

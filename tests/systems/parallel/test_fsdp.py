@@ -305,7 +305,6 @@ def never_waits_for_the_device(here: RankContext, options: dict) -> None:
 # ---- tests ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "optimizer", "options", "passes"),
     [

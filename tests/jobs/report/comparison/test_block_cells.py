@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from tests.jobs.compared_folders import (
 )
 from tests.jobs.harness import call
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+
+ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,33 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     found = compared(folder)
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("failures", "verdict"),  # the rounds that fail, by allocation
+    [
+        ([ALWAYS, ALWAYS, NEVER], "same"),  # for example, a library was missing at first
+        ([ALWAYS, ALWAYS, {0}], "broken"),  # the latest allocation has a failure, too
+        ([{0, 1, 2, 3}, {0, 1, 2, 3}, NEVER], "broken"),  # it did not always fail: 8 of 15 rounds
+        ([NEVER, ALWAYS, ALWAYS], "broken"),  # the latest allocation counts
+    ],
+)
+def test_failures_of_an_allocation_that_a_later_one_repaired(
+    tmp_path: Path, failures: list[set[int]], verdict: str
+) -> None:
+    def outcome(failing: set[int]) -> Callable[[Run, int, bool], Outcome]:
+        def of(run: Run, round: int, second: bool) -> Outcome:
+            fails = run.params["mode"] == "fast" and round in failing
+            return failed("error") if fails else ok(1.0 + 0.0005 * ((round + second) % 3))
+
+        return of
+
+    folder = blocks(tmp_path, outcome(failures[0]))
+    (manifest,) = read_short(folder.path).manifests
+    for number, failing in enumerate(failures[1:]):
+        records = block_records(folder, manifest, outcome(failing), boot=f"boot {number}")
+        write_records(folder, manifest, records)
+    assert only(compared(folder)).verdict == verdict
 
 
 def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
