@@ -18,6 +18,11 @@ from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import MARK, without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
 
+# The run of size 1 needs a GPU, that of size 2 none.
+ON_GPU_AND_CPU = TOY + (
+    "cases: [{fixed: {size: 1}, resources: {gpus_per_node: 1}}, "
+    "{fixed: {size: 2}, resources: {gpus_per_node: 0}}]\n"
+)
 HOSTILE = "<script>document.title='run'</script>\"'&|*`"
 H100 = "NVIDIA H100"
 SPEED = '{{ value("time", "forward", size=1, mode="fast") | n(3) }} ms'
@@ -315,11 +320,7 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     tmp_path: Path, folder: ResultsFolder, other_cpu: str
 ) -> None:
     """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
-    text = (
-        TOY + "cases: [{fixed: {size: 1}, resources: {gpus_per_node: 1}}, {fixed: {size: 2}, "
-        "resources: {gpus_per_node: 0}}]\n"
-    )
-    sweep = load(tmp_path, text)
+    sweep = load(tmp_path, ON_GPU_AND_CPU)
     other = ResultsFolder(tmp_path / "h100")
     for one, gpu, cpu, ms in (
         (folder, H200, CPU, 4.0),
@@ -337,11 +338,7 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    text = (
-        TOY + "cases: [{fixed: {size: 1}, resources: {gpus_per_node: 1}}, {fixed: {size: 2}, "
-        "resources: {gpus_per_node: 0}}]\n"
-    )
-    sweep = load(tmp_path, text)
+    sweep = load(tmp_path, ON_GPU_AND_CPU)
     other = ResultsFolder(tmp_path / "later")
     for one, ms in ((folder, 4.0), (other, 6.0)):
         one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
