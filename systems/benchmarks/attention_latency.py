@@ -31,7 +31,8 @@ class Params(BenchmarkParams):
     """
 
     # Argument `implementation` of `systems.kernels.flash_attention.flash_attention`: auto lets it
-    # choose. Or torch, for torch's function itself. Its ratio shows the error of the method.
+    # choose. Or torch, for torch's function itself: its ratio shows how far that of equal functions
+    # is from 1.
     implementation: Literal["auto", "torch", AttentionName]
     seq_len: Positive  # number of tokens
     head_dim: Positive = 64  # number of elements per head
