@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import unchanged
+
 pytest.register_assert_rewrite("tests.jobs.frames", "tests.systems.kernels.adamw_cases")
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +72,15 @@ INDEPENDENT = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    unchanged.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption(unchanged.OPTION) == "record" and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(unchanged.Recorder())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select interpreted or compiled tests, and run the longest files first.
 
@@ -80,6 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if item.path.is_relative_to(INTERPRETED) != interprets]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item.path.is_relative_to(INTERPRETED) == interprets]
+    unchanged.skip_unchanged(config, items)
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
