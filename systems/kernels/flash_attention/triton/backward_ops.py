@@ -148,9 +148,8 @@ def add_scaled(
     scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged.
 
     Args:
-        total: sum of the earlier products.
         peak: largest magnitude of each row of dS in the earlier calls.
-        ds: float32 tile of dS.
+        ds: float32.
         other: the second operand of the product (see `tile_ops.load_operand`).
         factor: see `tile_ops.add_product`.
         DTYPE: dtype to which ds is rounded without FP16X3.
