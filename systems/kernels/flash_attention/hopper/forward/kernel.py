@@ -155,11 +155,9 @@ def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
 def _scores(q, k, nothing, COLUMNS: gl.constexpr):
     """Issue the WGMMAs of q k^T, without the last quarter of the columns if all of it is padding.
 
-    Args:
-        q: (64, HEAD_DIM), in shared memory.
-        k: (HEAD_DIM, BLOCK_K), in shared memory.
-        nothing: float32 (64, BLOCK_K), in registers. Its values are not used.
-        COLUMNS: see `hopper_forward_kernel`.
+    q is (64, HEAD_DIM) and k is (HEAD_DIM, BLOCK_K), both in shared memory. The values of
+    `nothing`, float32 (64, BLOCK_K) in registers, are not used. For COLUMNS, see
+    `hopper_forward_kernel`.
     """
     LOW: gl.constexpr = q.shape[1] // 2
     HIGH: gl.constexpr = q.shape[1] // 4
@@ -413,7 +411,6 @@ def hopper_forward_kernel(
         n_programs: batch * heads.
         n_heads: number of heads of q.
         n_queries, n_keys: number of queries and of keys per head.
-        n_splits: number of ranges into which the keys are split.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads whose work items run at about the same time, so that their keys and
             values stay in the L2 cache (see `tile_ops.schedule`).
@@ -444,9 +441,8 @@ def hopper_forward_kernel(
             must have the head_dim of q.
         SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
-        REGISTERS: registers per thread of each consumer except consumer 0 (see
-            `tiles.HopperTile`).
-        PRODUCER_REGISTERS: registers per thread of the producer warp.
+        REGISTERS: registers per thread of each consumer except consumer 0 (see `tiles.HopperTile`).
+            PRODUCER_REGISTERS are those of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
     BOX: gl.constexpr = q_desc.block_type.shape[3]
