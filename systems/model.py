@@ -93,7 +93,6 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         head_dim: even.
-        context_length: number of positions.
         theta: base of the frequencies.
     """
 
@@ -228,7 +227,6 @@ class TransformerLM(nn.Module):
         d_model: width of the residual stream.
         num_heads: each head has the dimension d_model / num_heads.
         d_ff: hidden width of the feed-forward layers.
-        rope_theta: base of the frequencies of RoPE.
         attention: function (q, k, v, is_causal=True) -> out, with tensors of shape
             (batch, heads, seq_len, head_dim).
 

@@ -139,9 +139,7 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
     sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
 
     Args:
-        size_bytes: of all gradients.
-        bandwidth: algorithm bandwidth, in bytes/s, as in `ddp_overhead_seconds`.
-        call_seconds: fixed cost of each all-reduce, in seconds.
+        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
 
     Raises:
         ValueError: if call_seconds is not positive. Without a fixed cost, more buckets would always
@@ -161,9 +159,7 @@ def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) 
     need not be a multiple of this size.
 
     Args:
-        size_bytes: of all gradients.
-        bandwidth: algorithm bandwidth, in bytes/s, as in `ddp_overhead_seconds`.
-        call_seconds: fixed cost of each all-reduce, in seconds.
+        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -183,8 +179,7 @@ def predicted_ddp_overhead_seconds(
     Args:
         device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
             names.
-        size_bytes: of all gradients.
-        call_seconds: fixed cost of each all-reduce, in seconds.
+        size_bytes, call_seconds: as in `ddp_overhead_seconds`.
         backward_seconds: time of the whole backward, in seconds. None means that backward takes as
             long as one all-reduce of all gradients without its fixed cost.
 

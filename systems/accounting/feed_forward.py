@@ -83,7 +83,6 @@ class FeedForward:
 
     Args:
         d_ff: hidden width of the layer.
-        matrices: number of weight matrices.
         element_bytes: of weights, activations and the tensors in collectives.
     """
 
@@ -302,7 +301,6 @@ def pipeline_bubble(stages: int, microbatches: int) -> float:
 
     Args:
         stages: each has the same share of the layers.
-        microbatches: of one step.
 
     Raises:
         ValueError: if stages or microbatches is less than 1.

@@ -41,7 +41,6 @@ def derive(question: str, formula: str, *steps: str) -> None:
     """Print a calculation: a question, the formula that answers it, and the steps to the result.
 
     Args:
-        question: in words.
         steps: lines that follow the formula, each after an equals sign. The first one is usually
             the formula with numbers, and the last one is the result.
     """

@@ -156,8 +156,7 @@ def tiled_backward(
     terms are added in a different order in each sum.
 
     Args:
-        q, k, v, is_causal, scale: of `tiled_forward`.
-        out, lse: of `tiled_forward`.
+        q, k, v, out, lse, is_causal, scale: of `tiled_forward`.
         dout: with out's shape, any strides.
     """
     wide = lse.dtype

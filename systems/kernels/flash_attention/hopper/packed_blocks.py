@@ -106,7 +106,6 @@ def packed_blocks_kernel(
             from the start.
         most: upper bound of the number of blocks. Overlapping sequences may have more blocks, which
             are left out.
-        FROM_END: whether blocks are numbered from the end of a sequence.
         CHUNK: number of blocks, and of sequences, that are compared at a time.
     """
     sequence = tl.program_id(0)

@@ -32,8 +32,7 @@ def sdpa(
     Args:
         q: (batch, heads, seq_len, head_dim).
         k, v: the same, or with fewer heads (see `naive`).
-        is_causal: if True, query i attends only to keys 0 to i.
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+        is_causal, scale: see `naive`.
         implementation: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or "sdpa_math".
 
     Raises:

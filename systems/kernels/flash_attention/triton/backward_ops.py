@@ -89,7 +89,6 @@ def delta_kernel(
         out, dout: O and dO, (batch, heads, n_queries, HEAD_DIM).
         delta: float32 (batch, heads, n_queries), contiguous. The kernel writes it.
         out_*, dout_*: strides of out and dout, in elements.
-        ROWS: number of queries per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_queries, ROWS)

@@ -286,8 +286,6 @@ class TritonPlan:
         Args:
             kernel: forward_kernel, dkdv_kernel or dq_kernel.
             of: layout of q or k. The rows of this tensor are divided into blocks.
-            n_splits: number of ranges into which the inner loop is split.
-            numbers: values of the int and float parameters.
             constants: values of the constexpr parameters that only this kernel has.
         """
         block, longest = (

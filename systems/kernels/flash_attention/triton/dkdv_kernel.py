@@ -169,11 +169,9 @@ def dkdv_kernel(
         dkey, dvalue: outputs, (splits, *shape of key) and (splits, *shape of value): gradients from
             the queries of each split. They have the dtype of the inputs, or float32 if there are
             several splits.
-        n_splits: number of splits of the queries.
         queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
         group: number of heads of keys that are processed together, so that their queries and dout
             stay in the L2 cache (see `tile_ops.schedule`).
-        scale_log2e: scale times log2(e).
         BLOCK_Q: number of queries per tile of the inner loop.
         BLOCK_K: number of keys per block.
         FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then

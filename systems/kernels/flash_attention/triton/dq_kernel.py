@@ -113,7 +113,6 @@ def dq_kernel(
     Args:
         dquery: output, (splits, batch, heads, total_queries, HEAD_DIM): gradient from the keys of
             each split. It has the dtype of the inputs, or float32 if there are several splits.
-        n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads that are processed together, so that their keys and values stay in
             the L2 cache (see `tile_ops.schedule`).

@@ -166,7 +166,6 @@ def forward_kernel(
         n_heads: number of heads of queries.
         total_queries, total_keys: number of rows of query and key. With PACKED, these are the rows
             of all sequences, and the tensors have no batch dimension.
-        n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads that are processed together, so that their keys and values stay in
             the L2 cache (see `tile_ops.schedule`).
@@ -174,8 +173,6 @@ def forward_kernel(
             HAS_RIGHT.
         scale_log2e: scale of the scores times log2(e), not negative.
         cap_log2e: softcap times log2(e); read only with SOFTCAP.
-        HEAD_DIM: head dimension of queries and keys.
-        VALUE_DIM: head dimension of values.
         BLOCK_Q: number of queries per block.
         BLOCK_K: number of keys per tile of the inner loop.
         BLOCK_D, BLOCK_V: HEAD_DIM and VALUE_DIM rounded up to a power of two, at least 16.

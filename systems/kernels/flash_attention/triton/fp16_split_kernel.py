@@ -114,7 +114,6 @@ def parts_kernel(
         whole_*: strides of the tensors to split, in elements.
         total_rows: number of rows of each tensor; with PACKED, those of all sequences.
         n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
-        ROWS: number of rows per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     x, head, first, start, n_rows = _tile(

@@ -182,7 +182,6 @@ def masked_tile(position, full_start, full_end, HAS_BEFORE: tl.constexpr):
 
     Args:
         full_start, full_end: results of `seen_keys` or `seen_by_queries`.
-        HAS_BEFORE: whether there may be tiles before full_start.
     """
     start = position
     if HAS_BEFORE:

@@ -303,7 +303,6 @@ def schedule(
         item: index of the program.
         n_programs: batch * heads.
         rows_per_split: number of rows in each range except the last.
-        BLOCK: number of rows per block.
         HAS_RIGHT: whether the mask has a right bound, as a causal mask has.
         BY_KEYS: True if a block consists of keys and the inner loop goes over queries; False if a
             block consists of queries and the inner loop goes over keys.

@@ -386,7 +386,6 @@ def backward_kernel(
         dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
         n_programs: batch * heads.
         n_heads: heads, the number of heads of k and v.
-        n_queries, n_keys: number of queries and of keys per head.
         n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
             rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
             `packed_blocks.padded_start` places them.
@@ -397,7 +396,6 @@ def backward_kernel(
             PACKED is True.
         left, right: number of keys before and after its position that a query sees. They are used
             only if BOUNDED is True, and right only if IS_CAUSAL is False.
-        scale: scale of the scores.
         scale_log2e: scale times log2(e). With SOFTCAP, this times 2 / softcap.
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         IS_CAUSAL: whether a query sees only the keys up to its position.
@@ -405,7 +403,6 @@ def backward_kernel(
             i has the position of key i. True if PACKED is True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. There must be one split.
-        SOFTCAP: whether scores are capped.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         DETERMINISTIC: whether work items add to dQ in a fixed order, see the module
             `backward.turns`. There must be one split.

@@ -410,7 +410,6 @@ def hopper_forward_kernel(
             Not used if PACKED is True.
         n_programs: batch * heads.
         n_heads: number of heads of q.
-        n_queries, n_keys: number of queries and of keys per head.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads whose work items run at about the same time, so that their keys and
             values stay in the L2 cache (see `tile_ops.schedule`).
@@ -422,7 +421,6 @@ def hopper_forward_kernel(
             True. With SOFTCAP, see `capped`.
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
-        BLOCK_K: number of keys per tile.
         COLUMNS: number of columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The
             tensors may have fewer. Missing columns are read as zeros.
         VALUE_COLUMNS: number of columns of v and the output. Up to 128, it is 64, 96 or 128, and
@@ -434,12 +432,10 @@ def hopper_forward_kernel(
             i has the position of key i. True if PACKED is True. MASKED must then be True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. SPLIT must then be False.
-        SOFTCAP: whether scores are capped.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
         SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192, and v
             must have the head_dim of q.
-        SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         REGISTERS: registers per thread of each consumer except consumer 0 (see `tiles.HopperTile`).
             PRODUCER_REGISTERS are those of the producer warp.
