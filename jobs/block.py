@@ -63,10 +63,6 @@ def in_blocks(
 ) -> list[tuple[Block | None, list[TaskKey]]]:
     """Group the (run id, repeat) pairs of a job, in the order of execution.
 
-    Args:
-        tasks: the pairs.
-        blocks: blocks of the submission.
-
     Returns:
         Each block with all its pairs, and None with each pair that belongs to no block.
     """
@@ -89,7 +85,6 @@ def block_id(run: Run, interleaved: tuple[str, ...]) -> str:
     """Return the id of the block of a run: a hash of the parameters that are not compared.
 
     Args:
-        run: a run of the block.
         interleaved: names of the parameters that are compared.
 
     Returns:

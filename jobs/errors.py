@@ -22,10 +22,6 @@ def shown(text: str, length: int = 200) -> str:
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
     """Return a hint that is appended to the error message about an unknown name.
 
-    Args:
-        given: the unknown name.
-        valid: the valid names.
-
     Returns:
         A text with up to two parts: "; did you mean 'x'?" if the valid name x is similar, and the
         list of all valid names if there are 1 to 40 names. Otherwise an empty string.

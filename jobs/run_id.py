@@ -15,8 +15,6 @@ def run_id(benchmark: str, version: int, params: dict[str, Any], defaults: dict[
     sweep file, the executor or the partition.
 
     Args:
-        benchmark: name of the benchmark.
-        version: version of the benchmark.
         params: parameters of the run, as JSON values.
         defaults: default values of the benchmark's parameters, as JSON values.
 

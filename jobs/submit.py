@@ -279,8 +279,6 @@ def plan_and_start(
     same time does not submit the same runs.
 
     Args:
-        loaded: the sweep.
-        options: options of the submission.
         sweep_path: path of the sweep file, to be saved in the manifest.
         announce: function that is called with the plan. The submission is then not started if all
             runs are done, queued or running.
@@ -313,11 +311,6 @@ def show_notes(prepared: Prepared) -> None:
 
 def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock) -> int:
     """Start a prepared submission, then print a summary and the commands that show its results.
-
-    Args:
-        prepared: the planned submission.
-        options: options of the submission.
-        lock: lock of the results folder.
 
     Returns:
         The exit code of the command. Its values are listed in `submit`.
@@ -411,7 +404,6 @@ def follow_up(words: str, folder: Path) -> None:
 
     Args:
         words: the command without its last argument, quoted for a shell.
-        folder: the results folder.
     """
     text = f"  {words} {shlex.quote(str(folder))}"
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -38,7 +38,6 @@ def command(*arguments: str, exit_code: int = 0) -> tuple[float, int]:
     """Run a command; return its wall time in seconds and its peak resident memory in bytes.
 
     Args:
-        arguments: the command and its arguments.
         exit_code: the exit code that the command must have.
 
     Raises:
@@ -131,8 +130,6 @@ def write_results(out: Path, count: int, seed: int = 0) -> int:
 
     Args:
         out: the results folder. It must not exist.
-        count: number of records.
-        seed: seed of the random samples.
     """
     from jobs.launch.packing import pack
     from jobs.launch.resume import tasks_of

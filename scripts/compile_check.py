@@ -134,10 +134,6 @@ def compile_pass(
     Args:
         name: forward, dkdv, dk, dv or dq. The last four compute the gradients of keys and values,
             of keys, of values, or of queries.
-        head_dim: head dimension.
-        dtype: dtype of the inputs.
-        is_causal: whether the causal mask is applied.
-        tile: block sizes and launch options.
         precision: how matmuls of float32 inputs are computed: "fp16x3" (from products of float16
             parts) or "tf32".
         features: values of constexpr parameters of the kernel for features that are off by default,
@@ -167,7 +163,6 @@ def compile_memory_bound(name: str, head_dim: int, dtype: torch.dtype) -> Resour
 
     Args:
         name: name of the kernel: delta, combine, sum, peak or parts.
-        head_dim: head dimension.
         dtype: dtype of the inputs of attention.
     """
     columns = block_d(head_dim)

@@ -100,8 +100,6 @@ def simulate(noise: Noise, design: Design, blocks: int, slowdown: float = 0.0) -
     """Return the verdicts on simulated blocks.
 
     Args:
-        noise: the noise of the times.
-        design: the number of allocations and rounds.
         blocks: number of blocks, a multiple of 10.
         slowdown: true relative difference of the candidate, such as 0.02.
     """

@@ -66,13 +66,7 @@ def without_other_wrappers(*wrappers: str) -> Sources:
 
 
 def of_training(attention: str, optimizer: str, *wrappers: str) -> Sources:
-    """Return the sources of a training.
-
-    Args:
-        attention: value of the parameter `attention`.
-        optimizer: value of the parameter `optimizer`.
-        wrappers: see `without_other_wrappers`.
-    """
+    """Return the sources of a training: `wrappers` is as for `without_other_wrappers`."""
     # The gradients are checked against those with naive attention.
     left_out = without_other_attentions(attention, "naive").left_out
     left_out += without_other_wrappers(*wrappers).left_out

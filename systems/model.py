@@ -25,11 +25,9 @@ class Linear(nn.Module):
     """Linear layer without bias. It computes x W^T, where W is `weight`.
 
     Args:
-        d_in: size of the last dimension of the input.
-        d_out: size of the last dimension of the output. `weight` has the shape (d_out, d_in).
+        d_in, d_out: `weight` has the shape (d_out, d_in).
         parts: number of matrices of equal size that are stacked along d_out in `weight`, for
             example 3 for q, k and v. Each matrix is initialized like a separate layer of its size.
-        device, dtype: device and dtype of `weight`.
     """
 
     def __init__(
@@ -94,10 +92,8 @@ class RotaryEmbedding(nn.Module):
     bits. For a float64 model they are in float64.
 
     Args:
-        head_dim: head dimension, even.
-        context_length: number of positions.
+        head_dim: even.
         theta: base of the frequencies.
-        device, dtype: device and dtype of the model.
     """
 
     cos: Tensor
@@ -128,11 +124,8 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Recompute the tables of cosines and sines instead of casting or moving them.
 
-        torch calls this method in `.to()`, `.half()`, `.cuda()` and similar methods.
-
-        Args:
-            fn: the cast or move that torch applies to each tensor of a module.
-            recurse: ignored, because this module has no submodules.
+        torch calls this method in `.to()`, `.half()`, `.cuda()` and similar methods. `recurse` is
+        ignored, because this module has no submodules.
         """
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
@@ -229,16 +222,13 @@ class TransformerLM(nn.Module):
     """Decoder-only Transformer that maps token ids to the logits of the next token.
 
     Args:
-        vocab_size: size of the vocabulary. Token ids are 0 to vocab_size - 1.
+        vocab_size: token ids are 0 to vocab_size - 1.
         context_length: maximum number of tokens in a sequence.
         d_model: width of the residual stream.
-        num_layers: number of blocks.
-        num_heads: number of attention heads, each of dimension d_model / num_heads.
+        num_heads: each head has the dimension d_model / num_heads.
         d_ff: hidden width of the feed-forward layers.
-        rope_theta: base of the frequencies of RoPE.
         attention: function (q, k, v, is_causal=True) -> out, with tensors of shape
             (batch, heads, seq_len, head_dim).
-        device, dtype: device and dtype of the parameters.
 
     Raises:
         ValueError: if a size or rope_theta is not positive, if d_model is not divisible by

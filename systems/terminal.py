@@ -47,8 +47,7 @@ def run_command(main: Callable[[], Any]) -> NoReturn:
     """Call the main function of a command, and exit with the exit code of the command.
 
     Args:
-        main: function that runs the command. It may raise SystemExit. Ctrl-C raises
-            KeyboardInterrupt in it.
+        main: may raise SystemExit. Ctrl-C raises KeyboardInterrupt in it.
     """
     sys.stdout, sys.stderr = _output(sys.stdout), _output(sys.stderr)
     if signal.getsignal(signal.SIGINT) is _exit:

@@ -123,8 +123,6 @@ def hashes_at(commit: str, folder: Path, target: Path) -> dict[str, str]:
     """Return the source hash of each run of a results folder, computed by the code of a commit.
 
     Args:
-        commit: the commit.
-        folder: the results folder.
         target: folder for the files of the commit. They are not written again if it exists.
     """
     if not target.exists():

@@ -88,7 +88,6 @@ def ddp_individual_parameters_on_after_backward(
     """Wait for the all-reduces: every gradient becomes its mean over the ranks. Edition 2025.
 
     Args:
-        ddp_model: module that `get_ddp_individual_parameters` returned.
         optimizer: not used.
     """
     ddp_model.finish_gradient_synchronization()
@@ -111,7 +110,6 @@ def ddp_bucketed_on_after_backward(
     """Wait for the all-reduces: every gradient becomes its mean over the ranks. Edition 2025.
 
     Args:
-        ddp_model: module that `get_ddp_bucketed` returned.
         optimizer: not used.
     """
     ddp_model.finish_gradient_synchronization()
@@ -120,12 +118,7 @@ def ddp_bucketed_on_after_backward(
 def ddp_bucketed_on_train_batch_start(
     ddp_model: BucketedDDP, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Do nothing: `BucketedDDP` is ready for a step when the previous one ends. Edition 2025.
-
-    Args:
-        ddp_model: not used.
-        optimizer: not used.
-    """
+    """Do nothing: `BucketedDDP` is ready for a step when the previous one ends. Edition 2025."""
 
 
 def get_ddp(module: nn.Module) -> OverlappedDDP:
@@ -137,7 +130,6 @@ def ddp_on_after_backward(ddp_model: OverlappedDDP, optimizer: torch.optim.Optim
     """Wait for the all-reduces: every gradient becomes its mean over the ranks. Edition 2026.
 
     Args:
-        ddp_model: module that `get_ddp` returned.
         optimizer: not used.
     """
     ddp_model.finish_gradient_synchronization()
@@ -166,7 +158,6 @@ def fsdp_on_after_backward(
     """Wait for the reduce-scatters, and average the replicated gradients. Edition 2026.
 
     Args:
-        fsdp_model: module that `get_fsdp` returned.
         optimizer: not used.
     """
     fsdp_model.finish_gradient_synchronization()
@@ -177,9 +168,6 @@ def fsdp_gather_full_params(fsdp_model: FullyShardedDataParallel) -> dict[str, T
 
     The dtype is that of the shards. A tied parameter appears under each of its names. All ranks
     must call this function.
-
-    Args:
-        fsdp_model: module that `get_fsdp` returned.
     """
     return fsdp_model.gather_full_parameters()
 
@@ -193,7 +181,5 @@ def get_sharded_optimizer(
 
     Args:
         params: parameters or parameter groups, with the same values on all ranks.
-        optimizer_cls: class of the wrapped optimizer, such as torch.optim.AdamW.
-        kwargs: further arguments of `optimizer_cls`.
     """
     return ShardedOptimizer(params, optimizer_cls, **kwargs)

@@ -31,8 +31,6 @@ def git(root: Path, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
     """Run a git command and return its output.
 
     Args:
-        root: folder in which the command runs.
-        arguments: arguments of git.
         accepted: exit codes that are no errors.
 
     Raises:
@@ -67,7 +65,6 @@ def status(root: Path, ignored: list[str]) -> WorkingTree:
     """Return the commit of a repository, and whether files differ from it.
 
     Args:
-        root: root of the working tree.
         ignored: files and folders that do not count, relative to the root.
 
     Raises:
@@ -88,7 +85,6 @@ def diff(root: Path, ignored: list[str]) -> bytes:
     """Return the binary diff of the tracked files against the commit.
 
     Args:
-        root: root of the working tree.
         ignored: files and folders that do not count, relative to the root.
 
     Raises:
@@ -115,7 +111,6 @@ def tracked_files(root: Path, ignored: list[str]) -> list[str]:
     """Return the names of all tracked files, including those of submodules.
 
     Args:
-        root: root of the working tree.
         ignored: files and folders to leave out, relative to the root.
 
     Raises:

@@ -40,7 +40,6 @@ def run_labels(runs: list[Run], default: list[str] | None = None) -> Callable[[R
     References to code outside this project have their short names in the labels.
 
     Args:
-        runs: the runs that the reader sees next to each other.
         default: names of the parameters to use if no value differs. None: all.
     """
     names = varying(runs) or default

@@ -40,7 +40,6 @@ def counted_text(text: str, tree: ast.Module) -> str:
 
     Args:
         text: text of the file, from `decoded`.
-        tree: syntax tree of the text.
 
     Raises:
         SyntaxError, tokenize.TokenError: if the text cannot be split into tokens.
@@ -64,10 +63,7 @@ def counted_text(text: str, tree: ast.Module) -> str:
 def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterator[Edit]:
     """Yield the edits that remove the docstrings.
 
-    Args:
-        tree: syntax tree of the text.
-        lines: lines of the text.
-        starts: position of the first character of each line.
+    `starts` has the position of the first character of each line.
     """
 
     def position(line: int, column: int) -> int:
@@ -91,9 +87,7 @@ def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterat
 def _comments_and_strings(text: str, starts: list[int]) -> Iterator[Edit]:
     """Yield the edits that remove comments and mark line breaks inside strings.
 
-    Args:
-        text: text of the file.
-        starts: position of the first character of each line.
+    `starts` has the position of the first character of each line.
     """
     depth = 0  # of f-strings in f-strings
     outermost = 0  # start of the outermost f-string

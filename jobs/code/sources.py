@@ -161,10 +161,7 @@ def _folders_of(path: Path) -> tuple[Path, ...]:
 def _absolute(item: Import, path: Path, root: Path) -> str | None:
     """Return the dotted name of an imported module. None if it is outside of all packages.
 
-    Args:
-        item: the import.
-        path: file that contains it.
-        root: folder from which the file is imported, from `package_root`.
+    `root` is the folder from which the file is imported, from `package_root`.
     """
     if not item.level:
         return item.module

@@ -71,10 +71,6 @@ def ignored_in(root: Path, results: Path) -> list[str]:
     """Return the files and folders that do not count as changes, relative to the root.
 
     These are results: the records of one sweep must not make the tree dirty for the next sweep.
-
-    Args:
-        root: root of a repository.
-        results: the results folder.
     """
     folders = [root / "logs", Path.cwd() / "logs", results.resolve()]
     inside = [folder for folder in folders if folder.is_relative_to(root) and folder != root]
@@ -138,10 +134,7 @@ def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
 
     A copy may have been made into a repository with an older commit. All its files then equal those
     of the carried commit, although git shows differences. A file that was not carried is a change.
-
-    Args:
-        root: root of the repository.
-        found: state according to git.
+    `found` is the state according to git.
     """
     if not (root / carried_state.FILE).is_file():
         return None
@@ -195,7 +188,6 @@ def is_tracked(root: Path, name: str) -> bool:
     """Return whether a repository, or a carried copy, tracks a file. False also if unknown.
 
     Args:
-        root: root of the repository, from `repository_root`.
         name: name of the file, relative to the root.
     """
     try:
@@ -212,9 +204,6 @@ def write_carried(root: Path) -> Path:
     Raises:
         GitError: if git gives no answer.
         OSError: if the file cannot be written.
-
-    Returns:
-        The path of the file.
     """
     ignored = ignored_in(root, root / "logs")
     state = _from_git(root, ignored, save_untracked=False)

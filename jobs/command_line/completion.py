@@ -65,7 +65,6 @@ def key_values(ctx: typer.Context, incomplete: str) -> list[str]:
 
     Args:
         ctx: the arguments before the incomplete word.
-        incomplete: the incomplete word.
     """
     words = [str(word) for word in ctx.params.get("overrides") or ()]
     joined = "\n".join(words).replace("\n=\n", "=").split("\n")
@@ -91,10 +90,7 @@ def key_values(ctx: typer.Context, incomplete: str) -> list[str]:
 def _values(benchmarks: Benchmarks | None, key: str, incomplete: str) -> list[str]:
     """Return the names that are valid values of a key and begin with a word.
 
-    Args:
-        benchmarks: the benchmarks of the sweep. None if they cannot be loaded.
-        key: name of a parameter, or a key of a sweep file.
-        incomplete: the word. It may be the beginning of a list, such as `[naive,fl`.
+    The word may be the beginning of a list, such as `[naive,fl`.
     """
     if key == "benchmark":
         names = known_benchmarks()
@@ -127,7 +123,6 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     Args:
         ctx: the arguments before the incomplete word. The runs are those of the folder that the
             option --in names. The default is all results folders in ./logs.
-        incomplete: the incomplete word.
     """
     given = ctx.params.get("folder")
     labels: dict[str, str] = {}
@@ -148,7 +143,6 @@ def conditions(ctx: typer.Context, incomplete: str) -> list[str]:
     Args:
         ctx: the arguments before the incomplete text. The parameters are those of the runs in the
             results folder, by default in the folder of the last accepted submission.
-        incomplete: the incomplete text.
     """
     before, space, word = incomplete.rpartition(" ")
     before += space

@@ -11,9 +11,6 @@ def plain_console(stderr: bool = False) -> Console:
     """Return a console without markup and emoji codes, such as `[red]` and `:100:`.
 
     Lines and tables in a file or pipe are not wrapped, so that other programs can read them.
-
-    Args:
-        stderr: whether to print to stderr instead of stdout.
     """
     console = Console(stderr=stderr, markup=False, emoji=False)
     if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set

@@ -26,9 +26,6 @@ def show_plan(
     """Print the plan of a submission: runs, jobs, job arrays, expected time and GPU-hours.
 
     Args:
-        prepared: the planned submission.
-        executor: where the jobs would run.
-        cluster_file: path of the file with the settings of the cluster, or None.
         sbatch: whether to print the sbatch scripts.
     """
     manifest, expansion = prepared.manifest, prepared.expansion
@@ -118,10 +115,7 @@ def _known_text(prepared: Prepared) -> str:
 def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> str:
     """Return the number of blocks and rounds, and the expected time of a round, as text.
 
-    Args:
-        blocks: the blocks of the sweep, at least one.
-        prepared: the planned submission.
-        earlier: run times of earlier runs.
+    There must be at least one block.
     """
     rounds = max(block.rounds for block in blocks)
     text = f"{counted(len(blocks), 'block')} of {counted(rounds, 'round')}"

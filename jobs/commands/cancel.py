@@ -106,11 +106,8 @@ def _note_cancelled(manifest: Manifest, tasks: set[TaskKey]) -> None:
 def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     """Stop jobs of a submission.
 
-    Args:
-        manifest: manifest of the submission.
-        jobs: the jobs.
-        all_jobs: whether these are all live jobs of the folder. A local queue is then stopped as a
-            whole. Otherwise it reads from the list of cancelled runs which jobs it stops.
+    If these are all live jobs of the folder (`all_jobs`), a local queue is stopped as a whole.
+    Otherwise it reads from the list of cancelled runs which jobs it stops.
 
     Raises:
         CannotCancel: if Slurm does not answer or refuses, or if the queue cannot be stopped.

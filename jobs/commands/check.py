@@ -115,8 +115,7 @@ def _check_attention(
 ) -> tuple[int, int]:
     """Check an attention function and print the results.
 
-    Returns:
-        The numbers of right cases and of failed cases, which are wrong or ended the process.
+    Return the numbers of right cases and of failed cases, which are wrong or ended the process.
     """
     import torch
 
@@ -192,8 +191,7 @@ def _check_parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:
 def _explanations(by_case: Iterable[list[Any]]) -> dict[str, str]:
     """Return the first explanation found for each wrong tensor; equal explanations are joined.
 
-    Returns:
-        Explanations by the names of the tensors that they explain, such as "dq, dk".
+    The keys are the names of the tensors that they explain, such as "dq, dk".
     """
     by_tensor: dict[str, str] = {}
     for tensors in by_case:

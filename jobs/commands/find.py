@@ -56,7 +56,6 @@ def find_run(
     that was executed and has a log. Otherwise returns the repeat that finished last.
 
     Args:
-        run: the first characters of the id.
         folder: the results folder. None: the folder of the last accepted submission if it contains
             the run, otherwise all folders in ./logs.
         prefer_live: whether to prefer a repeat that is running or queued.

@@ -23,10 +23,6 @@ _Decoder = codecs.getincrementaldecoder("utf-8")
 def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, bool]:
     """Wait until a run ends, and print its log as it grows.
 
-    Args:
-        seen: states of all runs in the results folder.
-        task: state of the run.
-
     Returns:
         The last states, and whether output was printed.
 
@@ -85,11 +81,7 @@ def attempt_of(log: Path) -> int:
 
 
 class _Printer:
-    """Prints what is appended to files.
-
-    Args:
-        skipped: files that are not printed.
-    """
+    """Prints what is appended to files, except to those in `skipped`."""
 
     def __init__(self, skipped: Iterable[Path]):
         self.last: Path | None = None

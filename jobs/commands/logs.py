@@ -53,10 +53,7 @@ def logs(
 def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
     """Print the status of a run, the reason of its failure, its artifacts and its output.
 
-    Args:
-        seen: states of all runs in the results folder.
-        task: state of the run.
-        printed: whether the output was printed before. It is then not printed again.
+    If the output was printed before (`printed`), it is not printed again.
     """
     record = task.record
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
@@ -116,12 +113,7 @@ def _size(path: Path) -> int:
 
 
 def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of the newest job that contains a run. Empty files are left out.
-
-    Args:
-        seen: states of all runs in a results folder.
-        task: state of the run.
-    """
+    """Return the log files of the newest job that contains a run. Empty files are left out."""
     for manifest in reversed(seen.manifests):
         for job in manifest.jobs:
             if task.key in job.tasks:

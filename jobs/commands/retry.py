@@ -84,12 +84,7 @@ def _retry(
 ) -> int:
     """Repeat some runs of one submission, and return the exit code.
 
-    Args:
-        seen: states of all runs in the folder.
-        manifest: manifest of the submission.
-        wanted: the runs, with their states.
-        options: options of the new submission.
-        dry_run: whether to print the runs only.
+    With `dry_run`, only print the runs.
     """
     if manifest.checkouts:
         which = f"submission {manifest.id} of {seen.folder}"
@@ -142,11 +137,7 @@ def _announce(
 ) -> None:
     """Print which runs are retried.
 
-    Args:
-        seen: states of all runs in the folder.
-        prepared: the submission that repeats the runs.
-        last: the submission whose runs are repeated.
-        wanted: the runs, with their states.
+    `last` is the submission whose runs are repeated.
     """
     tasks = [task for job in prepared.manifest.jobs for task in job.tasks]
     states = Counter(str(wanted.get(task, "new")) for task in tasks)

@@ -98,10 +98,8 @@ def _text(seen: Observation, total: int, all_runs: bool) -> str:
 def _show(seen: Observation, total: int, all_runs: bool) -> None:
     """Print the state of a results folder.
 
-    Args:
-        seen: the state of the folder, with the runs to show.
-        total: number of runs in the folder.
-        all_runs: whether to list also runs that are ok or queued.
+    `seen` has the runs to show, and `total` is the number of all runs in the folder. With
+    `all_runs`, runs that are ok or queued are listed, too.
     """
     newest = seen.manifests[-1]
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
@@ -136,9 +134,7 @@ def _show_slurm_ids(seen: Observation) -> None:
 def _show_runs(seen: Observation, all_runs: bool) -> None:
     """Print the runs that are neither ok nor queued, with the reason. Urgent states come first.
 
-    Args:
-        seen: states of the runs.
-        all_runs: whether to print also runs that are ok or queued.
+    With `all_runs`, print those, too.
     """
     label = run_labels([task.run for task in seen.tasks])
     hidden = () if all_runs else (Status.ok, Status.queued)
@@ -170,11 +166,7 @@ def _why(task: TaskState) -> str:
 
 
 def _waits_for(seen: Observation) -> str:
-    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources".
-
-    Args:
-        seen: states of all runs in a results folder.
-    """
+    """Return Slurm's reasons why jobs are pending, for example "Priority, Resources"."""
     details = (task.detail for task in seen.tasks if task.status is Status.queued)
     reasons = (detail.partition("PENDING (")[2].removesuffix(")") for detail in details)
     return ", ".join(dict.fromkeys(filter(None, reasons)))

@@ -37,7 +37,6 @@ def watch(report: Callable[[], tuple[str, bool]], every_s: float) -> None:
 
     Args:
         report: function that returns the text, and whether a run is queued or running.
-        every_s: time between two reports, in seconds.
 
     Raises:
         KeyboardInterrupt: if the user interrupts.

@@ -43,7 +43,6 @@ def matching(seen: Observation, where: str | None) -> Observation:
     Exits with an error message if the condition is invalid.
 
     Args:
-        seen: states of all runs in the folder.
         where: the condition, such as `seq_len > 4096 and status == error`. None: all runs.
     """
     if where is None or not seen.tasks:

@@ -201,8 +201,6 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
     The run in the other checkout is the baseline.
 
     Args:
-        expansion: the runs of the sweep.
-        other: the other checkout.
         keys: the key `blocks` of the sweep. Its `rounds` and `aa` are used.
     """
     keys = keys or Blocks()

@@ -51,10 +51,8 @@ class LocalQueue:
     """Queue that runs the jobs of one submission on this machine.
 
     Args:
-        manifest: manifest of the submission.
         parallel: maximum number of jobs that run at the same time. None: as many as the GPUs allow,
             and a job without GPUs runs alone.
-        console: console on which progress is shown.
     """
 
     def __init__(self, manifest: Manifest, parallel: int | None, console: Console):

@@ -30,12 +30,10 @@ def pack(
     is kept. The pairs of a block are in one job, so that they are executed in one allocation.
 
     Args:
-        tasks: the (run, repeat) pairs to execute.
         runs_per_job: maximum number of pairs in a job, unless a single block has more. None: chosen
             for each `Shape`, from `slots`.
         slots: function that returns how many jobs of a `Shape` run at the same time. None: unknown,
             as on a Slurm cluster. If both are None, each pair or block is a separate job.
-        blocks: groups of runs that are measured in turn.
     """
     runs = {run.id: run for run, _ in tasks}
     by_shape: dict[Shape, list[list[TaskKey]]] = {}
@@ -67,11 +65,8 @@ def _chosen_size(count: int, slots: int | None) -> int:
     """Return the maximum number of pairs in a job, if the sweep does not set `runs_per_job`.
 
     Each job starts a worker, which imports torch. This can take longer than a short run. Jobs of
-    the local queue therefore contain as many runs as possible.
-
-    Args:
-        count: number of pairs with the same `Shape`.
-        slots: how many of their jobs run at the same time. None: unknown.
+    the local queue therefore contain as many runs as possible. `count` is the number of pairs with
+    the same `Shape`, and `slots` how many of their jobs run at the same time. None: unknown.
     """
     if slots is None:
         return 1
@@ -82,7 +77,6 @@ def local_slots(gpus: int, parallel: int | None) -> Slots:
     """Return a function that returns how many jobs of a `Shape` the local queue runs at once.
 
     Args:
-        gpus: number of GPUs that the queue may use.
         parallel: maximum number of jobs at the same time. None: a job without GPUs runs alone.
     """
 
@@ -102,21 +96,12 @@ def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
 
     The limit is `shape.timeout_min`, if it is set. Otherwise it is the sum of the timeouts of the
     job's runs, plus a few minutes for the start (STARTUP_MIN).
-
-    Args:
-        shape: resources and launch settings of the job.
-        timeouts_s: timeout of each run of the job, in seconds.
     """
     return shape.timeout_min or math.ceil(sum(timeouts_s) / 60) + STARTUP_MIN
 
 
 def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:
-    """Return a note for each time limit that is shorter than the timeout of a run of the job.
-
-    Args:
-        jobs: the jobs.
-        runs: the runs, by id.
-    """
+    """Return a note for each time limit that is shorter than the timeout of a run of the job."""
     timeouts: dict[int, float] = {}
     for job in jobs:
         longest = max(runs[run].timeout_s for run, _ in job.tasks)

@@ -77,8 +77,6 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     runs into jobs.
 
     Args:
-        loaded: the sweep.
-        options: options of the submission.
         sweep_path: path of the sweep file, to be saved in the manifest.
 
     Raises:
@@ -195,17 +193,9 @@ def _split(
     A round of a block is executed as a whole, or not at all. A block of which a pair is queued or
     running is not executed.
 
-    Args:
-        expansion: the runs and blocks of the sweep.
-        sweep: the sweep.
-        records: records in the results folder.
-        live: pairs that are queued or running.
-        counts: whether a record comes from the kind of device on which the run will execute, and
-            is not of older code.
-        options: options of the submission.
-
-    Returns:
-        The pairs to execute, the pairs that are done, and the pairs that are queued or running.
+    Return the pairs to execute, those that are done, and those that are queued or running (`live`).
+    `counts` tells whether a record comes from the kind of device on which the run will execute, and
+    is not of older code.
     """
     runs = {run.id: run for run in expansion.runs}
     paired = {run for block in expansion.blocks for run in block.runs}
@@ -236,12 +226,7 @@ def _stale_notes(
 ) -> list[str]:
     """Return a note on the results of older code, if there are any.
 
-    Args:
-        records: records in the results folder.
-        older: identities of the records of older code.
-        todo: the tasks to execute.
-        done: the tasks that are skipped because they are done.
-        options: options of the submission.
+    `older` has the identities of the records of older code.
     """
     # A later record of the same task comes later in the list.
     latest = {(record.run, record.repeat): record for record in records if record.status == "ok"}
@@ -275,11 +260,8 @@ def _without_gpus(todo: list[Task], sweep_path: str) -> list[str]:
 def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:
     """Return whether a manifest lists runs, tables or plots that the folder does not have yet.
 
-    Tables show the runs of all manifests. Their layout is that of the newest manifest.
-
-    Args:
-        manifest: manifest of a planned submission.
-        earlier: manifests of earlier submissions, oldest first, by submission id.
+    Tables show the runs of all manifests. Their layout is that of the newest manifest. `earlier` is
+    ordered from the oldest to the newest.
     """
     if not earlier:
         return True
@@ -307,12 +289,6 @@ def _same_device(
     records of earlier Slurm submissions with the same partition and constraint, separately for CPU
     runs and GPU runs. It accepts these records only if all of them come from one kind of device.
     The worker compares the devices again before each run.
-
-    Args:
-        executor: Slurm, local or debug.
-        loaded: the sweep.
-        records: records in the results folder.
-        earlier: manifests of earlier submissions in the results folder, by submission id.
     """
     if executor is not Executor.slurm:
         tokens = provenance.visible_gpus()
@@ -349,11 +325,7 @@ def _same_device(
 
 
 def _unsupported_note(records: list[Record]) -> list[str]:
-    """Return a note if skipped runs have no measurement because a machine did not support them.
-
-    Args:
-        records: the records of the skipped runs.
-    """
+    """Return a note if skipped runs have no measurement because a machine did not support them."""
     unsupported = [record for record in _latest(records) if record.status is Status.unsupported]
     reasons = dict.fromkeys(r.failure.message for r in unsupported if r.failure is not None)
     if not unsupported:

@@ -39,12 +39,7 @@ class _Bar(Progress):
 
 
 class QueueProgress:
-    """Progress of the jobs of one submission. The bar is shown only on a terminal.
-
-    Args:
-        manifest: manifest of the submission.
-        console: console to print to.
-    """
+    """Progress of the jobs of one submission. The bar is shown only on a terminal."""
 
     def __init__(self, manifest: Manifest, console: Console):
         self._manifest = manifest
@@ -120,11 +115,7 @@ class QueueProgress:
         return f"round {record.block.round + 1}/{rounds}{side}  "
 
     def update(self, jobs: Iterable[Job]) -> None:
-        """Show which runs of some jobs are executing, and about how much time is left.
-
-        Args:
-            jobs: the jobs that are executing.
-        """
+        """Show which runs of some jobs are executing, and about how much time is left."""
         if self._bar.disable:
             return
         states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)

@@ -22,10 +22,6 @@ def tasks_of(runs: Sequence[Run], repeats: int) -> list[Task]:
 
     Every run is executed once before any run is repeated. If the speed of the machine changes
     slowly, the change affects all runs equally.
-
-    Args:
-        runs: the runs.
-        repeats: number of times that each run is executed.
     """
     return [(run, repeat) for repeat in range(repeats) for run in runs]
 
@@ -49,16 +45,9 @@ def split_done(
       unless `retry_failed` is True. The next attempt would crash, too.
 
     Args:
-        tasks: all (run, repeat) pairs of the sweep.
-        records: records of earlier attempts.
         same_device: function that returns whether a record comes from the kind of device on which
             the run will execute. Other records are ignored.
-        retry_failed: whether to execute pairs again that ended with oom, timeout, error or wrong,
-            or that crashed MAX_CRASHES times.
         force: whether to execute all pairs.
-
-    Returns:
-        The pairs to execute, and the pairs that are done.
     """
     if force:
         return list(tasks), []
@@ -94,8 +83,6 @@ def split_rounds(
     done, unless `retry_failed` is True.
 
     Args:
-        blocks: groups of runs that are measured in turn, in rounds.
-        runs: the runs of the blocks, by id.
         records: records of earlier attempts, also those of older code.
         same_device: as in `split_done`, and False for a record of older code.
         retry_failed: whether to execute rounds again in which a run failed.
@@ -135,8 +122,7 @@ def split_rounds(
 def _keeps_crashing(attempts: list[Record]) -> bool:
     """Return whether the latest MAX_CRASHES attempts of a run all crashed by a signal of their own.
 
-    Args:
-        attempts: records of the attempts, oldest first.
+    The attempts must be ordered from the oldest to the latest.
     """
     latest = [record.failure.type if record.failure else "" for record in attempts[-MAX_CRASHES:]]
     return len(latest) == MAX_CRASHES and all(cause in CRASHES for cause in latest)

@@ -37,7 +37,6 @@ def restarting_srun(manifest: Manifest, jobs: list[Job]) -> str:
     If the job is cancelled or reaches its time limit, Slurm also ends the batch script.
 
     Args:
-        manifest: manifest of the submission.
         jobs: the jobs of a job array, in the order of their indices in the array.
     """
     numbers = [job.index for job in jobs]

@@ -83,7 +83,6 @@ def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> Non
     array, its reason is saved for `jobs status`.
 
     Args:
-        manifest: manifest of the submission.
         largest: maximum number of jobs in an array.
         refresh: function that is called before each call of sbatch.
 
@@ -148,7 +147,6 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
     array has ended.
 
     Args:
-        manifest: manifest of the submission.
         largest: maximum number of jobs in an array.
     """
     by_shape: dict[Shape, dict[int, list[Job]]] = {}
@@ -171,13 +169,8 @@ def _shares(chunks: list[list[Job]], most: int) -> list[int]:
     """Return, for each job array, how many of its jobs may run at the same time.
 
     Every array gets at least 1. The rest of `most` is divided roughly in proportion to the numbers
-    of jobs. The sum of the results is at most the total number of jobs.
-
-    Args:
-        chunks: the jobs of each array.
-        most: maximum number of jobs that run at the same time, in all arrays together. If there are
-            more arrays than this, the sum exceeds the maximum, and the caller must let some arrays
-            wait.
+    of jobs. The sum of the results is at most the total number of jobs. If there are more arrays
+    than `most`, the sum exceeds `most`, and the caller must let some arrays wait.
     """
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):

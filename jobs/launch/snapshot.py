@@ -43,10 +43,6 @@ class _Source:
 def check(runs: Iterable[Run], results: Path) -> list[str]:
     """Check that a snapshot can be taken and contains the code that the runs measure.
 
-    Args:
-        runs: the runs that will be executed.
-        results: the results folder.
-
     Returns:
         A note for each measured file that is in no copied repository.
 

@@ -43,9 +43,6 @@ def start(
     there are no jobs and the folder already has what the manifest lists.
 
     Args:
-        prepared: the planned submission.
-        options: options from the command line. They select Slurm, local or debug.
-        console: console on which progress is shown.
         lock: lock of the results folder. It is released before jobs run on this machine.
 
     Returns:
@@ -126,9 +123,6 @@ def _write(manifest: Manifest, options: Options) -> Manifest:
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:
     """Run the jobs in this process, one after another, until a run fails.
-
-    Returns:
-        The records of this submission.
 
     Raises:
         ResultsUnwritable: if a record cannot be written.

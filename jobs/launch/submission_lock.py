@@ -58,7 +58,6 @@ class SubmissionLock:
     Args:
         folder: results folder; created if it does not exist, and removed again if it is empty when
             the lock is released.
-        force: do not raise if another process holds the lock.
 
     Raises:
         FolderInUse: if another process holds the lock and `force` is False.
@@ -127,8 +126,7 @@ def _acquire(path: Path, me: _Holder) -> _Holder | None:
     Two processes that find the same lock without a living holder therefore cannot both take it
     over. The second lock is acquired in the same way, in case a process ends while it holds it.
 
-    Returns:
-        None if the lock now belongs to `me`, else its holder.
+    Return None if the lock now belongs to `me`, else its holder.
     """
     while True:
         with _Draft(path, me) as draft:
@@ -209,10 +207,7 @@ def _read(path: Path) -> _Holder | None:
 def _is_gone(path: Path, holder: _Holder, fresh: Path) -> bool:
     """Return whether the holder of a lock no longer exists.
 
-    Args:
-        path: the lock file.
-        holder: its content.
-        fresh: a file that was just written to the same file system, whose clock is compared.
+    `fresh` is a file that was just written to the same file system, whose clock is compared.
     """
     if holder.token and holder.process.is_on_this_host:
         return not holder.process.is_running

@@ -31,7 +31,6 @@ class WorkerTask:
     """Callable that runs one job. submitit pickles it and calls it inside the allocation.
 
     Args:
-        submission: folder of the submission.
         index: index of the job in the submission's manifest.
         cwd: current folder of the job. A container may start Python in another folder. None: stay
             in the folder in which Python was started.

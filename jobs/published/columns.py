@@ -23,8 +23,6 @@ def published_columns(
     Published figures are values that other authors measured.
 
     Args:
-        published: settings that select the figures. They are an entry of the key `published` of the
-            table.
         dimensions: names of the parameters that identify a row of the table.
         keys: for each row of the table, the values of these parameters. If consecutive rows have
             equal values, only the first of these rows gets a figure.
@@ -56,14 +54,9 @@ def _by_origin(
 
     A published figure is a value that other authors measured. The figures are stored in CSV files.
 
-    Args:
-        file: the CSV file that contains the figures.
-        published: settings that select the figures.
-        rows: the rows of the CSV file that match `published.where`.
-        place: the parameters of the table row and their values.
-
-    Returns:
-        The figures as printed. The keys name the source and the GPU of the figure.
+    `rows` are the rows of the CSV file that match `published.where`, and `place` has the parameters
+    of the table row. The figures are returned as printed. The keys name the source and the GPU of
+    the figure.
     """
     # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():

@@ -84,7 +84,6 @@ class FigureFile:
 
         Args:
             what: description of the selection, for the message, such as "gpu=H100".
-            rows: the rows that match the selection.
         """
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
@@ -138,8 +137,6 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
     the folder jobs/published.
 
     Args:
-        file: name of the CSV file.
-        column: name of the column that contains the figure.
         where: conditions on other columns, by column name: the required value, or a list of
             allowed values.
 

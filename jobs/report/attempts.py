@@ -40,7 +40,6 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
     the slowest rank.
 
     Args:
-        observation: the results folder.
         chosen: the attempts to list, from `attempts_of`.
     """
     records = [task.record for task in chosen if task.record is not None]

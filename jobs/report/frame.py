@@ -287,10 +287,8 @@ def _facts(measured: list[Measurements]) -> dict[str, Any]:
 def _scalars(facts: dict[str, Any], inside: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     """Yield the scalars in nested dicts, with their dotted names.
 
-    Args:
-        facts: all facts of a run.
-        inside: the dict whose scalars are yielded.
-        path: keys that lead to this dict, each followed by a dot.
+    `inside` is the dict in `facts` whose scalars are yielded, and `path` the keys that lead to it,
+    each followed by a dot.
     """
     for key, value in inside.items():
         name = f"{path}{key}"

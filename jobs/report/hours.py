@@ -38,9 +38,7 @@ class Hours:
         """Add an attempt.
 
         Args:
-            record: the record of the attempt.
             gpus: number of GPUs of the attempt, on all nodes.
-            is_result: whether the attempt is in the results.
         """
         took = max(0.0, record.finished_at - record.started_at)
         self.runs.add(record.run)
@@ -71,7 +69,6 @@ def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
     status that is a failure, and those of an outdated version of a benchmark, are not.
 
     Args:
-        observation: the results folder.
         by_status: whether to return separate hours for each status of an attempt.
     """
     rows: dict[tuple[str, Status | None], Hours] = {}

@@ -49,8 +49,6 @@ def copy_run_images(
     between the runs that produced PNG files.
 
     Args:
-        observation: the results folder.
-        results: all results of the results folder.
         folder: folder for the copies, created if needed.
         taken: file names that are reserved for other images in this folder.
     """
@@ -83,10 +81,6 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
 
     A label is a parameter, the repeat or the device. Labels that are the same for all results of
     the benchmark are omitted.
-
-    Args:
-        result: the result.
-        results: the results from which it is to be distinguished, including itself.
     """
     others = [other for other in results if other.run.benchmark == result.run.benchmark]
     swept = varying([other.run for other in others])
@@ -101,9 +95,7 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
 def _unique(stem: str, names: set[str]) -> str:
     """Return a file name for a PNG file that is not in `names`, and add it to `names`.
 
-    Args:
-        stem: file name without suffix. A number is appended if this name is in use.
-        names: file names that are in use.
+    If `stem` is in use, a number is appended to it.
     """
     name, number = f"{stem}.png", 1
     while name in names:

@@ -159,10 +159,6 @@ def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
     If several ranks measured a sample, its time is the time of the slowest rank. If a rank has more
     samples than another rank, its last samples are not used, so that all ranks have the same number
     of samples.
-
-    Args:
-        measurements: measurements of a run.
-        phase: the phase, such as forward.
     """
     samples = measurements.samples_ms[phase]
     if isinstance(samples[0], float):
@@ -212,7 +208,6 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
     """Compute a metric of one phase from the record of a run.
 
     Args:
-        record: the record.
         metric: the metric. The result is in the unit of the metric.
         phase: the phase, such as forward. It is ignored for metrics without phases.
 
@@ -247,16 +242,8 @@ def _rate(
 ) -> np.ndarray | None:
     """Return the rate of each sample, which is the work of the sample divided by its time.
 
-    Args:
-        record: the record of a run.
-        m: measurements in the record.
-        name: name of the metric, such as tflops.
-        ms: time of each sample in milliseconds, all greater than 0.
-        phase: the phase of the run, such as forward.
-
-    Returns:
-        The rates. None if the metric is mfu (model FLOPs utilization) and the peak FLOP/s of the
-        device is unknown.
+    All times in `ms` must be greater than 0. Return None for mfu (model FLOPs utilization) if the
+    peak FLOP/s of the device is unknown.
     """
     if name == "bandwidth":
         return m.bytes[phase] / ms / 1e6

@@ -14,10 +14,6 @@ def on_different_gpus(some: Collection[Record], others: Collection[Record]) -> b
     A host that was booted again counts as another host. Records without the id of the boot are
     compared by the UUIDs of their GPUs and the name of the host.
 
-    Args:
-        some: records of one cell.
-        others: records of the other cell.
-
     Returns:
         False if it is unknown.
     """

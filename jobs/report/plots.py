@@ -33,10 +33,7 @@ def draw_plot(
     """Draw one plot as a PNG file.
 
     Args:
-        observation: the results folder.
-        plot: declaration of the plot in the sweep file.
         folder: folder for the PNG file, created if it does not exist.
-        results: all results of the results folder.
 
     Returns:
         The path of the PNG file, or None if no run has a value for the plot.
@@ -133,7 +130,6 @@ def lines_of(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
         pivot: values of the plot, arranged in rows and columns. Each column is one line. Each row
             is one x value in one panel. A row key is a tuple with this x value and the values of
             the `facet` parameters, which select the panel.
-        facet: values of the `facet` parameters.
         x_index: position of the x value in a row key.
     """
     numeric = all(is_number(row[x_index]) for row in pivot.row_keys)

@@ -89,7 +89,6 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
     `missing`, or the status of the job, such as `queued`.
 
     Args:
-        observation: the results folder.
         told_apart: names in `RECORDED`, such as `commit`. Attempts with different values of these
             names have separate results.
     """
@@ -141,10 +140,6 @@ def _can_run_on(device: str, task: TaskState) -> bool:
     """Return True if a run can use the given device.
 
     A run that requests GPUs can use only GPUs. Any other run can use only CPUs.
-
-    Args:
-        device: name of the device in the records.
-        task: state of one repeat of the run.
     """
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
@@ -160,8 +155,6 @@ def distinguishing_dimensions(
     device, and a name in `told_apart` if their records have several values of it.
 
     Args:
-        results: the results of the table.
-        dimensions: the dimensions that the table already has.
         told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
     """
     needed: list[str] = []
@@ -188,7 +181,6 @@ def names_in_keys(results: list[Result], keys: Iterable[Key]) -> dict[str, str]:
     """Return a short name for each reference to code outside this project.
 
     Args:
-        results: the results of a table or plot.
         keys: row keys and column keys of the table or plot, which contain the references.
     """
     references = {reference for result in results for reference in result.run.code}
@@ -201,7 +193,6 @@ def notes_on_commits(
     """Return the notes of a table or plot on the commits of its results, if there are several.
 
     Args:
-        results: the results of the table or plot.
         dimensions: the dimensions of the table or plot. If they contain the commit, the notes do
             not repeat it. A parameter with the name `commit` does not count.
         told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
@@ -219,7 +210,6 @@ def result_notes(
     missing.
 
     Args:
-        results: the results of the table.
         commits: notes on the commits, to be included.
         sampling: note on the number and the spread of the samples, to be included. "" means none.
         basis: note on what the figures rest on, to be included. "" means none.

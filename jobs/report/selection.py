@@ -119,9 +119,8 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
 def _find_rounds(records: Sequence[Record], values: Callable[[Record], _Group]) -> _Rounds:
     """Return the attempts in rounds that tables show or do not show.
 
-    Args:
-        records: all records of a results folder, oldest first.
-        values: returns the values by which attempts are told apart.
+    The records must be ordered from the oldest to the latest. `values` returns the values by which
+    attempts are told apart.
     """
 
     def of_run(record: Record) -> _Group:
@@ -167,10 +166,9 @@ def _superseded(
     The rounds of a block in an allocation are hidden together, or not at all: each of their runs
     must have as many later rounds with status ok in this block. So no result is lost, and no pair.
 
-    Args:
-        executions: complete executions that count, with their allocation.
-        shown, hidden: see `_Rounds`, without these attempts.
-        of_run: returns the values of a record that tell runs apart.
+    `executions` are the complete executions that count, with their allocation. For `shown` and
+    `hidden`, see `_Rounds`: they lack the attempts that this function returns. `of_run` returns the
+    values of a record that tell runs apart.
     """
     older: dict[tuple[str, str], list[Execution]] = {}
     newer: dict[str, list[Execution]] = {}

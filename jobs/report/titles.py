@@ -15,11 +15,6 @@ def title_of(observation: Observation, view: Table | Plot, results: list[Result]
     A parameter that the runs do not have stays as it is: in results of an earlier version of the
     sweep file, braces may have had no meaning.
 
-    Args:
-        observation: the results folder.
-        view: declaration of the table or plot in the sweep file.
-        results: all results of the folder.
-
     Raises:
         TableError: see `select_results`.
     """

@@ -77,11 +77,6 @@ def select_results(
     These are the results of its benchmark that satisfy its `where` condition. If there is no such
     condition, these are all results of its benchmark.
 
-    Args:
-        observation: the results folder.
-        view: declaration of the table or plot in the sweep file.
-        results: all results of the folder, one for each run, repeat and kind of device.
-
     Returns:
         The results, and those of the names `commit`, `host` and `gpu` that the table or plot uses.
         Records of the same run that differ in such a name are separate results. A name that is a
@@ -131,7 +126,6 @@ def with_defaults(results: list[Result], benchmark: str, named: list[str]) -> li
 
     Args:
         results: results of one benchmark.
-        benchmark: name of the benchmark.
         named: parameters that the table or plot uses.
 
     Raises:
@@ -159,8 +153,6 @@ def declared_order(observation: Observation, results: list[Result], told_apart: 
     first. Commits are in the order in which they were first measured.
 
     Args:
-        observation: the results folder.
-        results: the results of the table.
         told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
 
     Returns:
@@ -187,8 +179,6 @@ def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
     parameter.
 
     Args:
-        keys: row keys or column keys.
-        names: dimensions of the keys.
         order: for each dimension, the position of each value. Values without a position come last,
             in ascending order.
     """

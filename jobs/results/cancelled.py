@@ -25,7 +25,6 @@ def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tu
     """Return the (run id, repeat) pairs of a submission that were cancelled before they started.
 
     Args:
-        submission: folder of the submission.
         bad: list to which a `BadLine` is added for each list that cannot be read.
     """
     tasks: set[tuple[str, int]] = set()

@@ -34,7 +34,6 @@ class RunsHere:
 
     Args:
         manifest: manifest of the submission. Its handles are set.
-        every_s: interval between two updates of the heartbeat, in seconds.
     """
 
     def __init__(self, manifest: Manifest, every_s: float = BEAT_S):
@@ -84,9 +83,6 @@ def silence_s(submission: Path) -> float | None:
     The clocks of hosts and file servers differ. The age is therefore computed from two times of
     the same file system: that of the heartbeat and that of a file written now. If no file can be
     written, the clock of this host is used.
-
-    Args:
-        submission: the submission's folder.
     """
     try:
         last = (submission / HEARTBEAT).stat().st_mtime

@@ -18,7 +18,6 @@ def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Return the state of every job of the given submissions, by submission id and job index.
 
     Args:
-        manifests: manifests of the submissions.
         notes: list to which notes for the user are added, e.g. that Slurm does not answer.
     """
     slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]

@@ -75,7 +75,6 @@ def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
     """Return the results folders in a folder and in its folders, as logs/flash and logs/h200/flash.
 
     Args:
-        parent: the folder, such as `LOGS`.
         bad: list to which a `BadLine` is added for each folder that cannot be read.
 
     Raises:
@@ -106,7 +105,6 @@ def manifests_of(
     """Return the manifests of each results folder. Folders that cannot be read are left out.
 
     Args:
-        folders: the results folders.
         bad: list to which a `BadLine` is added for each file or folder that cannot be read.
     """
     found: dict[Path, list[Manifest]] = {}

@@ -371,7 +371,6 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     """Read the manifests of all submissions of a results folder, oldest first.
 
     Args:
-        folder: the results folder.
         bad: list to which a `BadLine` is added for each file that cannot be read. Submissions whose
             manifest.json cannot be read are skipped.
 

@@ -32,7 +32,6 @@ def parse_lines(
 
     Args:
         data: the content of the file. Empty lines are ignored.
-        path: path of the file, for messages.
         shared: cache of values that occur in many records, so that the records can share one copy.
             Pass the same dict for all files. If it is None, nothing is shared.
     """
@@ -112,7 +111,6 @@ def read_records(
     """Return all records of a results folder, oldest first, and the lines that cannot be read.
 
     Args:
-        folder: the results folder.
         shorten: removes from a record what the caller does not need. It is called for each record
             before the next one is read, so that all records together need less memory. None:
             nothing is removed.
@@ -140,7 +138,6 @@ class RecordTail:
     Each call of `new` reads only the lines that were appended since the previous call.
 
     Args:
-        folder: the results folder.
         runs: ids of the runs to read, or None for all runs. Records of other runs are ignored.
     """
 

@@ -25,7 +25,6 @@ class RecordWriter:
     write is repeated. If every try fails, the record is printed to stderr.
 
     Args:
-        folder: folder of the record files.
         name: prefix of the file name.
     """
 
@@ -38,7 +37,6 @@ class RecordWriter:
         """Append one record to the file and flush it to disk.
 
         Args:
-            record: the record.
             tries: maximum number of tries. The delay before a new try is RETRY_S seconds.
 
         Returns:

@@ -28,7 +28,6 @@ def complete_rounds(
     different executions are not put together, because the runs would then not be paired.
 
     Args:
-        block: the block.
         records: all records in the results folder, also those that do not count.
         counts: whether a record is a valid result of its run.
         disturbed: whether the conditions of a record were not those of an undisturbed GPU. The

@@ -68,7 +68,6 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
     """Read a results folder: its submissions, its records and the status of each run.
 
     Args:
-        folder: the results folder.
         shorten: removes from a record what the caller does not need, see `read_records`.
 
     Raises:
@@ -127,15 +126,9 @@ def _job_tasks(
 ) -> Iterator[tuple[TaskKey, TaskState]]:
     """Yield the state of each task of a job. A task is one repeat of a run.
 
-    Args:
-        manifest: manifest of the submission.
-        job: the job.
-        state: state of the job.
-        latest_here: for each task of the job, its latest record in this submission, or None.
-        best: for each task with records in any submission, its latest record with status ok. If no
-            record has status ok, the latest record.
-        cancelled: tasks of the submission that `jobs cancel --where` cancelled.
-        bad: list to which a `BadLine` is added for each file of the job that cannot be read.
+    `latest_here` has the latest record of each task in this submission, or None. `best` has, for
+    each task with records in any submission, its latest record with status ok, or else its latest
+    record. `cancelled` has the tasks of the submission that `jobs cancel --where` cancelled.
     """
     folder = manifest.job_folder(job.index)
     if None in latest_here.values():
@@ -175,11 +168,8 @@ def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
     """Return the ids of the runs that belong to an outdated version of their benchmark.
 
     A version is outdated if the results folder has runs of a newer version of the same benchmark.
-    Results of different versions are not comparable, so these runs are not shown.
-
-    Args:
-        manifests: manifests of all submissions in the folder.
-        notes: list to which a note for the user is added if there are outdated runs.
+    Results of different versions are not comparable, so these runs are not shown. If there are any,
+    a note for the user is added to `notes`.
     """
     newest: dict[str, int] = {}
     for manifest in manifests:

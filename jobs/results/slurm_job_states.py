@@ -57,7 +57,6 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     are saved in the file `ended.json` in the folder of the submission.
 
     Args:
-        manifests: manifests of the submissions.
         notes: list to which a note for the user is added if Slurm does not answer, or if the file
             `ended.json` cannot be read.
     """
@@ -196,11 +195,6 @@ def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
     The detail is a text for the user. See `_cause` for the choice of the line. If stderr reports
     that the memory limit was exceeded, the status `killed` is replaced by `oom`.
 
-    Args:
-        manifest: manifest of the job's submission.
-        job: the job.
-        state: state of the job.
-
     Returns:
         The new state. If the job has no readable stderr, `state` is returned.
     """
@@ -243,12 +237,8 @@ def _cause(manifest: Manifest, job_id: str) -> str:
 def _stderr(manifest: Manifest, job_id: str, task: str = "0") -> list[str]:
     """Return the last lines of a job's stderr, without those that say nothing about the cause.
 
-    The result is empty if the job never started, or if its log cannot be read.
-
-    Args:
-        manifest: manifest of the job's submission.
-        job_id: Slurm id of the job.
-        task: number of the task. Task 0 shares its file with the batch script and srun.
+    The result is empty if the job never started, or if its log cannot be read. Task 0 shares its
+    file with the batch script and srun.
     """
     try:
         with _slurm_log(manifest, job_id, "err", task).open("rb") as file:

@@ -16,11 +16,7 @@ from jobs.sweep.run_sources import RunSources
 
 
 class Staleness:
-    """Tells which records are from older code. Sources are read once, when an object is created.
-
-    Args:
-        runs: the runs whose records are asked for.
-    """
+    """Tells which records are from older code. Sources are read once, when an object is created."""
 
     def __init__(self, runs: Iterable[Run]):
         sources = RunSources()
@@ -43,7 +39,6 @@ def with_stale(observation: Observation, staleness: Staleness | None = None) -> 
     A task is one repeat of a run. Tasks that are queued or running are not stale.
 
     Args:
-        observation: the results folder.
         staleness: of the runs of the folder, and possibly of others. None: it is determined.
     """
     measured = {

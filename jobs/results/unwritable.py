@@ -42,12 +42,7 @@ def unmark(submission: Path, job: int) -> None:
 
 
 def problem(folder: Path, submission: Path) -> str | None:
-    """Return a message if a worker of a submission could not write its results, else None.
-
-    Args:
-        folder: the results folder.
-        submission: folder of the submission.
-    """
+    """Return a message if a worker of a submission could not write its results, else None."""
     names = sorted(path.name for path in submission.glob(f"{_PREFIX}*"))
     return message(folder, getattr(errno, names[0].rpartition("-")[2], None)) if names else None
 
@@ -56,7 +51,6 @@ def message(folder: Path, number: int | None) -> str:
     """Return the error message for a results folder that cannot be written.
 
     Args:
-        folder: the results folder.
         number: number of the error. None if it is unknown.
     """
     why = "see the log of the job" if number is None else os.strerror(number)

@@ -79,7 +79,6 @@ def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> Wor
     If there is no readable state, return an empty state.
 
     Args:
-        job_folder: folder of the job in its submission.
         bad: list to which a `BadLine` is added if the file cannot be read.
     """
     return _read(job_folder / STATE, WorkerState, bad) or WorkerState()
@@ -89,7 +88,6 @@ def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
     """Return how the worker of a job failed, or None if the job has no readable `worker_end.json`.
 
     Args:
-        job_folder: folder of the job in its submission.
         bad: list to which a `BadLine` is added if the file cannot be read.
     """
     return _read(job_folder / END, WorkerEnd, bad)

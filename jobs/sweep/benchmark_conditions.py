@@ -36,14 +36,9 @@ def comparison(
     False.
 
     Args:
-        text: the comparison, such as `seq_len > 4096`.
-        benchmarks: the benchmarks of the sweep.
         recorded: names that the comparison may contain in addition to parameters. See `Condition`.
         check: function that returns the check of plain values for a benchmark. Default: values of
             parameters, and names of benchmarks, must be valid.
-
-    Returns:
-        The parsed condition for each benchmark, by name of the benchmark.
 
     Raises:
         ConditionError: if the text is not a comparison, if it contains an unknown parameter, if all
@@ -94,7 +89,6 @@ def equality(values: Mapping[str, Any], benchmarks: Benchmarks) -> ByBenchmark:
 
     Args:
         values: for each parameter, the required value or a list of allowed values.
-        benchmarks: the benchmarks of the sweep.
 
     Returns:
         One condition for each benchmark that has all given parameters, by name of the benchmark.

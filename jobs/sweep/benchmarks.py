@@ -55,9 +55,6 @@ class Benchmark:
     def choices(self, name: str) -> list[str]:
         """Return the names that a parameter accepts, as they are written in YAML.
 
-        Args:
-            name: name of a parameter.
-
         Returns:
             The values of a `Literal`, the implementations of this project, or true and false. Empty
             if the parameter has other values, such as numbers.
@@ -81,9 +78,7 @@ class Benchmark:
 def _choices(annotation: Any, metadata: Sequence[Any]) -> list[str]:
     """Return the names that a type accepts. See `Benchmark.choices`.
 
-    Args:
-        annotation: the type.
-        metadata: further arguments of `Annotated`, if the type was annotated.
+    `metadata` has the further arguments of `Annotated`, if the type was annotated.
     """
     for item in metadata:
         if isinstance(item, Implementation):
@@ -166,11 +161,8 @@ def _nearest(name: str, missing: str) -> str:
     """Return a hint that is appended to the error message about a module that does not exist.
 
     The hint for a module outside this project lists the modules of its package. They are not
-    imported, so some of them may not be benchmarks.
-
-    Args:
-        name: name of the benchmark.
-        missing: dotted name of the first module on the path to the benchmark that does not exist.
+    imported, so some of them may not be benchmarks. `missing` is the dotted name of the first
+    module on the path that does not exist.
     """
     package, _, _ = missing.rpartition(".")
     if package == "systems.benchmarks":
@@ -266,12 +258,7 @@ class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _imports_torch(name: str, error: BaseException) -> NoBenchmark:
-    """Return the error for a benchmark that imports torch while it is imported itself.
-
-    Args:
-        name: name of the benchmark.
-        error: exception that the import of torch raised.
-    """
+    """Return the error for a benchmark that imports torch while it is imported itself."""
     frames = traceback.extract_tb(error.__traceback__)
     own = (f for f in frames if f.filename not in (__file__, importlib.__file__))
     first = next(f for f in own if not f.filename.startswith("<frozen"))
@@ -295,7 +282,6 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
     """Load the default benchmark of a sweep and the benchmarks of its cases.
 
     Args:
-        own: name of the default benchmark.
         others: names of the benchmarks of the cases. None means that a case uses the default
             benchmark.
 
@@ -308,12 +294,7 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
 
 
 def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
-    """Return a pydantic validator for one parameter of a benchmark.
-
-    Args:
-        field: the parameter, as a field of the benchmark's pydantic model.
-        config: the pydantic configuration of the validator.
-    """
+    """Return a pydantic validator for one parameter of a benchmark."""
     annotation: Any = field.annotation
     if field.metadata:
         annotation = Annotated[annotation, *field.metadata]

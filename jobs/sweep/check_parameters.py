@@ -36,10 +36,6 @@ def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem
 
     Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`,
     and values such as `$nodes` in the keys `resources` and `launch`.
-
-    Args:
-        document: the parsed sweep file.
-        benchmarks: the benchmarks of the sweep.
     """
     checks = _Checks(document, benchmarks)
     checks.parameters()
@@ -85,13 +81,8 @@ class _Checks:
         A scope is a case, or the top level of the sweep file. A setting in a case applies to the
         benchmark of the case. A setting at the top level applies to the benchmarks of the cases
         that do not replace the setting. If every case replaces the setting, the benchmarks of all
-        cases are returned, so that the setting is checked anyway.
-
-        Args:
-            prefix: path of the scope, empty for the top level.
-            scope: data of the scope.
-            replaced: function that takes the data of a case. It returns True if the case replaces
-                the setting.
+        cases are returned, so that the setting is checked anyway. `replaced` tells from the data
+        of a case whether the case replaces the setting.
         """
         if prefix:
             return [benchmark_of(scope, self.benchmarks)]
@@ -139,11 +130,6 @@ class _Checks:
         A scope is a case, or the top level of the sweep file. A case that sets the parameter does
         not use the value at the top level. If no case uses the value at the top level, one
         benchmark with the parameter is returned, so that the value is checked anyway.
-
-        Args:
-            prefix: path of the scope, empty for the top level.
-            scope: data of the scope.
-            name: name of the parameter.
         """
         given = self.benchmarks_of(prefix, scope, partial(_sets, name=name))
         having = [benchmark for benchmark in given if name in benchmark.fields]
@@ -163,11 +149,7 @@ class _Checks:
     ) -> None:
         """Check the values of one parameter, and collect the errors.
 
-        Args:
-            path: path of the parameter in the sweep file.
-            name: name of the parameter.
-            values: the values. Lists, mappings and values that cannot be parsed are skipped.
-            having: the benchmarks that use these values.
+        Lists, mappings and values that cannot be parsed are skipped.
         """
         count = 0
         for i, value in enumerate(values):
@@ -212,11 +194,8 @@ class _Checks:
         """Check an entry of `exclude` that gives required values of parameters.
 
         Each parameter must exist, and at least one benchmark must have all of them. Each value must
-        be valid in at least one benchmark. Errors are collected in `problems`.
-
-        Args:
-            path: path of the entry in the sweep file.
-            values: for each parameter, the required value or a list of allowed values.
+        be valid in at least one benchmark. Errors are collected in `problems`. A value may be a
+        list of allowed values.
         """
         fields = self.benchmarks.fields
         unknown = [name for name in values if name not in (*fields, BENCHMARK)]

@@ -46,7 +46,6 @@ def validate_schema(document: Document, problems: list[Problem]) -> Sweep | None
     """Check the keys and types of a sweep file, and return the sweep, or None if there are errors.
 
     Args:
-        document: the parsed sweep file.
         problems: list to which the errors are added.
     """
     try:
@@ -97,9 +96,7 @@ def schema_problems(error: ValidationError, document: Document) -> list[Problem]
 def _of_reference(item: Any, wanted: str) -> str:
     """Return `$PARAMETER` instead of text that describes the pattern of a reference.
 
-    Args:
-        item: one error, an element of `ValidationError.errors()`.
-        wanted: the text for this error.
+    `item` is an element of `ValidationError.errors()`, and `wanted` is the text for it.
     """
     pattern = item.get("ctx", {}).get("pattern")
     is_reference = item["type"] == "string_type" or str(pattern).startswith(r"^\$")
@@ -120,9 +117,6 @@ def _expected(item: Any) -> str:
     """Return text that says which values are valid at the place of a pydantic error.
 
     If the invalid value resembles a valid value, the text suggests the valid value.
-
-    Args:
-        item: one error, an element of `ValidationError.errors()`.
     """
     text: str = item["msg"]
     for prefix in ("Input should be ", "Value error, "):
@@ -164,8 +158,7 @@ def _locate(loc: tuple[str | int, ...], data: Any) -> DataPath:
 def _valid_keys(path: DataPath) -> list[str]:
     """Return the valid keys of a mapping in a sweep file, for an error message.
 
-    Args:
-        path: path of an unknown key in the mapping, as a tuple of keys and indices.
+    `path` is that of an unknown key in the mapping.
     """
     models: dict[str, type[BaseModel]] = {
         "resources": Resources,
@@ -235,8 +228,6 @@ def valid_entries(document: Document, key: str, kind: Any) -> Iterator[tuple[Dat
     """Yield the path and the value of each valid entry of a list in the sweep file.
 
     Args:
-        document: the parsed sweep file.
-        key: the key of the list, at the top level of the file.
         kind: the type that an entry must have. Other entries are skipped, because `validate_schema`
             reports them.
     """
@@ -268,10 +259,6 @@ def benchmark_of(scope: dict[str, Any], benchmarks: Benchmarks) -> Benchmark:
 
     The key `benchmark` names the benchmark. Without this key, the default benchmark of the sweep is
     returned.
-
-    Args:
-        scope: the data of the case or of the top level.
-        benchmarks: the benchmarks of the sweep.
     """
     name = scope.get("benchmark")
     return benchmarks.of(name if isinstance(name, str) else None)

@@ -28,9 +28,6 @@ def check_slurm(document: Document) -> list[Problem]:
     """Return the errors in the values of `slurm` and in the memory of `resources`.
 
     Values of a wrong type are skipped, because `validate_schema` reports them.
-
-    Args:
-        document: the parsed sweep file.
     """
     problems = [Problem(document.at(path), what) for path, what in _memory(document.data)]
     slurm = document.data.get("slurm")

@@ -55,10 +55,6 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
     of records, such as the commit. A cell for published figures (values that other authors
     measured) must not match more than one figure.
 
-    Args:
-        view: the table or plot.
-        runs: the runs of the benchmark that the table or plot shows.
-
     Yields:
         For each error, the path of the key within the table or plot, and the error message.
     """
@@ -93,9 +89,7 @@ def _ambiguous_figures(table: Table, runs: Sequence[Run]) -> Iterator[tuple[Data
 def _recorded_problem(name: str, value: Any) -> str | None:
     """Return an error message if a value of records can never equal the given value, else None.
 
-    Args:
-        name: one of the names in `FILTERS`, such as `commit`.
-        value: value in a condition or a baseline.
+    The name is one of `FILTERS`, such as `commit`.
     """
     if not isinstance(value, str):
         return f"{name}: got {value!r}, expected text; write it in quotes"
@@ -225,12 +219,7 @@ class _ViewCheck:
 
         Each name must be a parameter of the benchmark, or one of the names `phase`, `device`,
         `repeat`, `value`, `commit`, `host` and `gpu`. A name may occur only once. Errors are
-        collected in `problems`.
-
-        Args:
-            path: path of the table or plot in the sweep file.
-            dims: for each key, the names that it lists.
-            without: names that are not allowed in this table or plot, such as `phase`.
+        collected in `problems`. Names in `without` are not allowed.
         """
         seen: dict[str, str] = {}
         known = [name for name in (*self.fields, *PSEUDO, *RECORDED) if name not in without]

@@ -65,7 +65,6 @@ class Condition:
     """A comparison of parameters, such as `seq_len > 4096`. Call it with the parameters of a run.
 
     Args:
-        text: the comparison.
         names: names of the parameters that the comparison may contain.
         check: function that checks the plain values in the comparison, such as 4096. It takes the
             name of a parameter and a value. It returns an error message if the parameter can never
@@ -264,11 +263,7 @@ class Condition:
         """Raise ConditionError if a parameter can never equal the plain value in a comparison.
 
         Probably the value is a typo. Bounds, such as 4096 in `seq_len > 4096`, are not checked.
-
-        Args:
-            term: the side of the comparison that may be a plain value.
-            other: the side that may be a parameter.
-            op: the operator.
+        `term` is the side that may be a plain value, and `other` the side that may be a parameter.
         """
         if self._check is None or not isinstance(other, ast.Name):
             return

@@ -263,12 +263,8 @@ class _Expander:
         """Return the path of a parameter's value in the sweep file, for an error message.
 
         A value in the given scope (a case or the top level) is preferred to a value at the top
-        level. If there is no value, return the path of the scope.
-
-        Args:
-            scope: path of the scope.
-            name: name of the parameter.
-            value: value of the parameter. In a list of values, the path of this value is returned.
+        level. If there is no value, return the path of the scope. In a list of values, return the
+        path of the given value.
         """
         for prefix in (scope, ()):
             data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
@@ -341,9 +337,7 @@ def _with_examples(problem: Problem, points: list[str]) -> Problem:
 def _wanted_instead(key: str, given: Any) -> str | None:
     """Return text that describes the valid values of a key, or None if the given value is valid.
 
-    Args:
-        key: a key of `resources` or `launch`, such as `nodes`.
-        given: the value of the key.
+    The key is one of `resources` or `launch`, such as `nodes`.
     """
     if key == "gpu_type":
         valid = isinstance(given, str) and re.fullmatch(GPU_TYPE, given)
@@ -391,11 +385,8 @@ def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Gro
 
     A group is a list of alternatives, such as `[{"seq_len": 128}, {"seq_len": 256}]`. The first
     groups come from `zips`: one group per mapping that is not empty. The other groups come from
-    `grid`: one group per parameter. In the product, the last group varies fastest.
-
-    Args:
-        grid: list of values of each parameter. All combinations of the values are used.
-        zips: mappings of parameters to lists of equal length. The i-th values form one alternative.
+    `grid`: one group per parameter. In the product, the last group varies fastest. The lists of a
+    mapping in `zips` have equal lengths, and their i-th values form one alternative.
     """
     groups = [
         [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z

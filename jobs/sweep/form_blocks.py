@@ -33,10 +33,6 @@ def form_blocks(
     Runs whose benchmark has none of the interleaved parameters are in no block.
 
     Args:
-        runs: all runs of the sweep.
-        sweep: the sweep.
-        benchmarks: the benchmarks of the sweep.
-        document: the parsed sweep file.
         problems: list to which errors are added.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):

@@ -146,8 +146,7 @@ def _apply_overrides(
 ) -> Benchmarks | None:
     """Apply the overrides from the command line to a sweep file, and load its benchmarks.
 
-    Returns:
-        The benchmarks. None if they cannot be loaded.
+    Return None if they cannot be loaded.
     """
     problems += repeated_overrides(overrides)
     # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
@@ -166,14 +165,8 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     """Read a sweep file or cluster file, and merge it with its base file.
 
     The base file is the file that the key `base` names. The base file may itself have a base file.
-
-    Args:
-        path: path of the file.
-        problems: list to which errors are added.
-        above: resolved paths of the files that inherit from this file, to detect cycles.
-
-    Returns:
-        The merged file. Its `data` is None if the file cannot be read.
+    `above` has the resolved paths of the files that inherit from this file, to detect cycles. The
+    `data` of the result is None if the file cannot be read.
     """
     source = str(path)
     try:
@@ -208,13 +201,7 @@ def _inherit(
     """Merge a sweep file with its base file, which is the file that the key `base` names.
 
     Values of the sweep file replace those of the base file. If the base file cannot be read, the
-    sweep file is returned without the key `base`.
-
-    Args:
-        document: the parsed sweep file.
-        path: path of the sweep file.
-        problems: list to which errors are added.
-        above: resolved paths of the files that inherit from the sweep file, to detect cycles.
+    sweep file is returned without the key `base`. For `above`, see `_read`.
     """
     base = document.data.pop("base")
     where = document.at(("base",))
@@ -264,14 +251,11 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge two parsed files. Values of `over` replace values of `under`.
+    """Merge two parsed files into a new one. Values of `over` replace values of `under`.
 
     If both files have a mapping under the same key, such as `resources`, the two mappings are
     merged key by key. Any other value is replaced as a whole. If `over` sets a parameter in
     `fixed`, `grid` or `zip`, the parameter is first removed from all three keys of `under`.
-
-    Returns:
-        The merged file, as a new document.
     """
     found = [*under.problems, *over.problems]
     result = Document(dict(under.data), over.source, dict(under.positions), dict(under.keys), found)
@@ -295,13 +279,7 @@ def _merge(under: Document, over: Document) -> Document:
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
     """Load the benchmarks of a sweep file: the default benchmark and those of the cases.
 
-    Args:
-        document: the parsed sweep file.
-        problems: list to which an error is added for each benchmark that cannot be loaded.
-
-    Returns:
-        The benchmarks. None if one of them cannot be loaded, or if the file has no default
-        benchmark.
+    Return None if one of them cannot be loaded, or if the file has no default benchmark.
     """
     cases = document.data.get("cases")
     places: list[tuple[DataPath, Any]] = [(("benchmark",), document.data.get("benchmark"))]

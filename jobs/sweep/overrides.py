@@ -21,7 +21,6 @@ def apply_override(
     """Apply one override from the command line to a parsed sweep file.
 
     Args:
-        document: the parsed sweep file, changed in place.
         argument: the override, `key=value`. The key is the name of a parameter, or a key of a sweep
             file such as `repeats` or `slurm.partition`.
         fields: names of the parameters of the sweep's benchmarks.
@@ -107,10 +106,7 @@ def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
 def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
     """Set a value in nested mappings. Return an error message if that is impossible, else None.
 
-    Args:
-        data: the outermost mapping, changed in place.
-        path: the keys, from the outermost to the innermost mapping. Missing mappings are created.
-        value: the new value.
+    Missing mappings are created.
     """
     for i, parent in enumerate(path[:-1]):
         inner = data.get(str(parent))
@@ -129,9 +125,7 @@ def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
 def _remove_from_cases(document: Document, path: DataPath) -> None:
     """Remove a key such as `resources.mem_gb` from all cases, which would replace its new value.
 
-    Args:
-        document: the parsed sweep file. It is changed in place.
-        path: the key. Only keys that a case can have, beside parameters, are removed.
+    Only keys that a case can have, beside parameters, are removed.
     """
     if path[0] not in ("resources", "launch", "timeout_s"):
         return
@@ -151,10 +145,8 @@ def remove_parameters(
     """Remove parameters from the keys `fixed`, `grid` and `zip` of a block.
 
     Args:
-        document: the parsed sweep file. It is changed in place.
         prefix: path of the block, empty for the top level.
         block: data of the block, which is a case or the top level of the file.
-        names: names of the parameters.
     """
     for axis in AXES:
         section = block.get(axis)
@@ -169,7 +161,6 @@ def forget(document: Document, paths: set[DataPath]) -> None:
     Error messages use the recorded positions (file, line and column) of keys and values.
 
     Args:
-        document: the parsed sweep file. It is changed in place.
         paths: the paths. All have the same length.
     """
     length = len(next(iter(paths), ()))

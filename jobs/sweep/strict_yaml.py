@@ -106,7 +106,6 @@ def parse(text: str, source: str) -> Document:
     """Parse one YAML document.
 
     Args:
-        text: the YAML text.
         source: name of the text in positions, usually the path of the file.
 
     Returns:
@@ -175,12 +174,7 @@ def _marked(source: str, mark: yaml.Mark) -> Position:
 
 
 def _place(source: str, before: str) -> Position:
-    """Return the position (file, line and column) directly after a text.
-
-    Args:
-        source: name of the file.
-        before: the text of the file up to the position.
-    """
+    """Return the position (file, line and column) directly after a text."""
     lines = re.split(r"\r\n|\r|\n", before)
     return Position(source, len(lines), len(lines[-1]) + 1)
 

@@ -25,9 +25,6 @@ class CodeReader:
     """Reads the commits and the uncommitted changes of this project and of measured files.
 
     If a submission runs from a snapshot, the states are those of the moment of the snapshot.
-
-    Args:
-        manifest: manifest of the submission.
     """
 
     def __init__(self, manifest: Manifest):
@@ -92,8 +89,7 @@ class CodeReader:
     def _of_project(self, states: dict[Path, CodeState]) -> tuple[dict[str, Any], str]:
         """Return the entry of this project for a record, and its fingerprint.
 
-        Args:
-            states: states that have been read, by root. The state is added.
+        The state is added to `states`.
         """
         saved = self._snapshot_of(ROOT)
         if saved is not None:
@@ -109,11 +105,7 @@ class CodeReader:
     ) -> tuple[dict[str, Any], str]:
         """Return the entry of a measured file for a record, and its fingerprint.
 
-        Args:
-            name: name of the code in the sweep.
-            path: path of the file. None if it does not exist.
-            states: states that have been read, by root. The state of the file's repository is
-                added.
+        `path` is None if the file does not exist. The state of its repository is added to `states`.
         """
         if path is None:
             missing = CodeState(why="the file does not exist").entry(self._results)
@@ -146,12 +138,7 @@ class CodeReader:
 
 
 def _saved_states(snapshot: Path, submission: str) -> dict[Path, dict[str, Any]]:
-    """Return the states of the repositories in a snapshot for records, by path of the copy.
-
-    Args:
-        snapshot: folder of the snapshot.
-        submission: id of the submission, for which the states were saved.
-    """
+    """Return the states of the repositories in a snapshot for records, by path of the copy."""
     where = {"snapshot": str(snapshot.relative_to(snapshot.parents[1]))}
     try:
         saved = json.loads((snapshot / f"{submission}.json").read_text(encoding="utf-8"))

@@ -23,7 +23,6 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
     """Return an environment without the variables of launchers such as torchrun and Slurm.
 
     Args:
-        environment: environment variables by name.
         slurm: whether to remove Slurm's variables, too. SLURM_CONF is kept.
     """
     return {
@@ -47,9 +46,6 @@ def with_project(environment: dict[str, str]) -> dict[str, str]:
 
     PYTHONPATH makes this project importable. CUDA_DEVICE_ORDER makes CUDA number the GPUs by PCI
     bus, as nvidia-smi does.
-
-    Args:
-        environment: environment variables by name.
     """
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
@@ -63,10 +59,6 @@ def with_checkout(environment: dict[str, str], python_path: list[str]) -> dict[s
 
     The launcher, i.e. the package `jobs`, is that of this project, because a copied checkout does
     not contain it.
-
-    Args:
-        environment: environment variables by name.
-        python_path: folders with the modules of the checkout.
     """
     given = with_project(environment)
     paths = [*python_path, *filter(None, given["PYTHONPATH"].split(os.pathsep))]

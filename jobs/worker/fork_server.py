@@ -57,7 +57,6 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
 
     Args:
         handle: file descriptor of the socket to the worker.
-        modules: names of modules to import before the first run.
         benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
             list more modules to import in its variable PRELOAD.
     """
@@ -126,10 +125,8 @@ class _Server:
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
         """Wait until the process of a run has ended, or until the worker sends ("kill",).
 
-        Args:
-            child: pid of the process.
-            statuses: dict to which the status of each exited child is added, as `os.waitpid`
-                returns it. The key is the pid.
+        The status of each child that has exited is added to `statuses` by its pid, as `os.waitpid`
+        returns it.
         """
         while child not in statuses:
             ready = wait([self._connection, self._wakes])
@@ -196,12 +193,7 @@ def adopts_orphans() -> bool:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent exits.
-
-    Args:
-        parent: pid of the process that started this one.
-        number: number of the signal.
-    """
+    """Have the kernel send this process a signal when its parent exits."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # the parent had exited before prctl was called
         os.kill(os.getpid(), number)
@@ -235,12 +227,8 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
 def _reap(statuses: dict[int, int]) -> bool:
     """Collect the exit statuses of all child processes that have exited. Does not wait.
 
-    Args:
-        statuses: dict to which the statuses are added, as `os.waitpid` returns them. The keys are
-            the pids.
-
-    Returns:
-        Whether this process still has a child that has not exited.
+    The statuses are added to `statuses` by pid, as `os.waitpid` returns them. Return whether this
+    process still has a child that has not exited.
     """
     while True:
         try:
@@ -292,10 +280,6 @@ def send_signal(pid: int, number: int) -> None:
     """Send a signal to a process.
 
     Do nothing if the process has exited, or if this user may not send it signals.
-
-    Args:
-        pid: pid of the process.
-        number: number of the signal.
     """
     try:
         os.kill(pid, number)

@@ -63,7 +63,6 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
     Args:
         waiting: connections, or objects with a `fileno` method.
-        seconds: the timeout, in seconds.
 
     Returns:
         The objects that are ready. Empty after the timeout.
@@ -83,7 +82,6 @@ class ForkServer:
     The server executes one run at a time.
 
     Args:
-        modules: names of modules to import.
         benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
             list more modules to import in its variable PRELOAD.
         environment: environment variables of the server. None: those of this process, with which
@@ -229,11 +227,7 @@ class Child:
                 self._server.kill()
 
     def stacks(self, scratch: Path) -> str:
-        """Make every process of the run write the stacks of its threads, and return the stacks.
-
-        Args:
-            scratch: folder in which the processes write their stacks.
-        """
+        """Make every process of the run write the stacks of its threads, and return the stacks."""
         before = _sizes(scratch)
         self._server.send(("stacks",))
         deadline = time.monotonic() + STACKS_S
@@ -255,9 +249,6 @@ def read_stacks(scratch: Path) -> str:
     """Return the stacks that the processes of a run wrote, as one text.
 
     The text is cut to about STACKS_BYTES characters.
-
-    Args:
-        scratch: folder in which the processes wrote their stacks.
     """
     texts = {
         path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()

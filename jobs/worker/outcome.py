@@ -62,10 +62,7 @@ class _Message(BaseModel):
         """Write this message to a file in the scratch folder of a run.
 
         If that fails, e.g. because the disk is full, leave an empty file that has the error in its
-        name. The worker finds the error with `undelivered`.
-
-        Returns:
-            Whether the message was written.
+        name. The worker finds the error with `undelivered`. Return whether the message was written.
         """
         try:
             self.write(path)
@@ -147,10 +144,7 @@ def failed(
     """Return the outcome of a run that failed.
 
     Args:
-        status: status of the run.
         kind: short name of the failure, for example "Timeout".
-        message: the reason, for the user.
-        trace: traceback or stacks, if known.
         more: other fields of `Failure`, for example `rank`.
     """
     failure = Failure(type=kind, message=message, traceback=trace or None, **more)
@@ -163,10 +157,8 @@ def outcome_of(
     """Return the outcome of a run that raised an exception.
 
     Args:
-        error: the exception.
         oom: sizes in bytes that describe a failed GPU allocation, as `_watch_gpu_memory` stores
             them. They are used only if the exception means that memory ran out.
-        phase: phase of the benchmark that raised the exception, if it is known.
     """
     if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
@@ -260,9 +252,6 @@ def scratch_failed(message: str) -> Outcome:
     """Return the outcome of a run whose scratch folder cannot be created or written.
 
     This is not the fault of the run, so the same submit command repeats it (status killed).
-
-    Args:
-        message: the reason, from `undelivered` or `no_scratch`.
     """
     return failed(Status.killed, "NoScratch", message)
 
@@ -288,7 +277,6 @@ def stopped(
             "limit": the job is about to reach its time limit. If the run is the first that the
             worker executes, it had almost the whole time limit for itself, and its status is
             timeout. Otherwise its status is preempted, and the run is repeated.
-        timeout_min: time limit of the job, in minutes.
         is_first: whether the run is the first that the worker executes.
     """
     if reason == "limit" and is_first:
@@ -317,11 +305,7 @@ def cancelled_before_start() -> Outcome:
 
 
 def not_repeated(before: Record) -> Outcome:
-    """Return the outcome of a run that is not executed, because an earlier round says how it ends.
-
-    Args:
-        before: record of the earlier round.
-    """
+    """Return the outcome of a run that is not executed: an earlier round says how it ends."""
     failure = before.failure
     assert failure is not None
     round = before.block.round if before.block is not None else 0

@@ -40,11 +40,7 @@ _SLURM = (
 
 
 class CannotRecord(SystemExit):
-    """Raised to end a worker that cannot write a record. It could not record later runs either.
-
-    Args:
-        error: the error of the last try to write the record.
-    """
+    """Raised to end a worker that cannot write a record. It could not record later runs either."""
 
     def __init__(self, error: OSError):
         super().__init__(unwritable.EXIT_CODE)
@@ -86,8 +82,6 @@ class Recorder:
     """Writes the records of one job to a file that no other job uses.
 
     Args:
-        manifest: manifest of the submission that contains the job.
-        job: the job.
         gpus: indices or UUIDs of the GPUs that the runs of the job may use on this node.
         slurm: ids, partition and nodes of the Slurm job, from `slurm_facts`. Empty without Slurm.
     """
@@ -111,8 +105,6 @@ class Recorder:
         """Return a new attempt with the current time, and the states of the code and the GPUs.
 
         Args:
-            run: the run.
-            repeat: which repeat of the run is executed.
             number: number of the attempt of this repeat. The first attempt has number 1.
             place: where the attempt is executed in its block. None: the run is in no block.
         """
@@ -135,12 +127,7 @@ class Recorder:
         """Write the record of one attempt to execute a run, and print a summary line.
 
         Args:
-            attempt: the attempt, which has ended.
-            outcome: how the attempt ended: measurements or a failure.
             conditions: state of the GPUs in each phase, see `jobs.worker.conditions`.
-
-        Returns:
-            The record.
 
         Raises:
             CannotRecord: if the record cannot be written, e.g. because the disk is full.
@@ -250,12 +237,8 @@ def _holds(folder: Path) -> bool:
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Combine the states of one GPU before and after a run in one dict.
 
-    Args:
-        before: state of the GPU before the run, with its name and UUID.
-        after: state of the GPU after the run.
-
-    Returns:
-        The name and UUID of the GPU, and the other values under the keys "before" and "after".
+    The result has the name and UUID of the GPU, and the other values under the keys "before" and
+    "after".
     """
     which = ("name", "uuid")
     states = {

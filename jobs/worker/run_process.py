@@ -79,9 +79,6 @@ def become_run(request: Request) -> None:
 
     The output goes to the run's log, and CUDA_VISIBLE_DEVICES gets the run's GPUs. The OOM score is
     set so that the kernel kills the run rather than the worker if host memory runs out.
-
-    Args:
-        request: the run to execute.
     """
     if request.log is not None:
         flush()
@@ -108,9 +105,6 @@ def watch_stacks(path: Path) -> None:
     """Make this process write the stacks of its threads to a file at a crash or on a signal.
 
     The signal is DUMP_STACKS. The fork server sends it if a run hangs.
-
-    Args:
-        path: the file.
     """
     try:
         file = path.open("w")
@@ -125,9 +119,6 @@ def run_alone(request: Request) -> None:
     """Call a benchmark in this process, and write its outcome to the run's scratch folder.
 
     This is the main function of the process of a single-process run.
-
-    Args:
-        request: the run to execute.
     """
     become_run(request)
     scratch = Path(request.scratch)
@@ -159,9 +150,6 @@ def execute(request: Request) -> Outcome:
     """Call the `run` function of a benchmark in this process, and return the outcome.
 
     Any exception, even SystemExit, is caught. The outcome then describes the failure.
-
-    Args:
-        request: the run to execute.
     """
     oom: dict[str, int] = {}
     _noted("forget")  # what an earlier run in this process noted
@@ -210,9 +198,7 @@ def _noted(function: str) -> Any:
 def _check_plain(fact: Any, name: str) -> None:
     """Raise an error if a value that a benchmark returned cannot be stored as JSON.
 
-    Args:
-        fact: the value, or a part of it.
-        name: name of the value in error messages, for example "facts.samples_ms".
+    Error messages call it `name`, for example "facts.samples_ms".
     """
     if isinstance(fact, dict):
         for key, value in fact.items():
@@ -255,9 +241,8 @@ def _check_gpus(gpus: list[str]) -> None:
 def _watch_gpu_memory(oom: dict[str, int]) -> None:
     """Observe GPU allocations of torch, and store information about an allocation that fails.
 
-    Args:
-        oom: dict in which the information is stored. "requested_bytes" is the size of the
-            allocation, and "allocated_bytes" is the memory that torch had allocated.
+    In `oom`, "requested_bytes" is the size of the allocation, and "allocated_bytes" is the memory
+    that torch had allocated.
     """
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)

@@ -22,14 +22,7 @@ def run_with_timeout(
     timeout_s: float,
     on_start: Callable[[Child], object],
 ) -> Outcome:
-    """Run a benchmark in a separate process, and return its outcome.
-
-    Args:
-        server: fork server, i.e. the process from which the new process is forked.
-        request: the run to execute.
-        timeout_s: time after which the process is killed, in seconds.
-        on_start: function that is called with the handle of the process.
-    """
+    """Run a benchmark in a separate process, and return its outcome."""
     kills = oom_kills()
     child = server.start(run_alone, request, scratch=request.scratch)
     on_start(child)

@@ -17,8 +17,6 @@ class ForkServers:
     All servers import the same modules, so that runs start equally fast with each checkout.
 
     Args:
-        manifest: manifest of the submission.
-        job: the job.
         gpus: indices or UUIDs of the GPUs that the runs may use on this node.
     """
 

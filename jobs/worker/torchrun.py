@@ -34,9 +34,6 @@ def agent(request: Request) -> None:
 
     A separate process, the agent, executes this function. Before it ends, it writes an
     `AgentReport`, which lists the failed ranks, to the file agent.json in the run's scratch folder.
-
-    Args:
-        request: the run to execute.
     """
     become_run(request)
     scratch = Path(request.scratch)
@@ -53,8 +50,7 @@ def agent(request: Request) -> None:
 def _launch(request: Request) -> list[RankFailure]:
     """Start the ranks of this node with torchrun, and wait until they end.
 
-    Returns:
-        The failed ranks. Empty if all ranks succeeded.
+    Return the failed ranks.
     """
     assert request.nproc_per_node is not None
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -107,10 +103,8 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
     The torchrun agent and the ranks that it started are killed if they are still running.
 
     Args:
-        request: the run.
         kills: value of `oom_kills()` before the run. A larger value now shows that the OOM killer
             killed a process.
-        child: handle of the agent's process.
     """
     exit_code = child.exit_code if child.ended else 0
     child.kill()

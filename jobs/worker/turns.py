@@ -19,12 +19,7 @@ IsResult = Callable[[Record], bool]
 
 
 class Turns:
-    """Plans the rounds of one block for a worker.
-
-    Args:
-        block: the block.
-        manifest: manifest of the submission.
-    """
+    """Plans the rounds of one block for a worker."""
 
     def __init__(self, block: Block, manifest: Manifest):
         self._block = block

@@ -73,7 +73,6 @@ class Worker:
     """Executes one job of a submission on one node.
 
     Args:
-        manifest: manifest of the submission, i.e. the description of its runs and jobs.
         index: index of the job in the manifest.
         in_process: whether to call benchmarks in this process, without isolation and timeout. True
             for `--debug`.
@@ -137,9 +136,8 @@ class Worker:
     def _run_tasks(self, reason: str | None) -> None:
         """Execute and record the runs of the job. Runs that are done are skipped (see `_is_done`).
 
-        Args:
-            reason: why this machine cannot execute the job. The runs are then recorded as
-                unsupported. None if the machine can execute the job.
+        `reason` says why this machine cannot execute the job. The runs are then recorded as
+        unsupported. None: it can execute the job.
         """
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
@@ -191,10 +189,8 @@ class Worker:
     ) -> None:
         """Execute and record an attempt.
 
-        Args:
-            attempt: the attempt.
-            reason: see `_run_tasks`.
-            options: what the round of the block includes. None: the run is in no block.
+        For `reason`, see `_run_tasks`. `options` has what the round of the block includes. None:
+        the run is in no block.
         """
         if reason is not None:
             self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
@@ -286,10 +282,8 @@ class Worker:
         """Write to the file state.json which attempt of a run this worker is executing.
 
         `jobs status` reads the file. If this worker dies, the next worker of the job reads the
-        file, too, and counts the death for the run that was executing.
-
-        Args:
-            attempt: the attempt that begins; None if the worker executes no run.
+        file, too, and counts the death for the run that was executing. `attempt` is None if the
+        worker executes no run.
         """
         state = WorkerState(
             running=attempt.as_state() if attempt else None,
@@ -394,11 +388,7 @@ class Worker:
     # ---- stopping --------------------------------------------------------------------------------
 
     def stop(self, reason: Literal["preempted", "cancelled", "limit"]) -> None:
-        """Kill the run that is executing, and write its record.
-
-        Args:
-            reason: why the worker stops, see `stopped`.
-        """
+        """Kill the run that is executing, and write its record."""
         with blocked_signals():
             if self._current is None:
                 return

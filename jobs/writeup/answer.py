@@ -94,9 +94,7 @@ def render_answer(
     Args:
         template: Markdown with Jinja2.
         study: study of the part. None: the answer needs no records, or there are none.
-        studies: all studies, by name.
         device: kind of GPU, see `Study.results_on`. None: there are no results.
-        registry: numbers the records behind the answer.
     """
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)

@@ -230,8 +230,6 @@ def make_document(
     A sweep that belongs to no problem has a section of its own at the end.
 
     Args:
-        problems: the problems, in order.
-        studies: the results, by name of the study.
         folders: paths of the results folders, as shown.
         notes: notes on what could not be read.
     """

@@ -40,7 +40,6 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
     Of several executions of a run on one kind of device, the figures of the first are returned.
 
     Args:
-        study: the study.
         name: file name without suffix. None: all.
         where: condition on the runs. None: all.
     """

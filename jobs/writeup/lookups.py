@@ -36,10 +36,7 @@ class AnswerLookups:
     """Functions of a template that look up results of one kind of device.
 
     Args:
-        study: study of the part, or None.
-        studies: all studies, by name.
         device: kind of GPU, see `Study.results_on`. None: there are no results.
-        registry: numbers the records behind the answer.
     """
 
     def __init__(

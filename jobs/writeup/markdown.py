@@ -25,7 +25,6 @@ def markdown_report(document: Document, folder: Path) -> str:
     """Return the document as Markdown, and write its plots as PNG files.
 
     Args:
-        document: the document.
         folder: folder of the document. The PNG files are written into its subfolder `PLOTS`.
 
     Raises:

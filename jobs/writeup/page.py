@@ -34,9 +34,6 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(e[-+]?\d+)?")
 def html_report(document: Document) -> str:
     """Return the document as HTML.
 
-    Args:
-        document: the document.
-
     Raises:
         CommandError: if a package that the page needs is not installed.
     """

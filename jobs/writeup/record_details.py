@@ -17,12 +17,7 @@ _CONDITIONS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle")
 
 
 def details(study: Study, record: Record) -> dict[str, Any]:
-    """Return what the document shows of a record, as JSON values. All texts are plain texts.
-
-    Args:
-        study: study of the record.
-        record: the record.
-    """
+    """Return what the document shows of a record, as JSON values. All texts are plain texts."""
     folder = shown_path(study.folder_of(record))
     environment = record.environment
     facts: dict[str, str] = {

@@ -114,9 +114,6 @@ def _has_results(folder: Path) -> bool:
 def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
     """Read results folders. Folders of the same sweep are one study.
 
-    Args:
-        folders: results folders.
-
     Returns:
         The studies by name, and notes on what could not be read.
 

@@ -20,10 +20,7 @@ def attention_flops(
 
     Args:
         phase: "forward", "backward" or "forward_backward". Backward recomputes the scores QK^T.
-        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
-            (batch_size, num_heads, seq_len, head_dim).
-        causal: whether the scores above the diagonal are masked. If True, half of the FLOPs are
-            counted.
+        causal: if True, half of the FLOPs are counted.
     """
     one = 2 * batch_size * num_heads * seq_len * seq_len * head_dim
     total = _ATTENTION_MATMULS[phase] * one
@@ -87,10 +84,9 @@ def tensors_bytes(
 
     Args:
         phase: "forward", "backward" or "forward_backward".
-        rows_q, rows_k: number of queries and of keys of all sequences.
-        heads: number of heads of q, and of k and v.
+        rows_q, rows_k: of all sequences.
+        heads: of q, and of k and v.
         dims: head dimension of q and k, and of v.
-        dtype: dtype of all tensors except the log-sum-exp.
     """
     (q_heads, kv_heads), (head_dim, value_dim) = heads, dims
     q, out = rows_q * q_heads * head_dim, rows_q * q_heads * value_dim
@@ -118,7 +114,6 @@ def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
 
     Args:
         phase: "forward" or "backward".
-        head_dim: head dimension of q, k and v.
     """
     products = {"forward": 2, "backward": 4}[phase]
     return _SOFTMAX_OPERATIONS[phase] / (products * 2 * head_dim)
@@ -136,9 +131,7 @@ def attention_bytes(
 
     Args:
         phase: "forward", "backward" or "forward_backward".
-        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
-            (batch_size, num_heads, seq_len, head_dim).
-        dtype: dtype of all tensors except the log-sum-exp: "bf16", "fp16", "tf32" or "fp32".
+        dtype: of all tensors except the log-sum-exp: "bf16", "fp16", "tf32" or "fp32".
     """
     rows = batch_size * num_heads * seq_len
     tensor, lse = rows * head_dim * DTYPE_BYTES[dtype], rows * 4
@@ -163,10 +156,7 @@ def materialised_attention_bytes(
     q, k, v and the gradient of the output are counted all the time.
 
     Args:
-        batch_size, num_heads, seq_len, head_dim: sizes of q, k and v, which have the shape
-            (batch_size, num_heads, seq_len, head_dim).
-        dtype: dtype of all tensors except the mask: "bf16", "fp16", "tf32" or "fp32".
-        causal: whether there is a causal mask.
+        dtype: of all tensors except the mask: "bf16", "fp16", "tf32" or "fp32".
 
     Returns:
         Dict with the keys "forward_peak", "saved" (between forward and backward) and

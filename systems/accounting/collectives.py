@@ -18,9 +18,9 @@ def ring_bytes(size_bytes: float, world_size: float) -> float:
     Each rank sends one chunk of size_bytes / world_size bytes in each of world_size - 1 steps.
 
     Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1. It may be fractional, so that callers can solve for
-            the number of ranks at which a time limit is reached.
+        size_bytes: size of the whole tensor.
+        world_size: at least 1. It may be fractional, so that callers can solve for the number of
+            ranks at which a time limit is reached.
 
     Raises:
         ValueError: if world_size is less than 1.
@@ -34,9 +34,9 @@ def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -
     """Return the time of a ring all-gather, in seconds.
 
     Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1; may be fractional.
-        bandwidth: number of bytes/s that one rank sends.
+        size_bytes: size of the whole tensor.
+        world_size: at least 1; may be fractional.
+        bandwidth: bytes/s that one rank sends.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -44,10 +44,7 @@ def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -
 def reduce_scatter_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
     """Return the time of a ring reduce-scatter, in seconds. It equals the time of an all-gather.
 
-    Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1; may be fractional.
-        bandwidth: number of bytes/s that one rank sends.
+    The arguments are those of `all_gather_seconds`.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -56,11 +53,7 @@ def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -
     """Return the time of a ring all-reduce, in seconds.
 
     An all-reduce is a reduce-scatter followed by an all-gather, so it takes the sum of their times.
-
-    Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1; may be fractional.
-        bandwidth: number of bytes/s that one rank sends.
+    The arguments are those of `all_gather_seconds`.
     """
     scatter = reduce_scatter_seconds(size_bytes, world_size, bandwidth)
     return scatter + all_gather_seconds(size_bytes, world_size, bandwidth)
@@ -77,10 +70,7 @@ def whole_tensor_all_reduce_seconds(
     receives to its own. This algorithm takes world_size / 2 times as long as an all-reduce in which
     ranks send chunks (`all_reduce_seconds`).
 
-    Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1; may be fractional.
-        bandwidth: number of bytes/s that one rank sends.
+    The arguments are those of `all_gather_seconds`.
     """
     return world_size * ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -93,8 +83,7 @@ def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
     bandwidth of the link for any number of ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
 
     Args:
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1.
+        size_bytes: size of the whole tensor.
     """
     return 2 * ring_bytes(size_bytes, world_size)
 
@@ -104,14 +93,12 @@ def predicted_all_reduce_seconds(
 ) -> float | None:
     """Return the predicted time of a ring all-reduce between devices of one kind, in seconds.
 
-    Args:
-        device_name: name of the device of each rank, for example "NVIDIA H200" (as in nvidia-smi).
-            `hardware.py` lists the known names.
-        size_bytes: size of the whole tensor, in bytes.
-        world_size: number of ranks, at least 1.
+    The result is None if the link bandwidth of the device is unknown.
 
-    Returns:
-        Time in seconds, or None if the link bandwidth of the device is unknown.
+    Args:
+        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
+            names.
+        size_bytes: size of the whole tensor.
     """
     bandwidth = link_bandwidth(device_name)
     return None if bandwidth is None else all_reduce_seconds(size_bytes, world_size, bandwidth)

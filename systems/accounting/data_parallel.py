@@ -53,12 +53,8 @@ def rank_state_bytes(
     Args:
         strategy: "ddp", "zero1", "zero2", "zero3" or "sharded_optimizer". zero1 to zero3 are the
             stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's ShardedOptimizer.
-        state: bytes of the whole model, with the keys "weights", "gradients" and
-            "optimizer_state", as returned by `transformer.model_state_bytes`.
-        world_size: number of ranks, at least 1.
-
-    Returns:
-        Bytes on one rank, with the same keys as `state`.
+        state: bytes of the whole model, as returned by `transformer.model_state_bytes`. The result
+            has the same keys.
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -78,11 +74,9 @@ def step_sent_bytes(
     sends the same number of bytes on average over the ranks.
 
     Args:
-        strategy: "ddp", "zero1", "zero2", "zero3" or "sharded_optimizer". zero1 to zero3 are the
-            stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's ShardedOptimizer.
+        strategy: see `rank_state_bytes`.
         state: bytes of the whole model, with the keys "weights" and "gradients", in the dtypes in
             which these tensors are sent.
-        world_size: number of ranks, at least 1.
 
     Returns:
         Dict from (collective, tensor), for example ("reduce_scatter", "gradients"), to bytes.
@@ -117,7 +111,7 @@ def ddp_overhead_seconds(
         communication + (buckets - 1) * max(0, communication - backward)
 
     Args:
-        size_bytes: size of all gradients, in bytes.
+        size_bytes: of all gradients.
         bandwidth: algorithm bandwidth of nccl-tests, in bytes/s: size_bytes / t, where t is the
             time of one all-reduce of all gradients, without the fixed cost of the all-reduce.
         call_seconds: fixed cost of each all-reduce, in seconds.
@@ -145,9 +139,7 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
     sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
 
     Args:
-        size_bytes: size of all gradients, in bytes.
-        bandwidth: algorithm bandwidth of the all-reduce, in bytes/s, as in `ddp_overhead_seconds`.
-        call_seconds: fixed cost of each all-reduce, in seconds.
+        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
 
     Raises:
         ValueError: if call_seconds is not positive. Without a fixed cost, more buckets would always
@@ -167,9 +159,7 @@ def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) 
     need not be a multiple of this size.
 
     Args:
-        size_bytes: size of all gradients, in bytes.
-        bandwidth: algorithm bandwidth of the all-reduce, in bytes/s, as in `ddp_overhead_seconds`.
-        call_seconds: fixed cost of each all-reduce, in seconds.
+        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -187,12 +177,9 @@ def predicted_ddp_overhead_seconds(
     The all-reduces are predicted to be ring all-reduces at the full bandwidth of the links.
 
     Args:
-        device_name: name of the device of each rank, for example "NVIDIA H200" (as in nvidia-smi).
-            `hardware.py` lists the known names.
-        size_bytes: size of all gradients, in bytes.
-        world_size: number of ranks, at least 1.
-        call_seconds: fixed cost of each all-reduce, in seconds.
-        buckets: number of buckets into which the gradients are divided, at least 1.
+        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
+            names.
+        size_bytes, call_seconds: as in `ddp_overhead_seconds`.
         backward_seconds: time of the whole backward, in seconds. None means that backward takes as
             long as one all-reduce of all gradients without its fixed cost.
 

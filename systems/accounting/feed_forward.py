@@ -82,10 +82,8 @@ class FeedForward:
     """Sizes of a feed-forward layer.
 
     Args:
-        d_model, d_ff: width and hidden width of the layer.
-        matrices: number of weight matrices.
-        element_bytes: number of bytes per element. Weights, activations and the tensors in
-            collectives all have this element size.
+        d_ff: hidden width of the layer.
+        element_bytes: of weights, activations and the tensors in collectives.
     """
 
     d_model: int
@@ -106,9 +104,8 @@ class Machine:
     along the tensor axis (tensor parallel).
 
     Args:
-        flops: peak FLOP/s of the device.
-        batch_bandwidth: number of bytes/s that the device sends along the batch axis.
-        tensor_bandwidth: number of bytes/s that the device sends along the tensor axis.
+        flops: peak FLOP/s.
+        batch_bandwidth, tensor_bandwidth: bytes/s that the device sends along the axis.
         shared_links: whether both axes use the same links, one after the other.
     """
 
@@ -131,15 +128,11 @@ def machine(
     of the layer along the tensor axis.
 
     Args:
-        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi).
-            `hardware.py` lists the known names.
-        dtype: dtype of the matmuls, for example "bf16".
-        batch_axes: number of axes of a TPU's torus that form the batch axis; 1 for a GPU. It is
-            called M_X in How to Scale Your Model, part 5.
-        tensor_axes: number of axes of a TPU's torus that form the tensor axis; 1 for a GPU. It is
-            called M_Y in How to Scale Your Model, part 5.
-        shared_links: whether the batch axis and the tensor axis use the same links, one after the
-            other.
+        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
+            names.
+        batch_axes, tensor_axes: number of axes of a TPU's torus that form the axis; 1 for a GPU.
+            They are called M_X and M_Y in How to Scale Your Model, part 5.
+        shared_links: whether both axes use the same links, one after the other.
     """
     flops, link = peak_flops(device_name, dtype), link_bandwidth(device_name)
     if flops is None or link is None:
@@ -148,24 +141,14 @@ def machine(
 
 
 def device_flops(which: Pass, layer: FeedForward, tokens: float, devices: float) -> float:
-    """Return the number of matmul FLOPs of one device in a forward or a backward of the layer.
-
-    Args:
-        which, layer, tokens: see the module docstring.
-        devices: number of devices.
-    """
+    """Return the number of matmul FLOPs of one device in a forward or a backward of the layer."""
     return {"forward": 2, "backward": 4}[which] * layer.weights * tokens / devices
 
 
 def compute_seconds(
     which: Pass, layer: FeedForward, tokens: float, on: Machine, devices: float
 ) -> float:
-    """Return the time, in seconds, of the matmuls of a forward or a backward at peak FLOP/s.
-
-    Args:
-        which, layer, tokens, on: see the module docstring.
-        devices: number of devices.
-    """
+    """Return the time, in seconds, of the matmuls of a forward or a backward at peak FLOP/s."""
     return device_flops(which, layer, tokens, devices) / on.flops
 
 
@@ -185,11 +168,8 @@ def communication_seconds(
     axis. If they share links (`on.shared_links`), the result is the sum of both times.
 
     Args:
-        which, layer, tokens, on: see the module docstring.
         batch: "dp" (weights are replicated along the batch axis) or "fsdp" (weights are sharded).
-        batch_devices: number of devices over which the batch is split, at least 1; may be
-            fractional.
-        tensor_devices: number of devices over which the hidden width is split, at least 1; may be
+        batch_devices, tensor_devices: number of devices along each axis, at least 1; may be
             fractional.
     """
     weights = layer.element_bytes * layer.weights / tensor_devices
@@ -212,10 +192,6 @@ class Limit:
 
     The number of devices is batch_devices * tensor_devices. Neither factor is rounded. A factor is
     infinite if communication never takes longer than computation.
-
-    Args:
-        batch_devices: number of devices over which the batch is split.
-        tensor_devices: number of devices over which the hidden width is split.
     """
 
     batch_devices: float
@@ -231,9 +207,6 @@ def batch_limit(which: Pass, layer: FeedForward, tokens: float, on: Machine, bat
 
     With more devices, communication takes longer than computation. The limit is 1 + a, where the
     module docstring defines a. It is infinite for DP in forward, which has no communication.
-
-    Args:
-        which, layer, tokens, on, batch: see the module docstring.
     """
     a, _ = _slack(which, layer, tokens, on, batch)
     return Limit(1 + a, 1)
@@ -244,9 +217,6 @@ def tensor_limit(which: Pass, layer: FeedForward, on: Machine) -> Limit:
 
     With more devices, communication takes longer than computation. The limit is 1 + b, where the
     module docstring defines b. It does not depend on the size of the batch.
-
-    Args:
-        which, layer, on: see the module docstring.
     """
     _, b = _slack(which, layer, 1, on, "dp")
     return Limit(1, 1 + b)
@@ -260,9 +230,6 @@ def mesh_limit(
     With more devices, communication takes longer than computation. The module docstring has the
     formulas for separate links and for shared links. With shared links, it may be best to split
     only the batch or only the hidden width. The other number of devices is then 1.
-
-    Args:
-        which, layer, tokens, on, batch: see the module docstring.
     """
     a, b = _slack(which, layer, tokens, on, batch)
     if not on.shared_links or math.isinf(a):
@@ -293,9 +260,7 @@ def compute_bound_tokens(
     is (n_d - 1)/a + (n_t - 1)/b = 1. a is proportional to the batch B, and b does not depend on B.
 
     Args:
-        which, layer, on: see the module docstring.
-        batch_devices: number of devices n_d over which the batch is split.
-        tensor_devices: number of devices n_t over which the hidden width is split.
+        batch_devices, tensor_devices: n_d and n_t.
         long_rings: whether to take the factor (n-1)/n of a ring of n devices as 1, as How to Scale
             Your Model does.
 
@@ -323,9 +288,6 @@ def balanced_mesh_tokens(which: Pass, layer: FeedForward, on: Machine) -> float:
 
     For two matrices and bf16 it is alpha^2 / (M_X M_Y F) in forward (Austin et al. 2025, How to
     Scale Your Model, part 5), with alpha = C / W and M_X and M_Y axes of the torus.
-
-    Args:
-        which, layer, on: see the module docstring.
     """
     a_of_one, b = _slack(which, layer, 1, on, "fsdp")
     return (4 if on.shared_links else 1) / (a_of_one * b)
@@ -338,8 +300,7 @@ def pipeline_bubble(stages: int, microbatches: int) -> float:
     a microbatch and communication takes none. Source: Huang et al. 2019, "GPipe", section 2.3.
 
     Args:
-        stages: number of stages, at least 1. Each stage has the same share of the layers.
-        microbatches: number of microbatches of a step, at least 1.
+        stages: each has the same share of the layers.
 
     Raises:
         ValueError: if stages or microbatches is less than 1.
@@ -359,9 +320,6 @@ def _slack(
     If only the batch is split over n_d devices, communication takes no more time than computation
     as long as n_d - 1 is at most a. If only the hidden width is split over n_t devices, the
     condition is that n_t - 1 is at most b.
-
-    Args:
-        which, layer, tokens, on, batch: see the module docstring.
     """
     a = 2 * tokens * on.batch_bandwidth / (layer.element_bytes * on.flops)
     if batch == "dp" and which == "forward":

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 class _Device:
     """Speed and memory of one device, from its datasheet.
 
-    Args:
-        flops: peak FLOP/s without sparsity, by dtype name. On a GPU, bf16, fp16 and tf32 use
-            tensor cores, and fp32 does not.
-        memory: size of the memory, in bytes.
-        link: number of bytes/s that the device can send to other devices; None if unknown. For a
-            GPU, this is the total of all its NVLinks. For a TPU, it is the bandwidth of one axis of
-            the torus, in both directions.
+    `flops` is the peak FLOP/s without sparsity, by dtype name. On a GPU, bf16, fp16 and tf32 use
+    tensor cores, and fp32 does not. `memory` is in bytes. `link` is the number of bytes/s that the
+    device can send to other devices, or None if unknown. For a GPU, this is the total of all its
+    NVLinks. For a TPU, it is the bandwidth of one axis of the torus, in both directions.
     """
 
     flops: dict[str, float]
@@ -54,8 +51,8 @@ def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
     """Return the peak FLOP/s of a device without sparsity, or None if unknown.
 
     Args:
-        gpu_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
-        dtype: dtype name: "bf16", "fp16", "tf32" or "fp32".
+        gpu_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+        dtype: "bf16", "fp16", "tf32" or "fp32".
     """
     device = _DEVICES.get(gpu_name or "")
     return device.flops.get(dtype) if device else None
@@ -68,7 +65,7 @@ def link_bandwidth(device_name: str | None) -> float | None:
     bandwidth of one axis of the torus, in both directions.
 
     Args:
-        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+        device_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
     """
     device = _DEVICES.get(device_name or "")
     return device.link if device else None
@@ -78,7 +75,7 @@ def memory_bytes(device_name: str | None) -> float | None:
     """Return the size of the memory of a device in bytes, or None if unknown.
 
     Args:
-        device_name: name of the device, for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+        device_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
     """
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

@@ -41,8 +41,6 @@ def derive(question: str, formula: str, *steps: str) -> None:
     """Print a calculation: a question, the formula that answers it, and the steps to the result.
 
     Args:
-        question: what is computed, in words.
-        formula: formula with symbols.
         steps: lines that follow the formula, each after an equals sign. The first one is usually
             the formula with numbers, and the last one is the result.
     """
@@ -52,11 +50,7 @@ def derive(question: str, formula: str, *steps: str) -> None:
 
 
 def table(rows: list[list[str]]) -> None:
-    """Print a table with aligned columns.
-
-    Args:
-        rows: cells of each row. All rows have the same length, and the first row is the heading.
-    """
+    """Print a table with aligned columns. The first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for row in rows:

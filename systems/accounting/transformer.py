@@ -101,7 +101,6 @@ def transformer_flops(
     Args:
         phase: "forward", "backward", "forward_backward" or "train_step". The last two have equal
             counts, because the optimizer has no matmuls.
-        size, batch_size, context_length: see the module docstring.
     """
     tokens = batch_size * context_length
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
@@ -146,9 +145,6 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
     """Return the bytes of weights, gradients and AdamW state of the model.
 
-    Args:
-        size, precision: see the module docstring.
-
     Returns:
         Dict with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
         the optimizer state.
@@ -158,11 +154,7 @@ def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, 
 
 
 def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Return the bytes of the gradients of all parameters of one Transformer block.
-
-    Args:
-        size, precision: see the module docstring.
-    """
+    """Return the bytes of the gradients of all parameters of one Transformer block."""
     gains = block_parameters(size)["norms"]
     return _state_bytes(_block_matrices(size), gains, precision)["gradients"]
 
@@ -171,9 +163,6 @@ def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
     """Return the bytes of the 16-bit copies of weights that autocast saves for backward.
 
     The result is 0 for a precision without autocast.
-
-    Args:
-        size, precision: see the module docstring.
     """
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
@@ -184,9 +173,6 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     The step reads weights, gradients and optimizer state, and writes weights and optimizer state. A
     weight that has a float32 master weight is written but not read, because the step reads the
     master weight instead.
-
-    Args:
-        size, precision: see the module docstring.
     """
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -202,9 +188,6 @@ def residual_stream_bytes(
     """Return the bytes of the input of one Transformer block (one tensor of the residual stream).
 
     The tensor has the shape (batch_size, context_length, d_model).
-
-    Args:
-        size, batch_size, context_length, precision: see the module docstring.
     """
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
@@ -218,11 +201,7 @@ def block_saved_bytes(
 ) -> dict[str, int]:
     """Return the bytes of the tensors that one block saves for backward, except its weights.
 
-    Args:
-        size, batch_size, context_length, precision, attention: see the module docstring.
-
-    Returns:
-        Dict from a description of each tensor to the bytes of the tensor.
+    The keys of the dict describe the tensors.
     """
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
@@ -276,10 +255,6 @@ def activation_bytes(
 
     Without activation checkpointing, the peak is at the end of forward. With activation
     checkpointing, it may also be in backward, after a segment of blocks was recomputed.
-
-    Args:
-        size, batch_size, context_length, precision, attention, checkpoint_every: see the module
-            docstring.
     """
     point = (size, batch_size, context_length, precision, attention, checkpoint_every)
     return max(saved for saved, _ in _moments(*point))
@@ -297,10 +272,6 @@ def _moments(
 
     These times are the end of forward, the start of the backward of each block (with
     checkpointing: of each recomputed segment of blocks), and the end of backward.
-
-    Args:
-        size, batch_size, context_length, precision, attention: see the module docstring.
-        checkpoint_every: number of blocks per checkpoint; 0 for no checkpointing.
 
     Returns:
         (bytes of activations saved for backward, bytes of gradients) for each time.
@@ -348,9 +319,6 @@ def best_checkpoint_interval(
     near sqrt(num_layers * c / b). Here c is the number of bytes of a checkpoint (the input of a
     block), and b is the number of bytes that a block saves for backward. Chen et al. 2016, section
     4.1, has the same formula for c = b.
-
-    Args:
-        size, batch_size, context_length, precision, attention: see the module docstring.
     """
 
     def bytes_with(k: int) -> int:
@@ -374,8 +342,6 @@ def peak_memory_bytes(
         phase: "forward", "forward_backward" or "train_step". The first two have no optimizer state.
             "forward" keeps the tensors that it saves for backward. "train_step" is any step
             after the first, so the optimizer state exists. Gradients are freed between steps.
-        size, batch_size, context_length, precision, attention, checkpoint_every: see the module
-            docstring.
 
     Raises:
         ValueError: if phase is unknown.

@@ -261,16 +261,10 @@ def _machine(short: str, shared_links: bool = False) -> Machine:
 
 
 def _columns(shared_links: bool = False) -> dict[str, Machine]:
-    """Return the columns of a table that compares devices.
+    """Return the columns of a table that compares devices: heading -> speed of its devices.
 
-    Devices with the same speed, for example H100 and H200, share a column.
-
-    Args:
-        shared_links: whether data parallelism and tensor parallelism use the same links.
-
-    Returns:
-        Dict from the heading of each column to the speed of its devices. The heading has the names
-        of all these devices.
+    Devices with the same speed, for example H100 and H200, share a column, and its heading has all
+    their names.
     """
     names: dict[Machine, list[str]] = {}
     for short in DEVICES:

@@ -39,9 +39,6 @@ def saved_bytes(tokens: int) -> int:
 
     Each block saves the inputs of its two matrices: d_model elements per token for W_in, and d_ff
     elements per token for W_out.
-
-    Args:
-        tokens: number of tokens whose activations are saved.
     """
     return LAYER.element_bytes * BLOCKS * (LAYER.d_model + LAYER.d_ff) * tokens
 
@@ -53,8 +50,8 @@ def devices_worth(tokens: int, memory_bytes: float) -> int:
     gradients and AdamW moments, in float32.
 
     Args:
-        tokens: number of tokens whose activations are saved.
-        memory_bytes: memory of one device, in bytes.
+        tokens: tokens whose activations are saved.
+        memory_bytes: memory of one device.
     """
     return math.ceil((sum(state_bytes().values()) + saved_bytes(tokens)) / memory_bytes)
 
@@ -68,8 +65,7 @@ def fsdp_device_bytes(tokens: int, devices: int) -> float:
     S / N + (A / 2) / N + A / 2.
 
     Args:
-        tokens: number of tokens on each device. A is the number of bytes that these tokens save.
-        devices: number of devices N.
+        tokens: tokens on each device. A is the number of bytes that these tokens save.
     """
     half = saved_bytes(tokens) / 2
     return (sum(state_bytes().values()) + half) / devices + half
@@ -82,8 +78,8 @@ def fsdp_devices(tokens: int, memory_bytes: int) -> int | None:
     `fsdp_device_bytes` computes the bytes on a device, with half of the saved activations sharded.
 
     Args:
-        tokens: number of tokens on each device.
-        memory_bytes: memory of one device, in bytes.
+        tokens: tokens on each device.
+        memory_bytes: memory of one device.
 
     Returns:
         The number of devices, or None if the model does not fit on any number of devices, because

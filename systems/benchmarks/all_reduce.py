@@ -120,9 +120,7 @@ def _check(buffers: list[torch.Tensor]) -> None:
 def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], list[float], int]:
     """Measure latency and throughput. All ranks must call this function.
 
-    Args:
-        params: parameters of the benchmark.
-        buffers: buffers to reduce. Consecutive calls use different buffers in turn.
+    Consecutive calls use different buffers in turn.
 
     Returns:
         Three values: a list of latency samples and a list of throughput samples, both in
@@ -150,11 +148,7 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
     """Issue `calls` asynchronous all-reduces back to back; return the milliseconds per call.
 
     With Gloo, a call is issued only after the previous call on the same buffer has finished.
-
-    Args:
-        buffers: buffers to reduce. Consecutive calls use different buffers in turn.
-        calls: number of all-reduces.
-        backend: "gloo" or "nccl".
+    Consecutive calls use different buffers in turn.
     """
     import torch.distributed as dist
 
@@ -199,12 +193,8 @@ def _fill(buffer: torch.Tensor, factor: int) -> None:
 def _count_wrong(buffer: torch.Tensor, factor: int) -> int:
     """Return the number of elements that are wrong after an all-reduce of a test pattern.
 
-    The right elements are those that `_fill` would write with `factor`. The buffer is compared in
-    pieces, to save memory.
-
-    Args:
-        buffer: buffer after the all-reduce.
-        factor: sum of the factors with which the ranks filled their buffers.
+    The right elements are those that `_fill` would write with `factor`, which is the sum of the
+    factors of all ranks. The buffer is compared in pieces, to save memory.
     """
     import torch
 

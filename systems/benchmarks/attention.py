@@ -240,13 +240,8 @@ def _predicted_work(params: Params) -> tuple[dict[str, int], dict[str, int]]:
 def _check(call: AttentionCall, first: AttentionResult) -> dict[str, Any]:
     """Check the results of attention for the timed values and for new ones in the same buffers.
 
-    Args:
-        call: the attention, after `_measure`.
-        first: results of its first call.
-
-    Returns:
-        The facts relative_error, rows_error, relative_error_after, rows_error_after and
-        checking_seconds, see `run`.
+    Call it after `_measure`. Returns the facts relative_error, rows_error, relative_error_after,
+    rows_error_after and checking_seconds, see `run`.
     """
     assert call.timed is not None
     started = time.perf_counter()
@@ -273,9 +268,8 @@ def _add_sustained(
 ) -> dict[str, int]:
     """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
 
-    Returns:
-        The number of calls by phase. Without backward_sustained, because forward runs between its
-        calls.
+    Returns the number of calls by phase, without backward_sustained, because forward runs between
+    its calls.
     """
     from systems.measure.sustained import sustained_ms
     from systems.measure.windows import during
@@ -297,11 +291,7 @@ def _measure(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Measure the time and, on a GPU, the peak memory of each phase.
 
-    Args:
-        call: the attention.
-        params: parameters of the benchmark.
-        device: device of the attention.
-        keep: whether to keep the results of a timed call in `call.timed`.
+    With keep, the results of a timed call stay in `call.timed`.
 
     Returns:
         Two dicts. The first has the keys samples_ms and peak_memory_bytes, with a value for each

@@ -145,10 +145,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """Check and measure the training. The default process group must be initialized.
 
     Result and exceptions are those of `run`.
-
-    Args:
-        params: parameters of the benchmark.
-        device: device of this rank.
     """
     import torch
     import torch._dynamo
@@ -218,15 +214,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
     """Profile training steps with another strategy than that of `params`.
 
-    All ranks must call this function.
-
-    Args:
-        strategy: how gradients are averaged, for example "naive".
-        params: parameters of the benchmark. Their strategy is not used.
-        device: device of this rank.
-
-    Returns:
-        Timelines of the last profiled step on all ranks, in rank order.
+    All ranks must call this function. Returns the timelines of the last profiled step on all ranks,
+    in rank order.
     """
     import torch.distributed as dist
 
@@ -285,11 +274,8 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
     Exposed communication is here the time from the end of backward to the end of communication.
     `accounting.ddp_overhead_seconds` predicts it from measured values: the latency and the
-    bandwidth of an all-reduce, and the duration of backward. All ranks must call this function.
-
-    Args:
-        params: parameters of the benchmark.
-        alone: training without communication. Its backward is timed.
+    bandwidth of an all-reduce, and the duration of backward. All ranks must call this function. The
+    backward of `alone` is timed.
 
     Returns:
         call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
@@ -352,10 +338,6 @@ def _all_reduce_seconds(elements: int, device: torch.device) -> float:
     that of another.
 
     All ranks must call this function.
-
-    Args:
-        elements: number of elements to reduce.
-        device: device of this rank.
     """
     import torch
     import torch.distributed as dist

@@ -159,10 +159,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """Check and measure the training. The default process group must be initialized.
 
     Result and exceptions are those of `run`.
-
-    Args:
-        params: parameters of the benchmark.
-        device: device of this rank.
     """
     import torch.distributed as dist
 
@@ -227,9 +223,6 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
     An all-gather is in time if it ends while computation is running. Otherwise computation may have
     waited for it.
-
-    Args:
-        steps: timelines of the profiled steps.
 
     Returns:
         gathers: number of all-gathers per step.
@@ -322,16 +315,8 @@ def _fully_shard(
 ) -> nn.Module:
     """Apply torch's FSDP2 to each block and to the model.
 
-    Args:
-        module: the TransformerLM.
-        dtype: dtype of all-gathers, computation and reduce-scatters. None means the dtype of the
-            weights.
-        device: device of this rank.
-        compiled: whether to compile each block.
-        strategy: "fsdp2", or "fsdp2_prefetch" to prefetch the next two blocks explicitly.
-
-    Returns:
-        The same module, now sharded.
+    It communicates and computes in `dtype`, or in that of the weights if it is None. With the
+    strategy fsdp2_prefetch, the next two blocks are prefetched explicitly.
     """
     import torch
     import torch.distributed as dist

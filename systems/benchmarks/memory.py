@@ -194,10 +194,7 @@ def _step_on_gpu(
 ) -> tuple[dict[str, int], dict[str, Any]]:
     """Run one step, measure its memory, and draw the memory in use over time.
 
-    Args:
-        training: the measured training, after its warm-up.
-        params: parameters of the benchmark.
-        phases: methods that run the phases of the step, by name of the phase.
+    Call it after the warm-up.
 
     Returns:
         Two dicts. The first has the peak memory of each phase and of the step, in bytes. The second
@@ -241,13 +238,8 @@ def _timeline(
 ) -> dict[str, Any]:
     """Read and draw the recorded history of the CUDA allocator.
 
-    Args:
-        params: parameters of the benchmark, for the title of the drawing.
-        phases: names of the phases of the step.
-        owned: for each kind of memory, such as "weights", its tensors by name.
-
-    Returns:
-        timeline_peak_bytes, peak_phase, at_peak and largest_allocations: see `run`.
+    `owned` has the tensors by name of each kind of memory, such as "weights". Returns
+    timeline_peak_bytes, peak_phase, at_peak and largest_allocations, see `run`.
     """
     import torch
 

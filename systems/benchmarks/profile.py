@@ -178,10 +178,7 @@ def _profile(training: Training, trace: Path) -> None:
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
     """Compare the times of each phase with a profiler and without a profiler.
 
-    Args:
-        facts: results of the profiled steps, with the keys range_ms (time of each phase) and, if
-            the profiler is torch.profiler, kernel_ms (time of all kernels of each phase).
-        samples: times of each phase without a profiler, in milliseconds.
+    The samples, in milliseconds, are those without a profiler.
 
     Returns:
         range_over_clock: range_ms of each phase, divided by the median of its samples.

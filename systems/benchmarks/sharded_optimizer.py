@@ -111,10 +111,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """Check and measure the training. The default process group must be initialized.
 
     Result and exceptions are those of `run`.
-
-    Args:
-        params: parameters of the benchmark.
-        device: device of this rank.
     """
     import torch.distributed as dist
 

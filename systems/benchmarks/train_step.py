@@ -185,12 +185,7 @@ def _measure(params: Params) -> dict[str, Any]:
 def _peaks(phases: Phases, training: Training) -> dict[str, int]:
     """Measure the peak memory of each phase and of the whole step, in bytes.
 
-    Args:
-        phases: methods that run the phases of the step, by name of the phase.
-        training: training to which the phases belong.
-
-    Returns:
-        Bytes by phase. The whole step has the key train_step. {} on a CPU.
+    The whole step has the key train_step. The result is {} on a CPU.
     """
     from systems.measure.peak_memory import peak_memory_by_phase
 
@@ -210,17 +205,9 @@ def _once_seconds(
     """Estimate the seconds spent on compilation and on the capture of CUDA graphs.
 
     The estimate is the sum of two times: the time of warm-up and capture before the first step, and
-    the time by which the first step is longer than the mean of later steps.
-
-    Args:
-        training: the measured training.
-        warmup_steps: number of steps that are not in `samples`.
-        first_step: time of the first step, in milliseconds.
-        samples: milliseconds of each phase.
-
-    Returns:
-        The seconds. None if nothing is compiled or captured, or if there is no step after the first
-        step.
+    the time by which the first step is longer than the mean of later steps. Times of steps and
+    samples are in milliseconds. The first `warmup_steps` steps are not in `samples`. The result is
+    None if nothing is compiled or captured, or if there is no step after the first one.
     """
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:

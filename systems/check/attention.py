@@ -129,7 +129,7 @@ def cases(
 
     Args:
         on_gpu: whether to include large shapes.
-        dtypes: dtypes to check; None for bf16, fp16 and fp32.
+        dtypes: None for bf16, fp16 and fp32.
         seq_lens, head_dims: with these, the shapes are all their combinations, with one head.
     """
     shapes = SHAPES + (LARGE_SHAPES if on_gpu else [])
@@ -158,10 +158,7 @@ def check_attention(
     After a CUDA error no case can run, so the iteration ends.
 
     Args:
-        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
-        grid: cases to check.
-        device: device on which to check.
-        budget_s: time budget in seconds.
+        reference: such as `my_kernels/flash.py:MyFlash`.
     """
     end = time.monotonic() + budget_s
     to_explain = EXPLAINED_CASES

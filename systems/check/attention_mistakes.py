@@ -28,12 +28,10 @@ def explain(
     """Return what a wrong tensor looks like, or None if no known mistake explains it.
 
     Args:
-        given: the wrong tensor, (batch, heads, seq_len, head_dim).
-        exact: the right tensor in float64.
-        name: which tensor it is: out, dq, dk or dv.
+        given: (batch, heads, seq_len, head_dim).
+        exact: float64.
+        name: out, dq, dk or dv.
         inputs: q, k and v.
-        dout: gradient of the output.
-        is_causal: whether attention has a causal mask.
         tolerance: relative L2 error up to which two tensors count as equal.
     """
     given = given.double()

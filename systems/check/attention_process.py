@@ -40,10 +40,7 @@ def check_in_child(
     refused.
 
     Args:
-        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
-        grid: cases to check.
-        on_gpu: whether to check on the GPU, else on the CPU.
-        budget_s: time budget in seconds.
+        reference: such as `my_kernels/flash.py:MyFlash`.
 
     Raises:
         NotImportable: if the code cannot be imported.

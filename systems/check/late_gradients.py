@@ -21,9 +21,6 @@ def watch_gradients(training: ParallelTraining) -> None:
 
     Afterwards, `training.optimizer_step` raises WrongOutput on all ranks if a gradient of any rank
     has changed since `training.synchronize_gradients`. All ranks must call both.
-
-    Args:
-        training: the training of this rank.
     """
     synchronize, step = training.synchronize_gradients, training.optimizer_step
     kept: dict[str, Tensor] | None = None  # None: not synchronized since the last update

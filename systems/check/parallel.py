@@ -77,7 +77,7 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
 
     Args:
         kind: ddp, fsdp or optimizer.
-        reference: reference to the implementation, such as `my_ddp.py:MyDDP`.
+        reference: such as `my_ddp.py:MyDDP`.
         backend: gloo for CPUs, nccl for GPUs.
     """
     for world_size in WORLD_SIZES:
@@ -156,9 +156,7 @@ def _errors(
 ) -> dict[str, float]:
     """Train a few steps and compare them with a single process, then compare another step.
 
-    Args:
-        kind, reference, backend, case, device: what is checked.
-        differs: whether the model has other weights on each rank before it is wrapped.
+    With differs, the model has other weights on each rank before it is wrapped.
     """
     import importlib
 

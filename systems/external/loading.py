@@ -24,7 +24,7 @@ def load(text: str) -> Any:
     other file is imported like a script: it can import files in its folder.
 
     Args:
-        text: the reference, such as `my_kernels/flash.py:MyFlash`.
+        text: such as `my_kernels/flash.py:MyFlash`.
 
     Raises:
         BadReference: if the file or the name does not exist.

@@ -28,8 +28,8 @@ class Implementation:
     """Validator of a parameter that selects an implementation. Use it in `Annotated[str, ...]`.
 
     Args:
-        kind: what is implemented, a key of `systems.external.source.KINDS`.
-        names: names of the implementations of this project.
+        kind: a key of `systems.external.source.KINDS`.
+        names: the implementations of this project.
     """
 
     kind: str

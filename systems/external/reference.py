@@ -90,8 +90,8 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
     (namespace packages) are found, too. The current folder is searched first.
 
     Args:
-        name: dotted name of the module.
-        folders: folders to search before the other folders.
+        name: dotted name.
+        folders: searched before the other folders.
     """
     first, *rest = name.split(".")
     file, inside = _in_folders(first, [*map(str, folders), os.getcwd(), *sys.path])
@@ -106,7 +106,6 @@ def is_importable(name: str, folders: Iterable[Path] = ()) -> bool:
     """Return whether there is a top-level module with this name, of any kind, without importing it.
 
     Args:
-        name: name of the module.
         folders: folders to search, too.
     """
     paths = [*map(str, folders), os.getcwd()]

@@ -51,7 +51,6 @@ def check_source(reference: Reference, kind: str) -> None:
     """Check the source of an external implementation without executing it.
 
     Args:
-        reference: the implementation.
         kind: a key of KINDS.
 
     Raises:

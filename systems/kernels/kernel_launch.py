@@ -38,9 +38,6 @@ def compiling_only(threads: int) -> Iterator[None]:
     `Launch` object that has run before the context still runs its kernel.
 
     Only calls by the thread that entered the context are affected.
-
-    Args:
-        threads: number of threads in the pool.
     """
     import triton
 
@@ -139,12 +136,8 @@ def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Call
 
     The function is called with a list of `TensorMap` objects (TMA descriptors) and a list of the
     addresses of the tensors. It calls the driver as `CompiledKernel.__getitem__` of Triton 3.6
-    does, but without Triton's launch hooks.
-
-    Args:
-        compiled: Triton's CompiledKernel.
-        grid: number of programs along each of three axes.
-        rest: values of the parameters that follow the tensors.
+    does, but without Triton's launch hooks. `compiled` is Triton's CompiledKernel, `grid` has three
+    axes, and `rest` has the values of the parameters that follow the tensors.
     """
     run = compiled.run
     # If the kernel needs scratch memory, Triton allocates this memory and launches the kernel.

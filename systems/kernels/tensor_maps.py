@@ -47,7 +47,6 @@ class TensorMaps:
 
     Args:
         dtype: float16, bfloat16 or float32.
-        shape: shape of the tensors.
         strides: strides of the tensors, in elements. The last must be 1. Strides of dimensions of
             size 1 are ignored.
         tile: shape of the tile that one TMA copy transfers. Elements of a tile past the end of the

@@ -64,8 +64,7 @@ def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> N
     for the current stream read the old values.
 
     Args:
-        tensors: tensors (..., rows, head_dim).
-        seed: seed of the new values.
+        tensors: (..., rows, head_dim).
         some_rows: if True, only an eighth of the rows gets new values. The rows are consecutive and
             at a random position.
     """
@@ -99,11 +98,8 @@ def call_once(
     An exception in forward or backward is told with that phase, see `systems.measure.windows`.
 
     Args:
-        forward: function without arguments that computes attention of the inputs.
         inputs: q, k and v, leaf tensors that require gradients. Their `grad` must be None before
             the call, and is None after the call.
-        dout: gradient of the output.
-        on_host: whether to store the copies in host memory.
 
     Raises:
         WrongOutput: if the output or a gradient is missing, or has another type, shape or dtype
@@ -129,10 +125,6 @@ def call_once(
 
 def take_gradients(inputs: tuple[Tensor, Tensor, Tensor], on_host: bool = False) -> list[Tensor]:
     """Return copies of the gradients of q, k and v, and set `grad` to None.
-
-    Args:
-        inputs: q, k and v after backward.
-        on_host: whether to store the copies in host memory.
 
     Raises:
         WrongOutput: if a gradient is missing or is not a plain torch.Tensor.
@@ -167,10 +159,8 @@ def errors_of(
     zero, the norm of `dout` is the denominator.
 
     Args:
-        result: output and gradients, each of shape (..., seq_len, head_dim), on any device.
+        result: tensors (..., seq_len, head_dim), on any device.
         inputs: q, k and v, with the values from which the result was computed.
-        dout: gradient of the output.
-        is_causal: whether attention has a causal mask.
         exact: result of `attention_reference` for these inputs. None: compute it.
     """
     exact = exact or attention_reference(*inputs, dout, is_causal=is_causal)
@@ -229,8 +219,7 @@ def check_result(
 def _by_rows(squares: Tensor) -> Tensor:
     """Sum a tensor (..., seq_len) over every ROWS elements; the last group has up to 2 * ROWS - 1.
 
-    Returns:
-        A tensor (..., number of groups).
+    The result is (..., number of groups).
     """
     count = max(1, squares.shape[-1] // ROWS)
     first = squares[..., : (count - 1) * ROWS].unflatten(-1, (count - 1, ROWS)).sum(-1)
@@ -242,9 +231,7 @@ def require_right(errors: AttentionErrors, implementation: str, dtype: str, when
     """Raise an exception if the output or a gradient of attention is not accurate enough.
 
     Args:
-        errors: errors from `errors_of`.
-        implementation: name of the attention implementation, for the message.
-        dtype: dtype of attention, a key of TOLERANCE, the dict of maximum errors.
+        dtype: a key of TOLERANCE, the dict of maximum errors.
         when: when the errors were computed, for the message, such as "after timing".
 
     Raises:

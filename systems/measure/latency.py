@@ -30,13 +30,8 @@ def latency_ms_in_turn(
     idle before the call. The order of the functions is reversed after each round.
 
     Args:
-        functions: functions to call, by name.
-        device: device on which they run.
-        before: function that is called before each call and not timed.
-        rounds: number of rounds, after `WARMUP_ROUNDS` rounds that do not count.
-
-    Returns:
-        The latencies by name of the function, in the order of the rounds.
+        before: called before each call and not timed.
+        rounds: without the first `WARMUP_ROUNDS` rounds, which do not count.
     """
     latencies: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)

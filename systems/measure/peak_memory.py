@@ -23,12 +23,7 @@ def peak_memory_by_phase(
     Tensors in reference cycles count until Python's garbage collector frees them. Call gc.collect()
     before this function if such tensors may exist.
 
-    Args:
-        phases: functions to run, by name of the phase.
-        device: device on which the phases run. On a CPU, no memory is measured.
-
-    Returns:
-        Bytes by name of the phase, or {} on a CPU.
+    The result is {} on a CPU, where no memory is measured.
     """
     peaks = {}
     for name, fn in phases.items():

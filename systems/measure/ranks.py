@@ -21,7 +21,6 @@ def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
 
     Args:
         backend: gloo or nccl.
-        world_size: expected number of ranks.
 
     Yields:
         The device of this rank.

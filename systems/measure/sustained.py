@@ -31,11 +31,9 @@ def sustained_ms(
     """Call a function back to back, and return the mean duration of its calls.
 
     Args:
-        fn: function to time.
-        device: device on which `fn` runs.
         seconds: duration of the measurement, in seconds. Half as long a warm-up comes before it.
-        before: function that is called before each call of `fn` and not timed, such as the forward
-            pass before backward. The GPU executes it, too.
+        before: called before each call of `fn` and not timed, such as the forward pass before
+            backward. The GPU executes it, too.
         phase: name under which the window of the measurement is noted, see `windows`.
 
     Returns:

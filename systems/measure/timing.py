@@ -47,10 +47,7 @@ def time_ms(
     """Call a function repeatedly, and return the duration of each call in milliseconds.
 
     Args:
-        fn: function to time.
-        device: device on which `fn` runs.
-        before: function that is called before each call of `fn` and not timed, for example to clear
-            gradients.
+        before: called before each call of `fn` and not timed, for example to clear gradients.
         warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made. On
             a GPU, the time includes the holds and is at least 200 ms.
         measure_ms: total time of the timed calls, in milliseconds. At least 10 and at most 100
@@ -78,7 +75,7 @@ def hold_ms(launch_ms: float) -> float:
     In a block of runs that are compared, it is the largest of all runs, see `round_options`.
 
     Args:
-        launch_ms: time that the call takes on the host, see `host_ms`.
+        launch_ms: see `host_ms`.
     """
     return min(max(HOLD * launch_ms, MIN_HOLD_MS, round_options().hold_ms), MAX_HOLD_MS)
 
@@ -89,14 +86,7 @@ def _cpu_samples(
     """Call a function repeatedly, and return the time of each call in milliseconds.
 
     The function is called until the total time reaches a budget, but at least `fewest` and at most
-    `most` times.
-
-    Args:
-        fn: function to time.
-        before: function that is called before each call of `fn` and not timed.
-        budget_ms: total time of all calls, in milliseconds.
-        fewest: minimum number of calls.
-        most: maximum number of calls.
+    `most` times. Calls of `before` are not timed.
     """
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):

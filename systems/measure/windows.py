@@ -34,7 +34,7 @@ def window(phase: str | None) -> Iterator[None]:
     All work must have ended at the end of the block.
 
     Args:
-        phase: name of the phase. None: note nothing.
+        phase: None: note nothing.
     """
     start = time.monotonic()
     yield

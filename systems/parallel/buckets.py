@@ -22,8 +22,7 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
     are added to the previous bucket.
 
     Args:
-        parameters: parameters in the order of the model.
-        capacity: maximum size of a bucket, in bytes.
+        parameters: in the order of the model.
 
     Returns:
         Buckets, in the order in which they are complete if gradients become ready in reverse

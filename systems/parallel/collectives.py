@@ -23,7 +23,6 @@ def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.devi
 
     Args:
         backend: "gloo" (on CPUs) or "nccl" (one GPU per rank, chosen by LOCAL_RANK).
-        timeout_s: time that a collective may wait for the other ranks, in seconds.
 
     Yields:
         The device of this rank: cpu, or cuda:LOCAL_RANK.
@@ -126,16 +125,11 @@ class Average(NamedTuple):
 def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
-    All tensors are reduced in one coalesced collective, which NCCL runs in one launch. So they need
-    not be copied into one flat tensor. Gloo reduces CUDA tensors one by one, because it has no
-    coalesced all-reduce of them.
+    All tensors, which have the same dtype and device, are reduced in one coalesced collective,
+    which NCCL runs in one launch. So they need not be copied into one flat tensor. Gloo reduces
+    CUDA tensors one by one, because it has no coalesced all-reduce of them.
 
-    Args:
-        tensors: tensors of the same dtype and device.
-        group: process group.
-
-    Returns:
-        The all-reduce. Call its method `wait` before you use the tensors.
+    Call the method `wait` of the result before you use the tensors.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
@@ -177,14 +171,12 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 
     Each output becomes the concatenation of the inputs of all ranks, in rank order.
 
+    Call the method `wait` of the result before you use the outputs.
+
     Args:
         outputs: one-dimensional tensors, each group.size() times as long as its input.
         inputs: one-dimensional tensors of the same dtype and device as all outputs. An input may be
             the slice of its output into which the values of this rank go.
-        group: process group.
-
-    Returns:
-        The all-gather. Call its method `wait` before you use the outputs.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]

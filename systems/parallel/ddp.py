@@ -60,8 +60,7 @@ class GradientAverage:
     A rank without a gradient for a parameter contributes zeros to the mean.
 
     Args:
-        named: (name, parameter) pairs, the same on all ranks.
-        group: process group.
+        named: the same pairs (name, parameter) on all ranks.
         average: function that replaces the gradients of all trainable parameters by their means
             over the ranks. Before it is called, missing gradients are replaced by zeros.
     """
@@ -123,7 +122,7 @@ class DataParallel(nn.Module):
     Args:
         module: module on the device of the process group. All ranks must have the same module,
             except for the values of parameters and buffers. Freeze parameters before wrapping.
-        process_group: process group; None means the default group of all ranks.
+        process_group: None means the default group of all ranks.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
@@ -231,11 +230,8 @@ class _HookedDDP(DataParallel):
 
     Parameters are divided into buckets. The gradients of a bucket are reduced in one all-reduce.
     Buckets have a fixed order. The all-reduce of a bucket starts when all of its gradients are
-    ready and the all-reduces of all previous buckets have been started.
-
-    Args:
-        module, process_group: as for DataParallel.
-        capacity: maximum size of a bucket, in bytes. A larger parameter gets a separate bucket.
+    ready and the all-reduces of all previous buckets have been started. `capacity` is the maximum
+    size of a bucket, in bytes. A larger parameter gets a separate bucket.
     """
 
     def __init__(
@@ -265,10 +261,6 @@ class _HookedDDP(DataParallel):
         The all-reduce of a bucket starts when all gradients of the bucket are ready and the
         all-reduces of all previous buckets have been started. Autograd calls this hook for every
         parameter, so it must be cheap.
-
-        Args:
-            bucket: bucket of the parameter.
-            parameter: parameter whose gradient is ready.
 
         Raises:
             RuntimeError: if a parameter gets a second gradient before the next
@@ -322,9 +314,7 @@ class BucketedDDP(_HookedDDP):
     reverse parameter order, because backward computes the gradients of the last layer first.
 
     Args:
-        module, process_group: as for DataParallel.
-        bucket_size_mb: maximum size of a bucket, in 10^6 bytes. A larger parameter gets a separate
-            bucket.
+        bucket_size_mb: in 10^6 bytes. A larger parameter gets a separate bucket.
 
     Raises:
         ValueError: if bucket_size_mb is not positive.

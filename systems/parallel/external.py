@@ -41,10 +41,9 @@ def wrap_ddp(
     """Wrap a module in a DDP wrapper from outside this project.
 
     Args:
-        reference: reference to the wrapper, such as `my_ddp.py:MyDDP`.
-        module: the module.
-        bucket_size_mb: bucket size in MB (10^6 bytes). None keeps the default of the wrapper.
-        default_mb: bucket size for a wrapper that requires one, if `bucket_size_mb` is None.
+        reference: such as `my_ddp.py:MyDDP`.
+        bucket_size_mb: in 10^6 bytes. None keeps the default of the wrapper.
+        default_mb: for a wrapper that requires a size, if `bucket_size_mb` is None.
 
     Raises:
         BadReference: if the reference names something that is not a DDP wrapper.
@@ -64,9 +63,8 @@ def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | No
     """Wrap a module in an FSDP wrapper from outside this project.
 
     Args:
-        reference: reference to the wrapper, such as `my_fsdp.py:MyFSDP`.
-        module: the module.
-        compute_dtype: dtype to which the wrapper casts gathered weights. None keeps their dtype.
+        reference: such as `my_fsdp.py:MyFSDP`.
+        compute_dtype: of gathered weights. None keeps their dtype.
 
     Raises:
         BadReference: if the reference names something that is not an FSDP wrapper.
@@ -92,12 +90,11 @@ def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | No
 def full_parameters(wrapper: nn.Module, names: Iterable[str]) -> Mapping[str, Tensor]:
     """Gather the unsharded parameters of an external FSDP wrapper.
 
-    Args:
-        wrapper: module that `wrap_fsdp` returned.
-        names: names of the parameters of the module without the wrapper.
+    A prefix `module.` of the wrapper's names is removed.
 
-    Returns:
-        The parameters with these names. A prefix `module.` of the wrapper's names is removed.
+    Args:
+        wrapper: returned by `wrap_fsdp`.
+        names: of the parameters of the module without the wrapper.
 
     Raises:
         ValueError: if a parameter is missing.
@@ -128,8 +125,8 @@ def full_gradients_by_update(
     ranks must call this function.
 
     Args:
-        wrapper: module that `wrap_fsdp` returned, after its gradients were synchronized.
-        names: names of the parameters of the module without the wrapper.
+        wrapper: returned by `wrap_fsdp`, after its gradients were synchronized.
+        names: of the parameters of the module without the wrapper.
     """
     names = list(names)
     own = [p for p in wrapper.parameters() if p.requires_grad]
@@ -150,9 +147,7 @@ def make_sharded_optimizer(
     """Make an optimizer of a class from outside this project that shards the optimizer state.
 
     Args:
-        reference: reference to the class, such as `my_optimizer.py:MyShardedOptimizer`.
-        parameters: parameters to optimize.
-        optimizer_class: class of the wrapped optimizer, such as torch.optim.AdamW.
+        reference: such as `my_optimizer.py:MyShardedOptimizer`.
         options: keyword arguments of `optimizer_class`.
     """
     optimizer: Optimizer = load(reference)(parameters, optimizer_class, **options)

@@ -111,7 +111,7 @@ class FullyShardedDataParallel(nn.Module):
             of a class is one layer together with all of its submodules. Larger layers mean fewer
             and larger collectives. By default, every module that directly has parameters is a
             layer.
-        process_group: process group; None means the default group of all ranks.
+        process_group: None means the default group of all ranks.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
@@ -158,15 +158,9 @@ class FullyShardedDataParallel(nn.Module):
     ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
         """Shard or replicate each parameter.
 
-        Args:
-            named: (name, parameter) pairs of the wrapped module.
-            shard: function that returns True for a module whose `weight` is to be sharded.
-
-        Returns:
-            A list of (name, parameter) pairs of the replicated parameters, and a dict from each
-            module to a list of its FSDPParameters. The list has an FSDPParameter for each sharded
-            weight, and for each replicated parameter that needs a copy in another dtype: float32
-            for the optimizer, or compute_dtype for the computation.
+        Returns the (name, parameter) pairs of the replicated parameters, and the FSDPParameters of
+        each module: one for each sharded weight, and one for each replicated parameter that needs a
+        copy in another dtype (float32 for the optimizer, or compute_dtype for the computation).
         """
         replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
@@ -296,9 +290,8 @@ class FullyShardedDataParallel(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the shards of this rank from a state dict.
 
-        Args:
-            args, kwargs: arguments of `torch.nn.Module.load_state_dict`. The state dict must be one
-                that `state_dict` returned on the same rank, with the same number of ranks.
+        The state dict must be one that `state_dict` returned on the same rank, with the same number
+        of ranks.
         """
         return self.module.load_state_dict(*args, **kwargs)
 
@@ -378,11 +371,8 @@ class FullyShardedDataParallel(nn.Module):
         """Let backward free the frozen weights of a layer when it does not need them any more.
 
         Frozen weights are needed until the gradients of the layer's inputs are ready. A weight that
-        is trained is freed when its own gradient is ready, but a frozen weight has no gradient.
-
-        Args:
-            layer: layer with frozen weights.
-            args, kwargs: inputs of the layer. Hooks are added to those that require a gradient.
+        is trained is freed when its own gradient is ready, but a frozen weight has no gradient. The
+        hooks are added to the inputs that require a gradient.
         """
         inputs = [
             tensor

@@ -22,10 +22,6 @@ def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGrou
     ranks of the group must call this function. If all ranks agree, the only communication is an
     all-gather of 32 bytes per rank.
 
-    Args:
-        named: (name, tensor) pairs of this rank.
-        group: process group.
-
     Raises:
         ValueError: on all ranks, if any rank differs; the message names the first difference of
             each rank that differs.

@@ -48,11 +48,8 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     fewest bytes at that moment.
 
     Args:
-        sizes: size of each parameter, in bytes.
-        loads: number of bytes that each rank already has. The list is updated in place.
-
-    Returns:
-        The rank of each parameter.
+        sizes: in bytes.
+        loads: bytes that each rank already has; updated in place.
     """
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -65,11 +62,8 @@ class _Piece:
     """Parameters of one rank, with the same dtype and device, as views of one flat tensor.
 
     The constructor allocates the flat tensor and copies the parameters into it. Then
-    `parameter.data` is a view of the flat tensor.
-
-    Args:
-        owner: rank that updates and broadcasts the parameters.
-        parameters: the parameters.
+    `parameter.data` is a view of the flat tensor. `owner` is the rank that updates and broadcasts
+    the parameters.
     """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
@@ -100,12 +94,8 @@ class _Piece:
 class _Chunk:
     """Some parameters of every rank, which the ranks update and broadcast together.
 
-    Args:
-        by_rank: for each rank, the parameters in this chunk that the rank owns.
-        optimizer: wrapped optimizer of the parameters that this rank owns, or None if this rank
-            owns no parameter in the chunk.
-        first_group: index in `ShardedOptimizer.param_groups` of the first parameter group of
-            `optimizer`.
+    `optimizer` is None if this rank owns no parameter in the chunk. `first_group` is the index in
+    `ShardedOptimizer.param_groups` of its first parameter group.
     """
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
@@ -126,8 +116,7 @@ class _Chunk:
     def send(self, group: dist.ProcessGroup) -> list[Any]:
         """Start to broadcast the parameters of each rank from that rank to the other ranks.
 
-        Returns:
-            Work objects of torch.distributed. The parameters are complete after `wait()` of all.
+        The parameters are complete after `wait()` of all returned objects.
         """
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
@@ -162,7 +151,7 @@ class ShardedOptimizer(Optimizer):
         optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
             a part of its parameters. Therefore the class must update each parameter independently
             of the others. LBFGS, for example, does not.
-        process_group: process group; None means the default group of all ranks.
+        process_group: None means the default group of all ranks.
         kwargs: further arguments of `optimizer_cls`.
 
     Raises:
@@ -230,7 +219,7 @@ class ShardedOptimizer(Optimizer):
         GPU, the current stream waits for the other ranks and the host does not block.
 
         Args:
-            closure: function that is called once, before any parameter is updated, or None.
+            closure: called once, before any parameter is updated.
             kwargs: arguments of the step of the wrapped optimizer.
 
         Returns:
@@ -277,7 +266,7 @@ class ShardedOptimizer(Optimizer):
         ShardedOptimizer with any number of ranks. All ranks must call this method.
 
         Args:
-            to: rank that gets the state. With None, all ranks get the state.
+            to: rank that gets the state. None: all ranks.
 
         Returns:
             Dict with the keys "state" and "param_groups". The tensors in it are on the CPU. On
@@ -303,18 +292,10 @@ class ShardedOptimizer(Optimizer):
         """Broadcast and return the optimizer state of the parameters that `rank` owns.
 
         Tensors are broadcast one at a time, so that a device never holds more than one state tensor
-        of another rank. All ranks must call this method.
-
-        Args:
-            rank: the rank that broadcasts.
-            parameters: all parameters of all parameter groups, in order.
-            place: index of each parameter in `parameters`.
-            wanted: whether this rank needs the state. If not, it takes part in the broadcasts, but
-                its result is not complete.
-
-        Returns:
-            State of each parameter that `rank` owns, by the index of the parameter. Tensors are on
-            the CPU.
+        of another rank. All ranks must call this method. `parameters` are those of all parameter
+        groups, in order. The result has the state by the index of the parameter, with tensors on
+        the CPU. If the state is not wanted, this rank takes part in the broadcasts, but its result
+        is not complete.
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
@@ -400,10 +381,6 @@ def _outline(parameter: Tensor, value: Any) -> Any:
     If `value` is a tensor with more than one element on the device of `parameter`, the result is
     an _Outline with its shape and dtype, because `_broadcast_state` broadcasts the tensor itself
     separately. For any other value the result is a copy on the CPU.
-
-    Args:
-        parameter: parameter to which the value belongs.
-        value: value of the state, for example a tensor or a number.
     """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
@@ -423,9 +400,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
     """Split the parameters of a rank into lists of about the same number of bytes.
 
-    Args:
-        share: parameters of the rank.
-        count: number of lists. Some of them may be empty.
+    Some of the lists may be empty.
     """
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0

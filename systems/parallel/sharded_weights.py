@@ -28,8 +28,8 @@ class FSDPParameter:
             this rank. For a replicated parameter, it is the whole parameter.
         unsharded: leaf tensor with the shape and dtype that the modules compute with. Backward
             computes the gradient of this tensor.
-        places: (module, parameter name) pairs: where the parameter is registered. A tied parameter
-            has more than one pair.
+        places: (module, parameter name) pairs where it is registered. A tied parameter has more
+            than one.
     """
 
     def __init__(
@@ -54,11 +54,9 @@ class ShardedWeight(FSDPParameter):
     are shorter or empty.
 
     Args:
-        weight: the whole weight, with equal values on all ranks.
-        places: (module, parameter name) pairs: where the weight is registered. A tied weight has
-            more than one pair.
-        dtype: dtype of communication and of the unsharded weight.
-        group: process group.
+        weight: whole, with equal values on all ranks.
+        places: see `FSDPParameter`.
+        dtype: of communication and of the unsharded weight.
     """
 
     def __init__(
@@ -125,7 +123,6 @@ class Layer:
     """Parameters that are gathered and freed together, and whose gradients are reduced together.
 
     Args:
-        module: module that uses the parameters in its forward.
         parameters: parameters of the module. For a module that is one layer together with its
             submodules, the list includes the parameters of the submodules.
         owned: subset of `parameters`. The layer reduces only the gradients of these parameters. A
@@ -155,8 +152,6 @@ def find_layers(
     be gathered before it runs. Each other module that directly has parameters is a layer.
 
     Args:
-        root: module to divide.
-        classes: classes of modules that are one layer together with their submodules.
         by_module: the FSDPParameters that belong directly to each module. Modules without any may
             be missing.
     """
@@ -190,8 +185,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
     layer freed, because NCCL starts the all-gather after the kernels of the earlier layer.
 
     Args:
-        weights: weights of one layer.
-        group: process group.
+        weights: of one layer.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -246,14 +240,10 @@ def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> 
     """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
 
     There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set to
-    None.
+    None. The method `finish` of the results adds them to the gradients of the shards.
 
     Args:
-        weights: weights with a gradient in `unsharded.grad`.
-        group: process group.
-
-    Returns:
-        The reduce-scatters. Their method `finish` adds the results to the gradients of the shards.
+        weights: with a gradient in `unsharded.grad`.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:

@@ -71,10 +71,6 @@ class AttentionCall:
     Call `new_graph` before each `backward`. The method `new_graph` runs forward and keeps the
     autograd graph, which `backward` uses.
 
-    Args:
-        params: parameters of the benchmark.
-        device: device of the inputs.
-
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
     """
@@ -150,8 +146,7 @@ class AttentionCall:
     def refill(self, some_rows: bool = False) -> None:
         """Write new values into the buffers of q, k, v and of the gradient of the output.
 
-        Args:
-            some_rows: whether only some rows get new values.
+        With some_rows, only some rows get new values.
         """
         self.out = None
         self.clear_gradients()
@@ -167,12 +162,8 @@ class AttentionCall:
         """Compare output and gradients with float64, for the present values in the buffers.
 
         Args:
-            when: when the results were computed, for the error message.
-            result: output and gradients for these values. None calls the function.
+            result: for these values. None calls the function.
             exact: float64 result for these values. None computes it.
-
-        Returns:
-            The errors.
 
         Raises:
             WrongOutput: if the output or a gradient is not accurate enough.
@@ -184,10 +175,9 @@ class AttentionCall:
         return errors
 
     def compile(self) -> float | None:
-        """Call a compiled implementation once.
+        """Call a compiled implementation once, and return the seconds that it takes.
 
-        Returns:
-            The time that it takes, in seconds. None if the implementation is not compiled.
+        The result is None if the implementation is not compiled.
         """
         name, device = self.params.implementation, self.dout.device
         compiles = name in ("naive_compiled", "flex")
@@ -200,12 +190,8 @@ class AttentionCall:
     def first(self, keep: bool) -> AttentionResult | None:
         """Run forward and backward once, so that the function compiles and allocates what it needs.
 
-        Args:
-            keep: whether to return the results.
-
-        Returns:
-            Output and gradients in host memory, because they must not take GPU memory during the
-            measurement. None if `keep` is False.
+        With keep, the results are returned in host memory, because they must not take GPU memory
+        during the measurement. Otherwise, the result is None.
         """
         if keep:
             return call_once(self.forward, self.inputs, self.dout, on_host=True)

@@ -32,8 +32,7 @@ def attention_function(
     Args:
         name: key of `systems.kernels.flash_attention.ATTENTIONS`, or a reference to a function
             outside this project, such as `my_kernels/flash.py:MyFlash`.
-        q, k, v: inputs of shape (batch, heads, seq_len, head_dim). They may be uninitialized.
-        is_causal: whether attention has a causal mask.
+        q, k, v: (batch, heads, seq_len, head_dim). They may be uninitialized.
         variant, is_packed: other features, see `flash_attention.registry.unsupported_reason`.
             Functions outside this project have only a causal mask.
 
@@ -72,10 +71,8 @@ def require_right_attention(attention: Callable[..., Tensor], like: Tensor, name
     A benchmark that compares two trainings with the same attention would not find its errors.
 
     Args:
-        attention: function `(q, k, v, is_causal=...)`.
-        like: tensor (batch, heads, seq_len, head_dim) with the dtype, device, heads, head_dim and
-            the largest seq_len of the inputs.
-        name: name of the attention, for the message.
+        like: (batch, heads, seq_len, head_dim), with the dtype, device, heads, head_dim and the
+            largest seq_len of the inputs.
 
     Raises:
         WrongOutput: if the output or a gradient is not accurate enough.

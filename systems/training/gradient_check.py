@@ -126,8 +126,7 @@ def _load_first_weights(training: Training) -> None:
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
     """Compute the loss and the gradients in float64, with the current weights of the training.
 
-    Args:
-        training: training whose gradients are already computed.
+    The gradients of the training are already computed.
 
     Yields:
         First ("loss", None, float64 loss). Then, for each parameter, a tuple: name, gradient that

@@ -82,13 +82,11 @@ def check_parallel(
     call this function.
 
     Args:
-        training: the data-parallel training of this rank.
-        alone: the same training without communication. In each step it trains on the batches of all
-            ranks.
-        gradients_of: function that takes `training` and yields (name, gradient) pairs of whole
-            gradients, not shards. It is called after the gradients are averaged.
-        weights_of: function that takes `training` and returns its whole weights by name.
-        expected_weights_of: function that takes `alone` and returns its weights by name.
+        alone: without communication. In each step it trains on the batches of all ranks.
+        gradients_of: yields whole gradients of `training`, not shards. It is called after the
+            gradients are averaged.
+        weights_of: returns the whole weights of `training`.
+        expected_weights_of: the same for `alone`.
 
     Returns:
         The errors of this rank, with these keys:
@@ -136,8 +134,7 @@ def check_again(
     it. They must differ from the weights before the step and be equal on all ranks.
 
     Args:
-        training, alone, gradients_of, weights_of: as for `check_parallel`. The weights of `alone`
-            are overwritten.
+        training, alone, gradients_of, weights_of: as for `check_parallel`.
 
     Returns:
         The errors of loss and gradient of this rank, see `check_parallel`.
@@ -170,10 +167,6 @@ def check_optimizer_again(
     other gradients. Then a step must change each weight w by -lr * (gradient + weight_decay * w).
     The weights must be equal on all ranks. All ranks must call this function. The weights of the
     training are useless afterwards.
-
-    Args:
-        training: the data-parallel training of this rank.
-        weights_of: function that takes `training` and returns its whole weights by name.
 
     Raises:
         WrongOutput: on all ranks, if an update differs too much or weights differ between ranks.
@@ -214,11 +207,8 @@ def _step_errors(
 
     The data-parallel training is first, so that the single process has no gradients during its
     forward. The gradients are read after the single process has computed. Communication that the
-    wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this.
-
-    Args:
-        training, alone, gradients_of: as for `check_parallel`.
-        params: parameters from which the batches of all ranks are made. None uses those of `alone`.
+    wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this. The
+    batches of all ranks are made from `params`, or from the parameters of `alone` if it is None.
 
     Returns:
         loss: relative error of the loss.
@@ -315,13 +305,7 @@ def _raise_problems(
 
     A problem is an error above its limit, weights that differ from rank 0, or weights that a step
     did not change. The message lists the problems of all ranks. All ranks must call this function.
-
-    Args:
-        errors: errors of this rank by name.
-        limits: maximum errors by name.
-        different: names of the weights of this rank that differ from rank 0.
-        unchanged: names of the weights that a step did not change.
-        when: when the errors were computed, for the message.
+    Names of weights are those of this rank. `when` is for the message.
     """
     problems = []
     wrong = [

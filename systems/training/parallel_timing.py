@@ -37,20 +37,14 @@ def alternating_rounds(
 ) -> dict[str, list[float]]:
     """Time several trainings in alternating rounds, with Python's clock.
 
-    A round is a number of consecutive steps of one training. The order of the trainings is
-    reversed after each round, so that a steady change of the machine affects all of them equally.
-    All ranks must call this function. They start each round together, after a barrier. On each rank
-    a round ends when the GPU of the rank is idle.
+    A round is a number of consecutive steps of one training. The order of the trainings is reversed
+    after each round, so that a steady change of the machine affects all of them equally. All ranks
+    must call this function. They start each round together, after a barrier. On each rank a round
+    ends when the GPU of the rank is idle. The result has a list for each training, with the mean
+    time of a step in each round, in milliseconds.
 
     Args:
-        trainings: trainings of this rank by name.
-        rounds: number of rounds of each training.
-        steps: number of consecutive steps in a round.
-        warmup_steps: number of steps of each training before the first round.
-
-    Returns:
-        A dict from the name of each training to a list with a value for each round: the mean time
-        of a step, in milliseconds.
+        warmup_steps: of each training, before the first round.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for name, training in trainings.items():
@@ -107,9 +101,7 @@ def draw_timeline(
 
     Args:
         panels: for each strategy, for example a data-parallel wrapper, the timelines of the step on
-            all ranks, in rank order. Each strategy is drawn in a separate panel.
-        params: parameters of the training, for the title.
-        device: device of this rank.
+            all ranks, in rank order. Each has its own panel.
     """
     if dist.get_rank() != 0:
         return
@@ -158,8 +150,8 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
     The result is valid only if steps with and without communication do the same computation.
 
     Args:
-        of_ranks: for each rank, the phases train_step and alone: the time of a step in each round,
-            in milliseconds.
+        of_ranks: for each rank, the times of the phases train_step and alone in each round, in
+            milliseconds.
 
     Returns:
         exposed_ms: mean difference of the rounds. Equal to the mean of train_step less that of

@@ -39,14 +39,11 @@ class ParallelTraining(Training):
     """Data-parallel training, as seen by one rank. All ranks start with the same weights.
 
     Args:
-        params: parameters of the training, such as model size, precision and optimizer.
-        device: device of this rank.
-        rank: index of this rank, which determines its batch.
-        wrap: function that takes the model and returns it in a data-parallel wrapper. None trains
-            the model without communication.
-        make_optimizer: function that takes the parameters of the wrapped model and returns an
-            optimizer. With None, the optimizer is the one that `params.optimizer` selects. Ignored
-            if wrap is None.
+        rank: determines the batch.
+        wrap: takes the model and returns it in a data-parallel wrapper. None trains the model
+            without communication.
+        make_optimizer: takes the parameters of the wrapped model. None: the optimizer that
+            `params.optimizer` selects. Ignored if wrap is None.
         autocasts: whether forward runs under autocast if `params.precision` needs it. Use False if
             the wrapper itself casts weights and inputs.
 

@@ -132,9 +132,6 @@ class TransformerParams(BenchmarkParams):
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
         """Return the FLOPs and the number of tokens of a training step, for each phase.
 
-        Args:
-            phases: names of the phases.
-
         Returns:
             A dict with two keys:
             flops: FLOPs of the matmuls by phase. The phase "optimizer" is left out, because it has

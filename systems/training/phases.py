@@ -22,9 +22,8 @@ def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
     """Return the phases of a training step: a dict from name to method, in the order of the step.
 
     Args:
-        training: training whose methods are returned.
-        passes: which phases to return. "forward" means forward only, "forward_backward" means
-            forward and backward, and "train_step" means forward, backward and optimizer.
+        passes: "forward" means forward only, "forward_backward" means forward and backward, and
+            "train_step" means forward, backward and optimizer.
     """
     phases = {
         "forward": training.forward,
@@ -41,11 +40,7 @@ def timed_steps(
     """Run `count` steps phase by phase, and time each phase with Python's clock.
 
     Args:
-        training: training to which the phases belong.
-        phases: result of `phases_of`.
-        count: number of steps.
-        warmup_steps: number of the first steps for which no windows are noted, see
-            `systems.measure.windows`.
+        warmup_steps: first steps for which no windows are noted, see `systems.measure.windows`.
 
     Yields:
         After each step, a dict with the milliseconds of each phase. At that time the gradients of
@@ -63,12 +58,8 @@ def timed_steps(
 def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
     """Group the times of several steps by phase.
 
-    Args:
-        steps: milliseconds by phase, for each step.
-
-    Returns:
-        For each phase, a list with the milliseconds of all steps. If backward is one of the phases,
-        the result also has the key forward_backward, with the sum of forward and backward.
+    If backward is one of the phases, the result also has the key forward_backward, with the sum of
+    forward and backward. Times are in milliseconds.
     """
     samples = {name: [times[name] for times in steps] for name in steps[0]}
     if "backward" in samples:

@@ -29,11 +29,6 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
     Call the method `step` of the profiler after each training step. The first step is discarded,
     because it includes overhead of starting the profiler.
-
-    Args:
-        device: device of the training.
-        trace: JSON file to write.
-        steps: number of steps to record.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -98,10 +93,6 @@ def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
 
     The GPU is idle at the start and at the end of each range. So all GPU work during a range
     belongs to its phase.
-
-    Args:
-        training: training to which the phases belong.
-        phases: methods of the training, by name of the phase.
 
     Returns:
         Milliseconds of each phase.

@@ -55,11 +55,8 @@ def full_gradients(
     All ranks must call this function.
 
     Args:
-        training: a sharded training, after its method `synchronize_gradients` was called.
-        shapes: shapes of the unsharded parameters, by name.
-
-    Yields:
-        Name and unsharded gradient of each parameter.
+        training: sharded, after its method `synchronize_gradients` was called.
+        shapes: of the unsharded parameters.
 
     Raises:
         WrongOutput: if a parameter has no gradient.

@@ -44,9 +44,6 @@ def tf32_matmuls(allowed: bool) -> Iterator[None]:
     Use the block around the execution of matmuls. If matmuls are compiled or captured in a CUDA
     graph, use the block also around compilation or capture. Reasons: torch.compile compiles again
     if the setting changes, and a CUDA graph keeps the kernels that were chosen during the capture.
-
-    Args:
-        allowed: whether TF32 is allowed.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -60,9 +57,7 @@ class Training:
     """A model, its optimizer and one fixed batch, with a method for each phase of a step.
 
     Args:
-        params: parameters of the training, such as model size, precision and optimizer.
-        device: device of model and batch.
-        attention: attention function. None uses the function that `params.attention` selects.
+        attention: None uses the function that `params.attention` selects.
 
     Raises:
         Unsupported: if the device does not support the parameters.
@@ -135,11 +130,8 @@ class Training:
 class GraphedTraining(Training):
     """A `Training` that captures forward, backward and update as CUDA graphs and replays them.
 
-    The three CUDA graphs share a memory pool. Gradients are never freed. Each replay of backward
-    overwrites them at the same addresses.
-
-    Args:
-        params, device, kwargs: arguments of `Training`. The device must be a GPU.
+    The device must be a GPU. The three CUDA graphs share a memory pool. Gradients are never freed.
+    Each replay of backward overwrites them at the same addresses.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -213,9 +205,6 @@ def make_training(params: TransformerParams, device: torch.device, **kwargs: Any
 
     If `params.cuda_graph` is true, the result is a `GraphedTraining`, which replays CUDA graphs.
     Otherwise it is a `Training`.
-
-    Args:
-        params, device, kwargs: arguments of `Training`.
     """
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
@@ -284,14 +273,8 @@ def _prepared_model(
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
     """Create the model with the dtypes and the activation checkpointing that `params` selects.
 
-    Args:
-        params: parameters of the training.
-        device: device of the model.
-        attention: attention function of the model.
-
-    Returns:
-        The model, and a dict from each bf16 parameter to its float32 master weight, which the
-        optimizer updates. The dict is empty unless `params.precision` is "bf16_master".
+    The second result has the float32 master weight of each bf16 parameter, which the optimizer
+    updates. It is empty unless `params.precision` is "bf16_master".
     """
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}

@@ -46,7 +46,6 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
     """Write a sweep of the benchmark `misbehave` to `folder`/sweep.yaml and return its path.
 
     Args:
-        folder: folder of the sweep file.
         cases: one dictionary per run: its parameters, and optionally `timeout_s` and `benchmark`.
         keys: keys of the sweep that replace the defaults.
     """

@@ -83,9 +83,7 @@ class ResultsFolder:
         The jobs count as never started, so a run without a record is missing.
 
         Args:
-            loaded: the sweep.
             outcome_of: maps (parameters, repeat) to the outcome of a task.
-            device: device of the records.
             force: include tasks that are already done.
         """
         manifest = prepare(
@@ -113,12 +111,8 @@ class ResultsFolder:
         """Write a manifest of a sweep with blocks, and the records of rounds.
 
         Args:
-            loaded: the sweep.
             outcome_of: maps (parameters, repeat) to the outcome of a task. None ends the round.
-            boot: id of the boot in the records.
-            gpu: UUID of the GPU in the records.
             rounds: numbers of the rounds. None: all.
-            fields: other fields of the records.
         """
         manifest = prepare(
             loaded, Options(Executor.local, self.path, force=True), "sweep.yaml"

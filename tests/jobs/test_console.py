@@ -106,7 +106,6 @@ def complete(folder: Path, *words: str) -> list[str]:
     """Return the candidates for the last word of a command line in bash.
 
     Args:
-        folder: the current folder.
         words: the words as bash splits them. It splits them at "=", too.
     """
     given = shlex.join(["sweeps", *words])

@@ -54,9 +54,6 @@ class Storm:
 
     Args:
         folder: empty folder for the sweep file, its results and temporary files.
-        dice: source of random numbers.
-        sweep: keys of the sweep.
-        kills: number of processes to kill.
     """
 
     folder: Path

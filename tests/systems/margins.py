@@ -17,7 +17,6 @@ def assert_margin(shares_of: Callable[[int], Mapping[str, float]], seeds: int = 
 
     Args:
         shares_of: function that returns, for a seed, errors by name, each divided by its limit.
-        seeds: number of seeds.
     """
     worst: dict[str, float] = {}
     for seed in range(seeds):

@@ -107,7 +107,6 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
     repaired do not count, see `Pair`.
 
     Args:
-        cell: the cell without a verdict.
         pair: the pair, with at least one round.
         margin: relative difference up to which two times count as the same.
         floor: the A/A floor of all blocks, see `aa_floors`. None: unknown.
@@ -138,10 +137,7 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
 def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]]) -> Cell:
     """Return the cell of a run that has no round with both times, such as broken.
 
-    Args:
-        cell: the cell without a verdict.
-        pair: the pair.
-        measured: runs and devices that have a time of any phase, in the executions that count.
+    `measured` has the runs and devices that have a time of any phase, in the executions that count.
     """
     is_measured = (pair.candidate, pair.device) in measured
     baseline_is_measured = (pair.baseline, pair.device) in measured

@@ -107,8 +107,6 @@ def compare_folders(
     """Compare the times of all runs in two results folders.
 
     Args:
-        before: the folder of the baseline.
-        after: the folder that is compared with the baseline.
         margin: relative difference up to which two times count as the same, for paired runs. None:
             that of the sweep of `after`, or 0.01.
         chosen: ids of the runs that are compared. None: all.
@@ -297,10 +295,7 @@ def _floor(floor: float) -> str:
 def _decision(cells: list[Cell], margin: float, manifests: Sequence[Manifest] = ()) -> list[str]:
     """Return the lines on the margin, the adjustment for many cells, and undecided cells.
 
-    Args:
-        cells: all cells.
-        margin: relative difference up to which two times count as the same.
-        manifests: the submissions of the folder whose blocks are compared, oldest first.
+    `manifests` are those of the folder whose blocks are compared, from the oldest to the newest.
     """
     judged = [cell.judged for cell in cells if cell.judged is not None]
     if not judged:

@@ -14,7 +14,6 @@ def markdown_comparison(found: Comparison, every: bool) -> str:
     """Return a comparison as Markdown.
 
     Args:
-        found: the comparison.
         every: whether all cells are listed. If False, cells are left out that say little, such as
             runs that are only in one of two folders.
     """

@@ -58,8 +58,6 @@ def noise_floors(run: Run, device: str, same_gpus: bool) -> NoiseFloors | None:
     """Return the noise floors of a run.
 
     Args:
-        run: the run.
-        device: name of the device, as in records.
         same_gpus: whether both processes used the same GPUs, minutes apart.
 
     Returns:

@@ -62,7 +62,6 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
     sustained ones.
 
     Args:
-        records: the records of all attempts.
         value: returns a value of a phase that is greater than 0, such as its median time in ms.
 
     Returns:
@@ -94,10 +93,8 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
 def _pair(key: _Key, outcomes: dict[str, list[Round | str]]) -> Pair:
     """Return a pair.
 
-    Args:
-        key: the fields of the pair before `rounds`.
-        outcomes: for each allocation, its rounds, or the reason why one has not both times. The
-            allocations are ordered by their first round.
+    `key` has the fields of the pair before `rounds`. `outcomes` has, for each allocation, its
+    rounds, or the reason why one has not both times. Allocations are ordered by their first round.
     """
     every = [outcome for found in outcomes.values() for outcome in found]
     rounds = tuple(outcome for outcome in every if isinstance(outcome, Round))

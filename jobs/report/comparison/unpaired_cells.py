@@ -37,8 +37,6 @@ def folder_cells(
     """Compare all runs in two results folders.
 
     Args:
-        before: the folder of the baseline.
-        after: the folder that is compared with the baseline.
         margin: relative difference up to which two times count as the same, for paired runs.
         chosen: ids of the runs that are compared. None: all.
 
@@ -122,12 +120,7 @@ def _unpaired_cell(
 ) -> Cell:
     """Compare two times that were not measured in turn.
 
-    Args:
-        run: the run.
-        device: name of the device, as in records.
-        phase: the phase.
-        before, after: median times of the processes, in ms.
-        floors: noise floors of the run. None: unknown.
+    `before` and `after` are the medians of the times of the processes, in ms.
     """
     if not before or not after:
         return Cell(run, device, phase, "unpaired", "", before, after)
@@ -162,11 +155,7 @@ def _are_same_gpus(a: ProcessTimes, b: ProcessTimes) -> bool:
 def _cell_without(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> Cell:
     """Return the cell of a run that has no measurements in at least one of two folders.
 
-    Args:
-        run: the run.
-        device: name of the device.
-        a: results of the run in the folder of the baseline.
-        b: results of the run in the other folder.
+    `a` is of the folder of the baseline, and `b` of the other folder.
     """
     reasons = [str(status) for status in dict.fromkeys((b if a.is_measured else a).statuses)]
     detail = ", ".join(reasons)
@@ -187,11 +176,8 @@ def _share_devices(
     """Assign devices to the results of one folder whose device is unknown.
 
     The device is unknown if a run has no record in this folder. The run then gets the devices that
-    it has in the other folder, so that its results in the two folders are compared.
-
-    Args:
-        side: results of this folder, by run and device. It is changed in place.
-        other: results of the other folder, by run and device.
+    it has in the other folder, so that its results in the two folders are compared. `side` is
+    changed in place.
     """
     unknown = [key for key in side if not key[1]]
     if not unknown:

@@ -148,7 +148,6 @@ def floor_of_block(rounds: Sequence[Round], pooled: float | None) -> float | Non
     blocks does not apply if that of the block alone is smaller. Fewer rounds give a larger floor.
 
     Args:
-        rounds: the rounds of a candidate of the block.
         pooled: the floor of all blocks with the same phase and device. None: unknown.
     """
     known = [floor for floor in (aa_floor([rounds]), pooled) if floor is not None]

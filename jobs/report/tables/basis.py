@@ -38,11 +38,8 @@ def basis_note(
     of 60 processes power-capped`. Runs with several ranks have executions instead of processes.
 
     Args:
-        observation: the results folder.
-        results: the results of the table.
         phases: phases that the table shows. Empty: those of all measurements.
         floor_of: metric whose A/A floor is told. None: none.
-        statistic_name: statistic of the samples of a process, such as median.
         with_commit: whether to tell the commit if all results have the same.
     """
     measured = [result for result in results if result.status == "ok" and result.record is not None]
@@ -62,12 +59,7 @@ def basis_note(
 
 
 def attempts_note(observation: Observation, results: Iterable[Result]) -> list[str]:
-    """Return a note that tells how many attempts a table does not show, if there are any.
-
-    Args:
-        observation: the results folder.
-        results: the results of the table.
-    """
+    """Return a note that tells how many attempts a table does not show, if there are any."""
     tasks, shown = set(), set()
     for result in results:
         tasks.add((result.run.id, result.repeat, result.device))

@@ -134,10 +134,6 @@ class Cell:
         The text is a statistic of the samples. It is followed by half of the interval relative to
         its middle, and by a note if some repeats failed. If there are no samples, the text is a
         status such as `timeout`, a value that is text, or a dash.
-
-        Args:
-            statistic_name: name of the statistic, such as median.
-            with_interval: whether the text contains the interval.
         """
         number = self.number(statistic_name)
         if number is None:
@@ -168,10 +164,6 @@ def numbers(cells: Sequence[Cell], statistic_names: Sequence[str]) -> dict[str, 
 
     The values are those of `Cell.number`, and NaN instead of None. Samples of cells that are not in
     blocks are reduced together, which takes a fifth of the time.
-
-    Args:
-        cells: the cells.
-        statistic_names: names of the statistics, such as median.
     """
     found = {name: np.full(len(cells), np.nan) for name in statistic_names}
     by_count: dict[int, list[tuple[int, np.ndarray]]] = {}  # by number of samples

@@ -77,10 +77,8 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     The maximum number of items per run is `view.limit`, or 10 if the table declares no limit.
 
     Args:
-        observation: the results folder.
         view: declaration of the table in the sweep file. Its key `list_fact` is the path of the
             list in the values that the benchmark returns, such as kernels.forward.
-        results: all results of the folder.
 
     Raises:
         TableError: if the table names an unknown parameter, or if its `where` condition is invalid.
@@ -120,10 +118,6 @@ def _items(result: Result, view: Table) -> list[Item] | str:
     """Return the items of the list that a run returned.
 
     If the run has no items, return a text for the cell that states the reason.
-
-    Args:
-        result: result of the run.
-        view: declaration of the table. Its key `list_fact` is the path of the list.
     """
     if result.status != "ok" or result.measurements is None:
         return result.failure_text
@@ -141,11 +135,9 @@ def _last_part(view: Table) -> str:
 def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
     """Return the header of a column, and a function that formats the cells of the column.
 
-    Args:
-        name: the column shows the value of this key in each item of the list. The suffix of the
-            name, such as `_ms`, gives the unit of the values.
-        values: all values of the column.
-        unit: unit to show. If the values cannot be converted to it, a suitable unit is chosen.
+    The column shows the value of the key `name` in each item. The suffix of the name, such as
+    `_ms`, gives the unit of the values. If they cannot be converted to `unit`, a suitable unit is
+    chosen.
     """
     measured = measured_in(name)
     if name.endswith("_share") or name == "share":
@@ -162,12 +154,8 @@ def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callab
 def _text(value: Any, factor: float | None = None) -> str:
     """Return a value as text for a cell.
 
-    Numbers are rounded to four significant digits. However, integers are written in full if
-    `factor` is None.
-
-    Args:
-        value: the value.
-        factor: factor by which numbers are multiplied, or None.
+    Numbers are multiplied by `factor`, if there is one, and rounded to four significant digits.
+    However, integers are written in full if `factor` is None.
     """
     if value is None:
         return ""

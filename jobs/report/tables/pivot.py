@@ -56,11 +56,6 @@ class Pivot:
 def make_pivot(observation: Observation, view: Table | Plot, results: list[Result]) -> Pivot:
     """Arrange the results of a table or plot in rows and columns.
 
-    Args:
-        observation: the results folder.
-        view: declaration of the table or plot in the sweep file.
-        results: all results of the folder.
-
     Raises:
         TableError: if the table or plot names an unknown parameter, if its `where` condition is
             invalid, or if a prediction fails.
@@ -133,12 +128,7 @@ def _references_left_out(
     """Return a note if the condition of a table leaves out all results of an implementation.
 
     Only implementations outside this project are named. The author of the sweep file did not know
-    them.
-
-    Args:
-        view: declaration of the table or plot in the sweep file.
-        results: the results that it shows.
-        everything: all results of the folder.
+    them. `results` are those that it shows, and `everything` all results of the folder.
     """
     benchmarks = {result.run.benchmark for result in results}
     shown = {reference for result in results for reference in result.run.code}
@@ -175,13 +165,8 @@ def _phases_by_metric(
 
     If the table or plot declares phases, these phases are shown. Otherwise, all phases in which the
     metric was measured are shown. If a metric has no phases, the result for this metric is [""], so
-    that it has one column. However, if each row is for one phase, the result for this metric is the
-    phases of all rows, so that its value is repeated in each row.
-
-    Args:
-        results: results to show.
-        view: declaration of the table or plot in the sweep file.
-        in_rows: True if each row of the table is for one phase.
+    that it has one column. However, if each row is for one phase (`in_rows`), the result for this
+    metric is the phases of all rows, so that its value is repeated in each row.
     """
     given, measured = _given_phases(view), _measurements(results)
     found: dict[str, list[str]] = {}
@@ -230,10 +215,7 @@ def _sampling_note(results: list[Result], view: Table | Plot, cells: Iterable[Ce
 def _block_note(statistic_name: str, cells: list[Cell], noun: str) -> list[str]:
     """Return the statistic of cells of runs in blocks, and the meaning of the interval.
 
-    Args:
-        statistic_name: name of the statistic, such as median.
-        cells: the cells, at least one.
-        noun: name of an execution of a run, from `process_noun`.
+    There must be at least one cell. For `noun`, see `process_noun`.
     """
     name = {"mean_std": "mean ± standard deviation"}.get(
         statistic_name, over_processes(statistic_name)

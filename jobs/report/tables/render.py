@@ -37,12 +37,7 @@ class ListFormat(StrEnum):
 
 
 def render_columns(columns: dict[str, list[str]], to: ListFormat) -> str:
-    """Return columns of text as a Markdown table or as CSV.
-
-    Args:
-        columns: cells of each column, by header.
-        to: the format.
-    """
+    """Return columns of text as a Markdown table or as CSV."""
     if to is ListFormat.md:
         return markdown_table(columns, "left") + "\n"
     text = io.StringIO()
@@ -91,7 +86,6 @@ def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
     Special characters are escaped. For example, names of kernels can contain `|`, `<` and `*`.
 
     Args:
-        columns: cells of each column, by header.
         align: alignment of all columns: "left", "center" or "right".
     """
     table = tabulate(
@@ -117,10 +111,6 @@ def markdown_image(image: Image, folder: Path) -> str:
 
     The code is for a page that is next to the folder of the image. For example, the page
     results/flash.md refers to results/flash/time.png as flash/time.png.
-
-    Args:
-        image: the image.
-        folder: folder that contains the image.
     """
     title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
     return f"![{title}]({quote(f'{folder.resolve().name}/{image.path.name}')})"

@@ -64,9 +64,6 @@ def make_report_table(
     """Make a table that the sweep file declares. Return None if the table has no rows.
 
     Args:
-        observation: the results folder.
-        view: declaration of the table in the sweep file.
-        results: all results of the folder.
         for_programs: for CSV. References to code outside this project are in full, because short
             names depend on the other values in a table. Intervals are in columns of their own.
 
@@ -118,9 +115,6 @@ def pivot_columns(
     baseline column has no column of speedups.
 
     Args:
-        pivot: the results, arranged in rows and columns.
-        view: declaration of the table in the sweep file.
-        speedups: speedups by column.
         for_programs: intervals are in columns of their own, instead of in the text of a cell. A
             further column tells whether a speedup is paired.
     """
@@ -185,11 +179,8 @@ def _column_text(pivot: Pivot, dimension: str, own: Any) -> str:
 def _coordinate_text(pivot: Pivot, dimension: str, own: Any) -> str:
     """Return a value that identifies a row or column as text, such as a parameter value.
 
-    Args:
-        pivot: the table.
-        dimension: dimension of the value, such as a parameter.
-        own: the value. If the dimension is `value`, it is the name of a metric. The text is then
-            the header of the metric.
+    In the dimension `value`, `own` is the name of a metric, and the text is the header of the
+    metric.
     """
     if dimension == "value":
         return next(metric.header for metric in pivot.metrics if metric.name == own)

@@ -73,8 +73,6 @@ def speedup_column(
     """Return the speedups of a column relative to the baseline column, one per row.
 
     Args:
-        pivot: the table.
-        column: key of the column, which has one value for each column dimension of the table.
         baseline: dimensions and their values in the baseline column, such as
             {"implementation": "naive"}. In all other dimensions, the baseline column has the same
             values as `column`.
@@ -119,11 +117,6 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
 
     Without a cell, the result has no text. If one of the two cells has no number, or the number is
     zero, its text is the reason or a dash.
-
-    Args:
-        cell: the cell, or None if there is none.
-        reference: cell of the baseline in the same row, or None if there is none.
-        statistic_name: statistic of the samples that is compared, such as median.
     """
     if cell is None:
         return Speedup()

@@ -63,9 +63,6 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
     """Return a function like `max` or `min` that accepts numbers that were not measured.
 
     If an argument of the returned function is a NotMeasured object, the result is NotMeasured.
-
-    Args:
-        choose: `max` or `min`.
     """
 
     def chosen(*numbers: Any) -> Any:
@@ -88,7 +85,6 @@ def format_share(number: Any, digits: int = 3) -> str:
     Values that are not numbers are converted with `str`.
 
     Args:
-        number: the fraction.
         digits: number of significant digits.
     """
     return (

@@ -28,7 +28,6 @@ class Lookups:
     arguments are column values that select the row.
 
     Args:
-        results: the results in which the functions look up runs.
         warn: function that receives a warning if a run or phase in the template does not exist.
     """
 
@@ -56,7 +55,6 @@ class Lookups:
                 value that the benchmark returned in addition to times and memory.
             phase: phase of the run, such as forward. It can be None if the metric exists in one
                 phase only.
-            statistic: statistic of the samples, such as median.
             unit: unit of the result. None means the default unit of the metric.
             params: parameters that select the run. They can include `device` and `repeat`.
 
@@ -104,7 +102,6 @@ class Lookups:
 
         Args:
             file: name of a CSV file in the folder jobs/published.
-            column: column of the CSV file that contains the value.
             params: values of other columns. They select one row of the file.
 
         Raises:
@@ -122,13 +119,8 @@ class Lookups:
     def _phase(self, name: str, result: Result, given: str | None) -> str:
         """Return the phase, such as forward, in which to look up a metric of a run.
 
-        Args:
-            name: name of the metric.
-            result: result of the run.
-            given: phase in the template, or None. If None, the metric must exist in one phase only.
-
-        Returns:
-            The phase, or "" if the metric has no phases or the run has no measurements.
+        If the template gives no phase (`given`), the metric must exist in one phase only. Return ""
+        if the metric has no phases or the run has no measurements.
 
         Raises:
             TableError: if `given` is None and the metric exists in several phases.
@@ -152,11 +144,8 @@ class Lookups:
     def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
         """Return the results of the run that a template selects, one result per repeat.
 
-        Return [] if no run has the given parameters.
-
-        Args:
-            call: template function with its first argument, for messages.
-            params: parameters in the template that select the run.
+        Return [] if no run has the given parameters. `call` is the template function with its first
+        argument, for messages.
 
         Raises:
             TableError: if a parameter is unknown, or if several runs have these parameters.
@@ -183,13 +172,7 @@ class Lookups:
 
 
 def _value_problem(name: Any, statistic: Any, unit: Any) -> str | None:
-    """Check arguments of the template function `value`. Return an error message or None.
-
-    Args:
-        name: name of a metric.
-        statistic: name of a statistic, such as median.
-        unit: unit of the result. None means the default unit of the metric.
-    """
+    """Check arguments of the template function `value`. Return an error message or None."""
     unknown = unknown_value(str(name))
     if unknown:
         return f"value {unknown}"
@@ -206,11 +189,6 @@ def _ambiguity(runs: list[Run], params: dict[str, Any], devices: list[str]) -> s
 
     Return None if they select one run on one device.
     The message lists the parameters in which the selected runs differ.
-
-    Args:
-        runs: the selected runs.
-        params: the parameters in the template.
-        devices: devices of the selected results, such as GPU models.
     """
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
     if len(set(devices)) > 1:

@@ -67,10 +67,6 @@ class Rendered:
 class StudyTexts:
     """Texts below the tables of a sweep, read from a Jinja2 template with one block per table.
 
-    Args:
-        path: path of the template.
-        tables: names of the tables. Each block of the template must have one of these names.
-
     Raises:
         TableError: if the template cannot be read or parsed, has a block for an unknown table, or
             has text outside of its blocks.
@@ -145,8 +141,6 @@ class StudyTexts:
         cannot be rendered, e.g. because an expression is invalid, the result has the error.
 
         Args:
-            observation: the results folder.
-            views: declarations of the tables in the sweep file.
             results: all results of the folder. A text can also use runs that are not in its table
                 because of the `where` condition of the table.
         """

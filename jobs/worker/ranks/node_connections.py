@@ -76,7 +76,6 @@ def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
     """Listen until the workers of all other nodes have connected, and return the connections.
 
     Args:
-        count: number of other nodes.
         rendezvous_file: file for the address and the secret. It is removed at the end.
 
     Raises:
@@ -122,10 +121,6 @@ class _Acceptor:
     """Accepts connections in a thread, and checks in other threads whether they know the secret.
 
     A client that stays silent therefore does not delay a worker.
-
-    Args:
-        listener: the socket that listens.
-        key: the secret.
     """
 
     def __init__(self, listener: socket.socket, key: bytes):
@@ -192,9 +187,6 @@ def _time_limit(connected: socket.socket) -> Iterator[None]:
 
 def connect_to_leader(rendezvous_file: Path) -> Connection:
     """Connect to the worker on node 0.
-
-    Args:
-        rendezvous_file: file to which the leader writes its address and the secret.
 
     Raises:
         RuntimeError: if this node cannot connect to the leader within a time limit (MEET_S).

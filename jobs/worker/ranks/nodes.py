@@ -34,10 +34,6 @@ class _Patience:
     At first, the deadline is the timeout of the run. When a rank fails, the deadline moves to at
     most CONSEQUENCES_S seconds later. This is enough for the other ranks to report their failures.
     torchrun alone would wait 30 s for a rank that ignores SIGTERM.
-
-    Args:
-        scratch: folder in which the ranks of this node write their outcomes.
-        seconds: timeout of the run, in seconds.
     """
 
     def __init__(self, scratch: Path, seconds: float):
@@ -50,9 +46,6 @@ class _Patience:
 
         If a rank has failed, the deadline moves to at most CONSEQUENCES_S seconds after the failure
         is found.
-
-        Returns:
-            True if the deadline has not passed.
         """
         if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
             self.note_failure()
@@ -74,7 +67,6 @@ class Followers:
     """Connections from the leader, i.e. the worker on node 0, to the workers of the other nodes.
 
     Args:
-        count: number of other nodes.
         rendezvous_file: file to which the leader writes its address. The other nodes read the file.
             It is removed when all nodes have connected, or when the wait fails.
 
@@ -112,11 +104,7 @@ def lead(
     stopped.
 
     Args:
-        server: this node's fork server, which starts the agent.
-        request: the run to execute.
         followers: connections to the workers of the other nodes; None if the job has only one node.
-        timeout_s: timeout of the run, in seconds.
-        on_start: function that is called with the handle of this node's agent.
 
     Returns:
         The reports of all nodes, starting with node 0, and whether the run was killed because it
@@ -154,16 +142,9 @@ def _await_reports(
 ) -> list[NodeReport]:
     """Wait until all nodes have reported or the deadline passes.
 
-    Args:
-        child: handle of the process of this node's torchrun agent.
-        waiting: `child` and the connections to the other nodes. Those that have reported are
-            removed.
-        request: the run.
-        kills: number of processes of the job that the OOM killer had killed before the run.
-        patience: deadline of the run.
-
-    Returns:
-        The reports of the other nodes that have reported.
+    Return the reports of the other nodes. `waiting` has `child` and the connections to the other
+    nodes. Those that have reported are removed from it. `kills` is the value of `oom_kills()`
+    before the run.
     """
     reports: list[NodeReport] = []
     while waiting and patience.look():
@@ -186,11 +167,7 @@ def _await_reports(
 def _ready(child: Child, waiting: list[Any], seconds: float) -> list[Any]:
     """Wait at most `seconds`, and return the objects in `waiting` that are ready.
 
-    Args:
-        child: handle of the process of this node's torchrun agent. It is ready when it has ended.
-        waiting: connections to the nodes that have not reported. Also contains `child` as long as
-            this node has not reported.
-        seconds: the timeout, in seconds.
+    `child` is ready when it has ended. It is in `waiting` as long as this node has not reported.
     """
     if child in waiting and child.ended:
         return [child]
@@ -201,14 +178,7 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
     """Wait for the address of the rendezvous at which the torchrun agents of all nodes meet.
 
     The agent of node 0 opens the rendezvous and writes its address to the file endpoint.json.
-
-    Args:
-        child: handle of the process of node 0's agent.
-        scratch: folder of the file endpoint.json.
-        patience: deadline of the run.
-
-    Returns:
-        The address as host:port. None if the agent ends or the deadline passes first.
+    Return the address as host:port, or None if the agent ends or the deadline passes first.
     """
     path = scratch / "endpoint.json"
     while not path.exists():
@@ -220,13 +190,8 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
 def _receive(connection: Connection, token: str) -> NodeReport | None:
     """Receive the report of another node about the current attempt of a run.
 
-    Args:
-        connection: connection to the node.
-        token: string that identifies the attempt.
-
-    Returns:
-        The report. If the connection is lost, a report that says so. None if the report is about an
-        earlier attempt.
+    If the connection is lost, return a report that says so. If the report is about an earlier
+    attempt, return None. `token` identifies the attempt.
     """
     try:
         report: NodeReport = connection.recv()
@@ -238,12 +203,7 @@ def _receive(connection: Connection, token: str) -> NodeReport | None:
 def _last_word(connection: Connection, token: str) -> NodeReport:
     """Receive the last report of another node, which was ordered to stop the current run.
 
-    Args:
-        connection: connection to the node.
-        token: string that identifies the attempt of the run.
-
-    Returns:
-        The report. If none arrives within a time limit, an empty report.
+    If none arrives within a time limit, return an empty report.
     """
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
@@ -262,9 +222,6 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
     The worker on node 0 leads: for each run, it asks this worker to start the ranks of this node.
 
     Args:
-        rendezvous_file: file to which the leader writes its address.
-        node_rank: rank of this node.
-        servers: the fork servers of this node, i.e. the processes that start the runs.
         job_folder: folder for this node's logs.
 
     Raises:
@@ -307,15 +264,8 @@ def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeR
     """Execute this node's part of a run that the leader (the worker on node 0) has requested.
 
     The function starts the ranks of this node. It waits until they have ended or the leader orders
-    to stop them. If a rank fails, the other ranks get a few seconds to end.
-
-    Args:
-        server: this node's fork server, which starts the processes.
-        request: the run, with the settings of this node.
-        leader: connection to the leader.
-
-    Returns:
-        The report of this node.
+    to stop them. If a rank fails, the other ranks get a few seconds to end. `request` has the
+    settings of this node.
     """
     scratch = Path(request.scratch)
     kills = oom_kills()

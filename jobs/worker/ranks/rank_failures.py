@@ -58,8 +58,6 @@ def outcome_of_ranks(
     Args:
         nodes: the reports of the nodes, starting with node 0.
         expired: whether the run was killed because it reached its timeout.
-        timeout_s: timeout of the run, in seconds.
-        world_size: number of ranks.
     """
     outcomes = [outcome for node in nodes for outcome in node.outcomes]
     if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
@@ -97,9 +95,7 @@ def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
 def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
     """Yield a `Failed` for each rank that ended without writing an outcome.
 
-    Args:
-        nodes: the reports of all nodes.
-        world_size: number of ranks. It is used to find ranks that no report mentions.
+    These include ranks that no report mentions.
     """
     known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:

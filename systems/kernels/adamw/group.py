@@ -14,10 +14,8 @@ STATE_DTYPES = (torch.float32, torch.bfloat16)
 def hyper_values(group: dict[str, Any]) -> list[float]:
     """Return [lr, beta1, beta2, eps, weight_decay] of a parameter group.
 
-    The AdamW kernel reads the hyperparameters in this order.
-
-    Args:
-        group: element of `optimizer.param_groups`.
+    The group is an element of `optimizer.param_groups`. The AdamW kernel reads the hyperparameters
+    in this order.
     """
     values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     return [float(value) for value in values]
@@ -27,10 +25,6 @@ def state_dtypes(param: Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]
     """Return the dtype of each optimizer state tensor of a parameter, by name.
 
     The names are exp_avg, exp_avg_sq and, if the parameter has master weights, master.
-
-    Args:
-        param: the parameter.
-        group: parameter group of `param`, an element of `optimizer.param_groups`.
     """
     state_dtype = group["state_dtype"]
     dtypes = {"exp_avg": state_dtype, "exp_avg_sq": state_dtype}
@@ -48,11 +42,6 @@ def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> boo
     Bfloat16 tensors that have no float32 copy are rounded stochastically, unless the option
     stochastic_rounding of the group is False. Bfloat16 moments never have a float32 copy. A
     bfloat16 parameter has one if it has master weights.
-
-    Args:
-        param: the parameter.
-        group: parameter group of `param`, an element of `optimizer.param_groups`.
-        has_master: whether the parameter has master weights.
     """
     if group["stochastic_rounding"] is False:
         return False
@@ -61,11 +50,7 @@ def is_stochastic(param: Tensor, group: dict[str, Any], has_master: bool) -> boo
 
 
 def errors_of(group: dict[str, Any]) -> list[str]:
-    """Return one error message for each invalid option or parameter of a parameter group.
-
-    Args:
-        group: element of `optimizer.param_groups`.
-    """
+    """Return one error message for each invalid option or parameter of a parameter group."""
     errors = []
     for name in ("lr", "eps", "weight_decay"):
         value = group[name]

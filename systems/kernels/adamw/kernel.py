@@ -73,7 +73,7 @@ def mix(word):
     """Return the same 32-bit hash as `reference.mix`.
 
     Args:
-        word: uint32, any shape.
+        word: uint32.
     """
     word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
     word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
@@ -105,8 +105,6 @@ def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
         scalars: output, float32 (n_rows, SCALARS). The constants above (DECAY, ...) are the indices
             of the columns.
         keys: output, uint32 (n_rows,); reference.key(seed, index, t).
-        n_rows: number of rows of the table.
-        ROWS: number of rows per program.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < n_rows
@@ -149,13 +147,8 @@ def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
     """Round a float32 value to dtype.
 
     Rounding is to nearest, except if STOCHASTIC is true and dtype is bfloat16. In that case, it is
-    the stochastic rounding of `reference.round_stochastically`.
-
-    Args:
-        value: float32, any shape.
-        bits: uint32 with the shape of `value`, uniform in [0, 2^16).
-        dtype: dtype of the result.
-        STOCHASTIC: whether to round to bfloat16 stochastically.
+    the stochastic rounding of `reference.round_stochastically`. The random numbers `bits` are
+    uint32, uniform in [0, 2^16), with the shape of `value`, which is float32.
     """
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
@@ -231,7 +224,6 @@ def adamw_kernel(
             the index of its block in the parameter.
         PARAM_DTYPE, GRAD_DTYPE, STATE_DTYPE: dtypes of the parameter, of the gradient, and of both
             moments.
-        HAS_MASTER: whether the parameter has master weights.
         STOCHASTIC: whether to round bfloat16 tensors without a float32 copy stochastically.
         ALIGNED: whether all tensor addresses are multiples of 16.
         BLOCK: number of elements per block. It is a power of two, so that the indices of all

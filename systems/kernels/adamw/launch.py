@@ -63,7 +63,6 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
     A variant is a set of properties for which the kernel is compiled separately.
 
     Args:
-        params: each parameter with the other tensors and options of its AdamW step.
         block_size: number of elements that one program of the kernel updates.
     """
     rows: list[tuple[int, ...]] = []
@@ -103,11 +102,9 @@ class Tables:
         """Copy the addresses to the device, and allocate the other tensors that the kernels need.
 
         Args:
-            layout: addresses, sizes and variants of the parameters, from `table_layout`.
-            device: device of all parameters.
-            like: previous Tables on the same device, or None. If the numbers of elements, the
-                variants and the block size are the same as in `like`, all tensors except the table
-                of addresses are shared with `like`.
+            like: previous Tables on the same device. If the numbers of elements, the variants and
+                the block size are the same as in `like`, all tensors except the table of addresses
+                are shared with `like`.
         """
         from systems.kernels.adamw import kernel
 
@@ -177,10 +174,7 @@ def stale_reason(layout: TableLayout, tables: Tables | None) -> str:
     """Return a message that says why a step cannot be captured in a CUDA graph with `tables`.
 
     `tables` does not fit the parameters, and new Tables cannot be created during a capture.
-
-    Args:
-        layout: addresses, sizes and variants of the parameters, as the step needs them.
-        tables: Tables that exist on the device, or None.
+    `layout` is that of the step.
     """
     if tables is None:
         return "FusedAdamW has not yet copied the addresses of the tensors to the device"
@@ -211,8 +205,7 @@ def constants(
     """Return the compile-time arguments of `kernel.adamw_kernel`, by name.
 
     Args:
-        param, grad, state: dtypes of the parameter, of the gradient, and of both moments.
-        master: whether there are float32 master weights.
+        param, grad, state: dtypes; state is that of both moments.
         stochastic: whether to round bfloat16 tensors without a float32 copy stochastically.
         aligned: whether all tensor addresses are multiples of 16.
         block_size: number of elements per program; a power of two.
@@ -237,11 +230,6 @@ def num_warps(
     """Return the number of warps of `kernel.adamw_kernel`, between 1 and 32.
 
     If the number is within this range, each thread has 16 bytes of the widest dtype.
-
-    Args:
-        param, grad, state: dtypes of the parameter, of the gradient, and of both moments.
-        master: whether there are float32 master weights.
-        block_size: number of elements per program.
     """
     widest = max(4 if master else 0, *(dtype.itemsize for dtype in (param, grad, state)))
     return min(MAX_WARPS, max(1, block_size * widest // WARP_BYTES))

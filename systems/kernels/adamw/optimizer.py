@@ -248,11 +248,8 @@ class FusedAdamW(Optimizer):
         """Return the index, group and tensors of every parameter that has a gradient, by device.
 
         First, changed hyperparameters are copied to the devices. Missing optimizer state is
-        created.
-
-        Args:
-            capturing: whether a CUDA graph is being captured. If True, hyperparameters must not
-                have changed, and all optimizer state must exist.
+        created. If `capturing`, hyperparameters must not have changed, and all optimizer state must
+        exist.
         """
         self._update_hyperparameters(capturing)
         found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
@@ -306,10 +303,6 @@ class FusedAdamW(Optimizer):
         This is the gradient itself if it is contiguous. If it is not, it is copied to a contiguous
         tensor, which has the same address in every step.
 
-        Args:
-            index: index of the parameter in the optimizer, for error messages.
-            param: the parameter. It has a gradient.
-
         Raises:
             RuntimeError: if the gradient is sparse or the parameter is not contiguous.
         """
@@ -360,7 +353,7 @@ class FusedAdamW(Optimizer):
         The parameters are set to the same values, rounded to nearest.
 
         Args:
-            masters: parameter -> float32 tensor with the shape of the parameter, which is copied.
+            masters: float32 tensors with the shapes of their parameters; they are copied.
 
         Raises:
             ValueError: if a key is not a parameter of this optimizer or has no master weights, or

@@ -50,9 +50,7 @@ def key(seed: int, index: int, step: int) -> int:
     """Return a 32-bit hash of a seed, a parameter and a step: the argument `key` of `random_bits`.
 
     Args:
-        seed: seed of the optimizer, in [0, 2^32).
-        index: index of the parameter in its optimizer, in [0, 2^32).
-        step: number of the step.
+        seed, index: of the optimizer and of the parameter in it, both in [0, 2^32).
     """
     return mix((stream(seed, index) + step) & MASK)
 
@@ -76,10 +74,9 @@ def random_bits(
     takes all 2^16 values equally often, to within one count.
 
     Args:
-        numel: number of elements.
-        key: random key of the tensor in this step, from the function `key`.
+        key: from the function `key`.
         start: index of the first element.
-        device: device of the results; None means the CPU.
+        device: None means the CPU.
 
     Returns:
         Three int32 tensors (numel,) with values in [0, 2^16). They are used to round the parameter,
@@ -101,12 +98,11 @@ def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
     and the error is always less than one unit in the last place. A value above the largest finite
     bfloat16 may round to infinity.
 
-    Args:
-        value: float32, any shape.
-        bits: int32 with the same number of elements, uniform in [0, 2^16).
+    The result has the shape of `value`.
 
-    Returns:
-        bfloat16 tensor with the shape of `value`.
+    Args:
+        value: float32.
+        bits: int32 with the same number of elements, uniform in [0, 2^16).
     """
     words = value.contiguous().view(torch.int32) + bits.view(value.shape)
     # A NaN whose mantissa is all ones would carry into its sign bit and become zero.
@@ -162,11 +158,10 @@ def adamw_reference(
         master: master weight, float32 with the shape of param, or None.
         step: 0-dimensional int64 on the device of param. It is t - 1 before the call and t after
             the call.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW.
         stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (m, v, and
             param without a master weight) stochastically. If False, they are rounded to nearest.
-        seed, index: integers in [0, 2^32) that determine the random bits of stochastic rounding.
-            An optimizer passes its seed and the index of the parameter.
+        seed, index: in [0, 2^32). They determine the random bits of stochastic rounding. An
+            optimizer passes its seed and the index of the parameter.
     """
     step += 1
     t = int(step)

@@ -96,7 +96,6 @@ def flash_attention(
             a causal mask or a window if n_queries and n_keys differ.
         softcap: each scaled score s becomes softcap * tanh(s / softcap), before the mask; None for
             no softcap.
-        return_lse: whether to return the log-sum-exp of the scores, too.
         layout: "bhsd" for tensors (..., heads, rows, head_dim), or "bshd" for tensors (..., rows,
             heads, head_dim), without a copy. The output has the same layout.
 
@@ -212,11 +211,8 @@ def _checked(
     """Return whether attention is causal, and its variant, for arguments of `flash_attention`.
 
     Equal arguments without a window are checked once, because the checks take a considerable part
-    of a call with small inputs.
-
-    Args:
-        tensors: the result of `properties`.
-        options: the other arguments of `_check`, without the window.
+    of a call with small inputs. `tensors` is the result of `properties`, and `options` are the
+    other arguments of `_check`.
 
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.

@@ -61,7 +61,7 @@ def tensor_errors(
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
     Args:
-        shapes, dtypes, devices: those of q, k and v. FORMS describes the dimensions.
+        shapes, dtypes, devices: of q, k and v. FORMS describes the dimensions.
         layout: a key of FORMS.
     """
     given = shapes
@@ -95,7 +95,7 @@ def option_errors(
     """Return a list of error messages for invalid options of `flash_attention`.
 
     Args:
-        implementations: valid names of implementations, without "auto".
+        implementations: valid names, without "auto".
     """
     errors = []
     valid = ["auto", *implementations]
@@ -185,12 +185,8 @@ def make_packing(
     """Return the packed sequences, with the lengths of the longest ones.
 
     If a length is not given, it is computed, and all boundaries are checked. This copies them from
-    the GPU. On a CPU, they are always checked, except under torch.compile.
-
-    Args:
-        rows_q, rows_k: number of rows of q and of k.
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k: as given to
-            `flash_attention_packed`.
+    the GPU. On a CPU, they are always checked, except under torch.compile. The arguments are those
+    of `flash_attention_packed`.
 
     Raises:
         ValueError: if the boundaries do not go from 0 to the number of rows, or decrease, or if a

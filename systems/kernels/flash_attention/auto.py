@@ -50,8 +50,7 @@ def best_implementation(
     the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that supports the
     call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
 
-    Args:
-        q, k, v, is_causal, variant, is_packed, return_lse: see `registry.unsupported_reason`.
+    The arguments are those of `registry.unsupported_reason`.
     """
     call = is_causal, variant, is_packed, return_lse
     # Most calls need no feature. For small inputs, `features` is a considerable part of their time.
@@ -107,11 +106,9 @@ def _fills_gpu(k: Tensor, v: Tensor, may_split: bool) -> bool:
 
     A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. (Programs
     with 96 keys are used only where that is estimated to be faster.) If there are few programs, the
-    queries may be split, for head_dim 64, 128, 192 and 256 of both k and v.
-
-    Args:
-        k, v: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
-        may_split: whether the kernels can split the queries, see `kernel_options.KernelOptions`.
+    queries may be split, for head_dim 64, 128, 192 and 256 of both k and v. k and v are (batch,
+    heads, n_keys, head_dim), or packed (heads, rows, head_dim). For `may_split`, see
+    `kernel_options.KernelOptions`.
     """
     splits = may_split and k.shape[-1] == v.shape[-1] and k.shape[-1] in PACKED_HEAD_DIMS
     return splits or fills_gpu(k.shape, multiprocessors(k.device.index))

@@ -129,8 +129,7 @@ def _forward(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run the forward pass, and save what backward needs.
 
-    Args:
-        options: is_causal, scale, precision and kernels, as in `kernel_choice.forward`.
+    The options are is_causal, scale, precision and kernels, as in `kernel_choice.forward`.
     """
     ctx.dtypes = q.dtype, k.dtype, v.dtype
     q, k, v = autocast(q, k, v)

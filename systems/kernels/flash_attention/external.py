@@ -38,7 +38,7 @@ class ExternalAttention:
     """An attention function from outside this project.
 
     Args:
-        reference: reference to the function, such as `my_kernels/flash.py:MyFlash`.
+        reference: such as `my_kernels/flash.py:MyFlash`.
 
     Attributes:
         takes_heads: whether the function takes (batch, heads, seq_len, head_dim). Otherwise it
@@ -117,9 +117,8 @@ class ExternalAttention:
         right, the first without an exception is kept. Its errors then appear in the run.
 
         Args:
-            like: tensor (batch, heads, seq_len, head_dim) with the dtype, device, head_dim and the
+            like: (batch, heads, seq_len, head_dim), with the dtype, device, head_dim and the
                 largest seq_len of the inputs.
-            is_causal: whether attention has a causal mask.
 
         Raises:
             NotImplementedError: if the function launches a Triton kernel and there is no GPU.
@@ -166,10 +165,9 @@ def _keeping_saved_tensors() -> AbstractContextManager[object]:
 
 
 def _causal_parameter(function: Callable[..., Any]) -> str | None:
-    """Return how to pass the causal mask.
+    """Return how to pass the causal mask: the name of the parameter.
 
-    Returns:
-        The name of the parameter. "" if it is passed by position. None if there is none.
+    It is "" if the mask is passed by position, and None if there is no such parameter.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

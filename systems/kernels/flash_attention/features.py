@@ -26,7 +26,6 @@ def features(
     Args:
         q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
         is_causal, variant, return_lse: see `api.flash_attention`.
-        is_packed: whether the rows belong to packed sequences.
     """
     mask = variant.mask(is_causal)
     has_window = variant.window_left is not None or variant.window_right is not None

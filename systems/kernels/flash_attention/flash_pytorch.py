@@ -83,7 +83,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         """Return the gradients of q, k and v, and None for the other arguments.
 
         Args:
-            dout: gradient of the output, (..., n_queries, value_dim), any strides.
+            dout: (..., n_queries, value_dim), any strides.
         """
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
@@ -156,9 +156,8 @@ def tiled_backward(
     terms are added in a different order in each sum.
 
     Args:
-        q, k, v, is_causal, scale: as given to `tiled_forward`.
-        out, lse: as returned by `tiled_forward`.
-        dout: gradient of out, of out's shape, any strides.
+        q, k, v, out, lse, is_causal, scale: of `tiled_forward`.
+        dout: with out's shape, any strides.
     """
     wide = lse.dtype
     t = _Tiles.of(q, k, is_causal)
@@ -216,14 +215,10 @@ def _backward_tile(
     All arguments are tensors, because torch.compile would recompile the function for each value of
     an int or float argument.
 
-    Args:
-        q, dq: Q and its gradient, (batch, rows, head_dim).
-        k, dk: K and its gradient, (batch, columns, head_dim).
-        v, dv: V and its gradient, (batch, columns, value_dim).
-        dout: dO, (batch, rows, value_dim).
-        lse, delta: L and D, (batch, rows).
-        limit: (rows,). Query i of the tile sees only the keys at positions below limit[i].
-        key: (columns,), positions of the keys of the tile in the sequence.
+    Q and dQ are (batch, rows, head_dim), K and dK are (batch, columns, head_dim), V and dV are
+    (batch, columns, value_dim), dO is (batch, rows, value_dim), and L and D (`delta`) are (batch,
+    rows). Query i of the tile sees only the keys at positions below limit[i]. `limit` is (rows,),
+    and `key` (columns,) has the positions of the keys in the sequence.
     """
     p = torch.exp(q @ k.mT - lse[..., None]).masked_fill(key >= limit[:, None], 0.0)
     ds = p * (dout @ v.mT - delta[..., None])
@@ -298,11 +293,8 @@ class _Tiles(NamedTuple):
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
     """Copy x (..., n, d) to a contiguous tensor of tiles of `size` rows each.
 
-    The last tile is padded with the value `fill`.
-
-    Returns:
-        The tiles, (number of tiles, batch, size, d). `batch` is the product of the leading
-        dimensions.
+    The last tile is padded with the value `fill`. The result is (number of tiles, batch, size, d),
+    where batch is the product of the leading dimensions.
     """
     n, d = x.shape[-2:]
     tiles = -(-n // size)
@@ -314,12 +306,8 @@ def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tenso
 def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Join tiles to one contiguous tensor, and convert it to dtype. This undoes `_tiled`.
 
-    Args:
-        tiles: (number of tiles, batch, size, ...).
-        n: number of rows without the padding of the last tile.
-
-    Returns:
-        (batch, n, ...).
+    The tiles are (number of tiles, batch, size, ...), and the result is (batch, n, ...), without
+    the padding of the last tile.
     """
     return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
 

@@ -29,8 +29,8 @@ def forward(
     Args:
         q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
             kernels need inputs for which `hopper.support.unsupported_reason` is None.
-        precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
-            "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
+        precision: of the float32 matmuls in the Triton kernels, "fp16x3" or "tf32". The Hopper
+            kernels ignore it.
         kernels: "triton" or "hopper".
         reuse_counters: whether the Hopper kernels keep their work counters for later calls; see
             `hopper.forward_launch.flash_forward`. The Triton kernels ignore it.
@@ -76,11 +76,9 @@ def backward(
     Args:
         q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
             `triton.launch.flash_backward`.
-        precision: precision of the matmuls of float32 inputs in the Triton kernels, "fp16x3" or
-            "tf32"; see `triton.launch.flash_forward`. The Hopper kernels ignore it.
+        precision: of the float32 matmuls in the Triton kernels, "fp16x3" or "tf32". The Hopper
+            kernels ignore it.
         kernels: "triton" or "hopper".
-        needs_dq: whether dq is needed.
-        needs_dkdv: whether dk and dv are needed.
 
     Returns:
         dq, dk, dv: None for gradients that are not needed.

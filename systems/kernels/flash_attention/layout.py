@@ -58,7 +58,7 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
     Args:
         shape: (..., rows, head_dim).
-        strides: strides of the tensor, in elements.
+        strides: in elements.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -99,7 +99,6 @@ def output_strides(
     not support the strides of `torch.empty_like(input)`.
 
     Args:
-        shape, strides: those of the input.
         last_dim: size of the last dimension of the output; that of the input by default. If the
             sizes differ, the output has the same order of dimensions in memory.
     """

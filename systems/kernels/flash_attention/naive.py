@@ -51,7 +51,6 @@ def naive_with_lse(
     Args:
         q, k, v, scale: see `naive`.
         is_causal: if True, query i attends only to keys up to its position (see `Variant`).
-        variant: window, alignment of the mask and softcap.
 
     Returns:
         out: (..., n_queries, value_dim), of q's dtype; zero for a query that sees no key.

@@ -63,7 +63,6 @@ def attention_reference(
         is_causal: if True, query i attends only to keys 0 to i, unless `variant` aligns the mask to
             the lower right corner.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        variant: window, alignment of the mask and softcap.
     """
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         shape, group = k.shape, q.shape[-3] // k.shape[-3]

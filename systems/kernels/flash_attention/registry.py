@@ -121,8 +121,7 @@ def unsupported_reason(
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
-        is_causal: whether attention has a causal mask.
-        implementation: name of the implementation, a key of the table ATTENTIONS.
+        implementation: a key of the table ATTENTIONS.
         variant, is_packed, return_lse: see `features.features`.
     """
     needed = features(q, k, v, is_causal, variant, is_packed, return_lse)

@@ -39,9 +39,8 @@ def qkv_errors(
     The list is empty if q, k and v are valid.
 
     Args:
-        shapes, dtypes, devices: shapes, dtypes and devices of q, k and v, in this order.
-        valid_dtypes: supported dtypes.
-        max_head_dim: largest supported head_dim; None for no limit.
+        shapes, dtypes, devices: of q, k and v.
+        max_head_dim: None for no limit.
         form: the valid dimensions, for messages.
         given: the shapes in messages; `shapes` by default.
     """
@@ -85,10 +84,8 @@ def _heads_fit(q: Sequence[int], k: Sequence[int]) -> bool:
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
     """Return the properties of q, k and v on which checks and launch plans depend.
 
-    They are the key of the caches of checks and launch plans.
-
-    Returns:
-        The three shapes, the three strides, the three dtypes and the three devices.
+    They are the key of the caches of checks and launch plans: the three shapes, the three strides,
+    the three dtypes and the three devices.
     """
     return (
         (q.shape, k.shape, v.shape),
@@ -109,9 +106,9 @@ def check_kernel_inputs(
     """Check whether the Triton and Hopper kernels accept the inputs.
 
     Args:
-        shapes, strides, dtypes, devices: those of q, k and v, as returned by `signature`. The
-            strides are not checked, because all strides are accepted.
-        precision: precision of the matmuls of float32 inputs (see `triton.launch.flash_forward`).
+        shapes, strides, dtypes, devices: of q, k and v, as returned by `signature`. All strides are
+            accepted.
+        precision: see `triton.launch.flash_forward`.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.

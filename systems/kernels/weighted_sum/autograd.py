@@ -75,7 +75,6 @@ class WeightedSum(torch.autograd.Function):
         """Return the weighted sum of each row of x.
 
         Args:
-            ctx: context of autograd, in which x and w are saved for backward.
             x: (..., d).
             w: (d,).
 
@@ -104,8 +103,7 @@ class WeightedSum(torch.autograd.Function):
         """Return the gradients of x and w.
 
         Args:
-            ctx: context of autograd, with x and w.
-            dy: (...), gradient of the result of forward.
+            dy: (...).
 
         Returns:
             dx (..., d) and dw (d,). If Triton kernels compute the gradients, a gradient that

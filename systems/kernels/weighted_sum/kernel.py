@@ -70,9 +70,8 @@ def forward_kernel(
         x: (n_rows, d), any strides.
         w: (d,), any stride.
         y: output, (n_rows,), contiguous.
-        n_rows, d: number of rows and columns of x.
-        x_stride_row, x_stride_d, w_stride: strides of x and w, in elements.
-        ROWS, COLUMNS: number of rows and columns of a tile; powers of two.
+        x_stride_row, x_stride_d, w_stride: in elements.
+        ROWS, COLUMNS: size of a tile; powers of two.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -109,10 +108,8 @@ def backward_kernel(
         w: (d,), any stride.
         dx: output if NEEDS_DX, (n_rows, d), contiguous.
         dw_partial: output if NEEDS_DW, float32 (programs, d), contiguous. Its rows add up to dw.
-        n_rows, d: number of rows and columns of x.
-        dy_stride, x_stride_row, x_stride_d, w_stride: strides of dy, x and w, in elements.
-        NEEDS_DX, NEEDS_DW: whether to compute dx and dw.
-        ROWS, COLUMNS: number of rows and columns of a tile; powers of two.
+        dy_stride, x_stride_row, x_stride_d, w_stride: in elements.
+        ROWS, COLUMNS: size of a tile; powers of two.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     weight = tl.load(w + column * w_stride, mask=column < d, other=0.0).to(tl.float32)

@@ -36,7 +36,6 @@ def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Te
 
     Args:
         dy: (...), same dtype as x.
-        x, w: arguments of `weighted_sum_reference`.
 
     Returns:
         dx (..., d) and dw (d,), with the dtype of x.

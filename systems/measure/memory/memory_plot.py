@@ -24,10 +24,7 @@ def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path:
     """Draw the GPU memory in use over time as a PNG file, stacked by kind such as activations.
 
     Args:
-        timeline: allocations and phases of a training step.
-        owners: tensors that determine the kinds weights, gradients and optimizer state.
-        title: title of the figure.
-        path: PNG file to write.
+        owners: tensors of the kinds weights, gradients and optimizer state.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,9 +76,7 @@ def timeline_data(timeline: Timeline, owners: Sequence[Owner], title: str) -> St
     of events. Of each part, the time is kept at which the most bytes are in use.
 
     Args:
-        timeline: allocations and phases of a training step.
-        owners: tensors that determine the kinds weights, gradients and optimizer state.
-        title: title of the figure.
+        owners: tensors of the kinds weights, gradients and optimizer state.
     """
     total = timeline.active_bytes()
     parts = np.array_split(np.arange(len(total)), min(MAX_POINTS, len(total)))

@@ -141,8 +141,7 @@ class Timeline:
         Element 0 is for the start of the step.
 
         Args:
-            chosen: for each allocation, True if it is counted. None means that all allocations are
-                counted.
+            chosen: for each allocation, whether it is counted. None means all.
         """
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
@@ -164,9 +163,8 @@ class Timeline:
         """Return the name of the phase in which an allocation was made.
 
         Args:
-            start: time of the allocation, as in `Allocation.start`. It is counted in allocator
-                events. For 0, the result is "before", because the allocation was made before the
-                step.
+            start: as in `Allocation.start`. For 0, the result is "before", because the allocation
+                was made before the step.
         """
         if start == 0:
             return "before"
@@ -181,8 +179,7 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 
     Args:
         snapshot: result of `torch.cuda.memory._snapshot`.
-        phases: names of the phases, in order.
-        device: index of the GPU.
+        phases: in order.
 
     Raises:
         ValueError: if the number of marks is not the number of phases plus 1. The allocator keeps
@@ -242,10 +239,6 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
     before: the allocation was made before the step and has no owner. Examples are the batch, the
         tables of RoPE and the workspaces of cuBLAS.
     temporaries: all other allocations.
-
-    Args:
-        timeline: allocations of the step.
-        owners: the tensors that are weights, gradients or optimizer state.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
     found = []
@@ -278,8 +271,7 @@ def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[s
     """Return the bytes in use at one time, by kind of memory such as weights or activations.
 
     Args:
-        timeline: allocations of a training step.
-        kinds: kind of each allocation, as returned by the function `kinds`.
+        kinds: of each allocation, as returned by the function `kinds`.
         time: number of allocator events since the start of the step.
     """
     total = dict.fromkeys(KINDS, 0)
@@ -300,15 +292,6 @@ def largest_allocations(
     The peak is the time at which the most bytes are in use. The kind of memory is, for example,
     weights or activations. Gradients are grouped by parameter instead of source line, because
     autograd computes gradients in threads without Python frames.
-
-    Args:
-        timeline: allocations of a training step.
-        owners: the tensors that are weights, gradients or optimizer state.
-        top: maximum number of groups.
-        root: folder of the project.
-
-    Returns:
-        One dict per group.
     """
     time, peak = timeline.peak()
     groups: dict[tuple[Source, str, str], list[int]] = {}

@@ -50,7 +50,7 @@ def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> 
     Each storage is listed once, in the order in which the storages are first saved.
 
     Args:
-        forward: function that runs the forward pass and keeps its autograd graph alive.
+        forward: keeps its autograd graph alive.
         excluded: tensors that are not listed even if they are saved, such as parameters and
             buffers. Saving them uses no additional memory.
     """
@@ -95,7 +95,6 @@ def block_report(
             saved tensors.
         x: input of the block, which must require a gradient. It counts as a saved tensor if the
             block saves it.
-        top: maximum number of saved tensors to list.
 
     Returns:
         A dict with these keys. Sizes are in bytes.

@@ -46,8 +46,7 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
     If the stack contains no line of this project, use the innermost line of the stack.
 
     Args:
-        frames: frames of the stack, innermost first.
-        root: folder of the project.
+        frames: innermost first.
     """
     stack = list(frames)
     if not stack:

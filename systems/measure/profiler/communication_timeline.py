@@ -76,9 +76,6 @@ class StepTimeline:
         The wait ends when the call ends. It begins when the last computation that started before
         the end of the call is finished. If the call starts after this computation, the wait begins
         at the start of the call. If computation is running when the call ends, the wait is 0.
-
-        Args:
-            collective: name of the collective, such as all_reduce.
         """
         waits, busy = [], self.busy
         for start, end in self.calls.get(collective, []):
@@ -161,13 +158,7 @@ def _collective(name: str) -> str:
 
 
 def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """Return the parts of time spans that are in a step, relative to the start of the step.
-
-    Args:
-        spans: time spans of a trace.
-        start: start of the step.
-        end: end of the step.
-    """
+    """Return the parts of time spans that are in a step, relative to the start of the step."""
     return [
         (max(low, start) - start, min(high, end) - start)
         for low, high in spans
@@ -184,9 +175,7 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
     (exposed).
 
     Args:
-        panels: name of each panel, and its timelines in rank order.
-        title: title of the figure.
-        path: PNG file to write.
+        panels: timelines in rank order, by the name of the panel.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -226,11 +215,8 @@ def steps_data(panels: Mapping[str, Sequence[StepTimeline]], title: str) -> Span
     """Return what `draw_steps` draws: time spans in milliseconds, two rows for each rank.
 
     To keep the data small, a gap in the computation of a phase that is shorter than `GAP_MS` counts
-    as computation. So a little less communication is exposed than in the picture.
-
-    Args:
-        panels: name of each panel, and its timelines in rank order.
-        title: title of the figure.
+    as computation. So a little less communication is exposed than in the picture. The timelines of
+    each panel are in rank order.
     """
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name, steps in panels.items():

@@ -50,10 +50,9 @@ def host_times(
     """Split the time of each step by what the host does.
 
     Args:
-        categories: events of a trace by category, see
-            `systems.measure.profiler.trace.by_category`. The trace begins with the first step of
-            the process.
-        steps: start and end of each step, in microseconds and in order.
+        categories: see `systems.measure.profiler.trace.by_category`. The trace begins with the
+            first step of the process.
+        steps: times in microseconds, in order.
 
     Returns:
         For each step, milliseconds by name. Calls of several threads at the same time count once,

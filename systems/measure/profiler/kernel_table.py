@@ -129,11 +129,8 @@ class _Ranges:
     """Phases and annotated ranges of a trace.
 
     A phase is forward, backward or optimizer. A range is a part of attention, such as
-    attention_softmax. Phases and ranges were annotated with record_function.
-
-    Args:
-        annotations: events of record_function.
-        operators: events of torch operators. They connect kernels of backward to ranges of forward.
+    attention_softmax. Phases and ranges were annotated with record_function. The events of torch
+    operators connect kernels of backward to ranges of forward.
     """
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
@@ -156,9 +153,6 @@ class _Ranges:
         of the autograd node that will be created next, even if the operator itself creates no node.
         Several operators can therefore have the same number. Among them, the operator that started
         last created the node.
-
-        Args:
-            operators: events of torch operators.
         """
         last: dict[int, Event] = {}
         for event in operators:
@@ -176,11 +170,8 @@ class _Ranges:
         """Return the names of the phase and the range that a thread executed at a given time.
 
         A name is None if the thread was outside of all phases or outside of all ranges. In
-        backward, the range is that of the forward operator, with the suffix `_backward`.
-
-        Args:
-            time: time in microseconds.
-            thread: id of the thread.
+        backward, the range is that of the forward operator, with the suffix `_backward`. The time
+        is in microseconds.
         """
         phase = self._phases.at(time)
         if phase == "forward":
@@ -327,11 +318,6 @@ def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Ro
     """Group kernels, and return the time, the share of the time and the calls of each group.
 
     Times and calls are per step. The rows are sorted by time, with the longest time first.
-
-    Args:
-        work: the kernels.
-        steps: number of steps.
-        key: function that returns the group of a kernel, such as its name.
     """
     groups: dict[str, list[Work]] = {}
     for one in work:
@@ -351,12 +337,7 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
     """Return the duration of each phase, and the share of it during which kernels were running.
 
-    Args:
-        profile: kernels and phases of the steps.
-        ranges: kernels of each phase, by name of the phase.
-
-    Returns:
-        A dict with the keys range_ms and busy_share, as described in `kernel_facts`.
+    Returns the keys range_ms and busy_share, as described in `kernel_facts`.
     """
     range_us = {
         name: sum(end - start for start, end in spans)
@@ -380,15 +361,9 @@ def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
 
     The softmax time is the time of all kernels in the range attention_softmax. The matmul time is
     the time of the matmul kernels in the ranges attention_scores and attention_output. Scaling,
-    masking and copies in these two ranges are not counted.
-
-    Args:
-        ranges: kernels of each annotated range, by name of the range.
-        steps: number of training steps.
-
-    Returns:
-        A dict with the keys softmax_ms, attention_matmul_ms and softmax_over_matmul_time, as
-        described in `kernel_facts`. {} if the trace has no kernels in these ranges.
+    masking and copies in these two ranges are not counted. Returns the keys softmax_ms,
+    attention_matmul_ms and softmax_over_matmul_time, as described in `kernel_facts`, or {} if the
+    trace has no kernels in the ranges.
     """
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}

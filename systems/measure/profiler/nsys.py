@@ -43,7 +43,6 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
     is, from the module's call of torch.cuda.profiler.start to its call of torch.cuda.profiler.stop.
 
     Args:
-        module: full name of the module.
         params_json: contents of PARAMS.json.
         folder: folder for the report file.
 

@@ -37,7 +37,7 @@ def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
     The CUDA call and the kernel that it launched have the same correlation id.
 
     Args:
-        categories: events of a trace by category, as returned by `by_category`.
+        categories: as returned by `by_category`.
     """
     return {
         event["args"]["correlation"]: event

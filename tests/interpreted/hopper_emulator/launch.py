@@ -31,7 +31,6 @@ class Emulation:
     Args:
         multiprocessors: number of multiprocessors of the emulated GPU. A program runs on each.
         seed: seed of the random order of execution. Each launch has its own order.
-        source: source of the kernels.
     """
 
     def __init__(self, multiprocessors: int, seed: int, source: Source):
@@ -48,10 +47,8 @@ class Emulation:
         """Run all programs of a kernel.
 
         Args:
-            kernel: gluon.jit function.
             grid: number of programs along each axis. Only the first may be above 1.
             arguments: TMA descriptors of Gluon, tensors and numbers.
-            constants: values of the constexpr parameters by name.
         """
         n_programs, *others = grid
         assert all(n == 1 for n in others)

@@ -70,11 +70,7 @@ class Agent:
 
 
 class Schedule:
-    """The agents and asynchronous operations of one launch of a kernel.
-
-    Args:
-        seed: seed of the random choices.
-    """
+    """The agents and asynchronous operations of one launch of a kernel."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)

@@ -37,7 +37,6 @@ def with_file(pattern: str, content: bytes | None) -> Callable[[Path], None]:
     """Return a function that creates a results folder and replaces a file of its submission.
 
     Args:
-        pattern: name of the file.
         content: the content. None: a folder takes the place of the file.
     """
 

@@ -83,8 +83,6 @@ def unsupported_reason(
     6.5 ms with head_dim 128. If only some gradients are needed, the Triton kernels do less work.
 
     Args:
-        needs_dq: whether dq is needed.
-        needs_dkdv: whether dk and dv are needed.
         variant, is_packed: see `registry.unsupported_reason`.
         value_dim: head dimension of v; that of q by default.
     """
@@ -108,11 +106,7 @@ def d192_supports(
     float16 is left to `d256_backward_kernel`.
 
     Args:
-        dtype: dtype of q, k and v.
-        head_dim: head dimension of q and k.
-        value_dim: head dimension of v.
         constants: see `KernelOptions`.
-        n_splits: number of ranges into which the queries are split.
     """
     has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
     has_feature = constants["PACKED"] or constants["SOFTCAP"]
@@ -146,11 +140,11 @@ def flash_backward(
 
     Args:
         q, k, v: as given to `forward_launch.flash_forward`: bfloat16 or float16.
-        out: output of attention, as returned by `flash_forward`.
-        lse: log-sum-exp, as returned by `flash_forward`; it must be contiguous.
+        out: as returned by `flash_forward`.
+        lse: as returned by `flash_forward`; it must be contiguous.
         dout: gradient of out, with out's shape and dtype.
         is_causal, scale, variant, packing: as given to `flash_forward`.
-        dlse: gradient of lse, float32, with the shape of lse; None for zeros.
+        dlse: float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; the result of
             `splits.backward_splits` by default. With packed sequences, with a left bound of the
             mask, if head_dim is not 64, 128, 192 or 256, and if v has another one, it is 1, and
@@ -198,16 +192,14 @@ class HopperBackwardPlan:
     A call `plan(packing, lse, dlse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
 
     Args:
-        dtype: dtype of all tensors except lse.
+        dtype: of all tensors except lse.
         shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
         strides: strides of q, k, v, out, dout, dq, dk and dv, in elements. TMA must support all of
             them.
-        scale: multiplies the scores; None means 1/sqrt(head_dim).
+        scale: None means 1/sqrt(head_dim).
         n_splits: number of ranges into which the queries are split; None means the result of
             `backward_splits`, or 1 if a split is impossible or makes no sense.
-        has_dlse: whether calls have a gradient of lse.
-        packed: sizes of the packed sequences; None if the sequences are not packed.
-        deterministic: whether the order of the additions to dQ is fixed.
+        packed: None if the sequences are not packed.
     """
 
     def __init__(
@@ -338,13 +330,8 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launches of `prepare_kernel` and `convert_kernel`.
 
-        Args:
-            strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
-            ends: the arguments n_heads, n_queries, n_padded and n_sequences of both kernels.
-            scale: multiplies the scores.
-            head_dims: head dimensions of q and of v.
-            is_packed: whether sequences are packed.
-            has_dlse: whether calls have a gradient of lse.
+        The strides are those of q, k, v, out, dout, dq, dk and dv, in elements. `ends` has n_heads,
+        n_queries, n_padded and n_sequences, and `head_dims` the head dimensions of q and of v.
         """
         from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
         from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
@@ -377,12 +364,10 @@ class HopperBackwardPlan:
 
         The docstring of this module lists the kernels.
 
-        Args:
-            shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
-            strides: strides of q, k, v, out, dout, dq, dk and dv, in elements.
-            constants: values of the constexpr parameters from IS_CAUSAL to SOFTCAP.
-            numbers: values of the int and float parameters after the strides.
-            grid: number of programs.
+        The shapes are those of q, k and v, all (batch, heads, rows, head_dim), and the strides are
+        those of q, k, v, out, dout, dq, dk and dv, in elements. `constants` has the values of the
+        constexpr parameters from IS_CAUSAL to SOFTCAP, and `numbers` those of the int and float
+        parameters after the strides.
         """
         from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
         from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel

@@ -145,11 +145,7 @@ def scale_all(sums, factor, IN_PARTS: gl.constexpr):
 def store_to_rows(
     pointer, sums, first, n_rows, row_stride, COLUMNS: gl.constexpr, IN_PARTS: gl.constexpr
 ):
-    """Store a sum to global memory without TMA, see `registers.store_rows`.
-
-    Args:
-        COLUMNS: number of columns of the tensor in global memory.
-    """
+    """Store a sum to global memory without TMA, see `registers.store_rows`."""
     store_rows(pointer, sums[0], first, n_rows, row_stride, COLUMNS)
     if IN_PARTS:
         LOW: gl.constexpr = sums[0].shape[1]

@@ -73,7 +73,7 @@ def flash_forward(
             except that the number of heads may be a divisor of that of q, and the head_dim of v may
             be 128 if that of q is above 128.
         is_causal, scale, variant, packing: see `triton.launch.flash_forward`.
-        tile: tile sizes; the result of `forward_tile` by default.
+        tile: the result of `forward_tile` by default.
         n_splits: number of ranges into which the keys are split; the result of
             `splits.forward_splits` by default. With packed sequences, with a left bound of the
             mask, and if head_dim is below 128 but not 64, it is 1, and another number is an
@@ -121,14 +121,14 @@ class HopperForwardPlan:
     A call `plan(q, k, v, out, lse, reuse_counters, packing)` runs the launches.
 
     Args:
-        dtype: dtype of q, k, v and out.
+        dtype: of q, k, v and out.
         shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
         strides: strides of q, k, v and out, in elements. TMA must support all of them.
-        scale: multiplies the scores; None means 1/sqrt(head_dim).
-        tile: tile sizes; None means the result of `forward_tile`.
+        scale: None means 1/sqrt(head_dim).
+        tile: None means the result of `forward_tile`.
         n_splits: number of ranges into which the keys are split; None means the result of
             `forward_splits`, or 1 if a split is impossible or makes no sense.
-        packed: sizes of the packed sequences; None if the sequences are not packed.
+        packed: None if the sequences are not packed.
     """
 
     def __init__(
@@ -291,10 +291,8 @@ def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
     the same counters.
 
     A CUDA graph may be replayed on any stream. For this reason, a launch during the capture of a
-    graph gets new counters, and the graph owns their memory.
-
-    Args:
-        reuse_counters: False to return new counters also when no graph is captured.
+    graph gets new counters, and the graph owns their memory. Without reuse_counters, every call
+    returns new counters.
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)

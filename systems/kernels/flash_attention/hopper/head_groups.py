@@ -38,9 +38,7 @@ def tiles_seen(
     and columns are the queries that see them.
 
     Args:
-        n_rows, n_columns: number of rows and columns of a head.
-        block: number of rows per block.
-        tile: number of columns per tile.
+        block, tile: rows per block, and columns per tile.
         before, after: row i has the columns from i - before to i + after.
     """
     counts = []
@@ -69,9 +67,8 @@ def tiles_of_blocks(
 
     Args:
         lengths: number of queries and of keys of a head, of all sequences if they are packed.
-        block, tile: number of rows per block and per tile.
+        block, tile: rows per block and per tile.
         by_keys: whether blocks consist of keys and tiles of queries, or the opposite.
-        n_heads: number of heads that have these blocks.
     """
 
     def of_sequence(n_queries: int, n_keys: int) -> list[int]:
@@ -120,8 +117,8 @@ def utilization(lengths: Sequence[int], n_heads: int, group: int, multiprocessor
     group, then the second one of all heads, and so on, then those of the next group.
 
     Args:
-        lengths: duration of each block of a head, in the order of execution.
-        group: number of heads per group. The last group may have fewer.
+        lengths: durations of the blocks of a head, in the order of execution.
+        group: heads per group. The last group may have fewer.
     """
     ends = [0] * multiprocessors
     for first in range(0, n_heads, group):
@@ -139,7 +136,7 @@ def balanced_group(
 
     Args:
         tiles: number of tiles of each block of a head, in the order of execution.
-        sizes: possible sizes, the preferred ones first.
+        sizes: the preferred ones first.
     """
     if min(tiles) == max(tiles) or len(tiles) * n_heads > MAX_BLOCKS:
         return sizes[0]

@@ -62,9 +62,9 @@ def kernel_options(
 
     Args:
         is_causal, variant: see `triton.launch.flash_forward`.
-        packed: sizes of the packed sequences; None if the sequences are not packed.
+        packed: None if the sequences are not packed.
         lengths: number of queries and of keys per head.
-        scale: multiplies the scores; None means 1/sqrt(head_dim).
+        scale: None means 1/sqrt(head_dim).
     """
     mask = variant.mask(is_causal)
     if packed is None:  # bounds beyond all keys change nothing

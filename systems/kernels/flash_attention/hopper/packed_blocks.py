@@ -30,8 +30,6 @@ def packed_block(blocks, item, n_heads, group):
     Args:
         blocks: the list that `packed_blocks_kernel` has written.
         item: index of the work item, below n_heads times the number of blocks.
-        n_heads: number of heads.
-        group: number of heads per group.
     """
     n_blocks = tl.load(blocks)
     first = item // (n_blocks * group) * group
@@ -52,7 +50,6 @@ def padded_start(starts, sequence, total, BLOCK: tl.constexpr):
         starts: boundaries of the sequences, int32 (n_sequences + 1,).
         sequence: index of the sequence, or several indices.
         total: number of rows of the tensor without padding.
-        BLOCK: number of rows per block.
     """
     start = tl.minimum(tl.maximum(tl.load(starts + sequence), 0), total)
     return (start + sequence * BLOCK) // BLOCK * BLOCK
@@ -65,8 +62,7 @@ def padded_tile(starts, tile, n_sequences, total, BLOCK: tl.constexpr, PACKED: t
     Args:
         starts, total, BLOCK: see `padded_start`.
         tile: index of the block of padded rows.
-        n_sequences: number of sequences.
-        PACKED: whether there are packed sequences. Otherwise, all rows belong to one sequence.
+        PACKED: if False, all rows belong to one sequence.
 
     Returns:
         start: first row of the sequence in the tensor without padding.
@@ -108,12 +104,8 @@ def packed_blocks_kernel(
         blocks: int32 (2 * (most + 1),), output. The first element is the number of blocks. After
             two elements, each block has two: its sequence, and its index in the sequence, counted
             from the start.
-        n_sequences: number of sequences.
-        total: number of rows of the tensor.
         most: upper bound of the number of blocks. Overlapping sequences may have more blocks, which
             are left out.
-        BLOCK: number of rows per block.
-        FROM_END: whether blocks are numbered from the end of a sequence.
         CHUNK: number of blocks, and of sequences, that are compared at a time.
     """
     sequence = tl.program_id(0)

@@ -15,10 +15,8 @@ class PackedOrder:
     blocks, which is described there.
 
     Args:
-        n_sequences: number of sequences.
-        n_rows: number of rows of all sequences.
-        longest: number of rows of the longest sequence.
-        block: number of rows per block.
+        n_rows: of all sequences.
+        longest: rows of the longest sequence.
         from_end: whether the blocks at the start of a sequence take the longest.
 
     Attributes:

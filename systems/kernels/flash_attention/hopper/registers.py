@@ -24,7 +24,7 @@ def row_maximum(s, layout: gl.constexpr):
 
     Args:
         s: (rows, n), in registers, where n is a multiple of 32.
-        layout: register layout of the result, which has the shape (rows,).
+        layout: of the result (rows,).
     """
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
@@ -68,7 +68,7 @@ def pack(p, dtype: gl.constexpr):
 
     Args:
         p: float32 (rows, n), in registers.
-        dtype: bfloat16 or float16, the dtype to which p is rounded.
+        dtype: bfloat16 or float16.
 
     Returns:
         int32 (rows, n / 2). The value with the lower column is in the low 16 bits.
@@ -86,7 +86,7 @@ def unpack(packed, dtype: gl.constexpr):
 
     Args:
         packed: result of `pack`, int32 (rows, n / 2).
-        dtype: the dtype that was given to `pack`.
+        dtype: as given to `pack`.
 
     Returns:
         (rows, n), in the registers of the argument of `pack`.
@@ -113,8 +113,6 @@ def store_rows(pointer, value, first, n_rows, row_stride, COLUMNS: gl.constexpr 
     Args:
         pointer: address of row 0 of the tensor, whose rows are contiguous.
         value: tile (rows, columns), in registers. It is converted to the dtype of the tensor.
-        first: index of the row at which the tile starts.
-        n_rows: number of rows of the tensor.
         row_stride: stride between rows, in elements. If the compiler does not know that it is even
             (see `in_elements`), 16-bit values are stored one by one.
         COLUMNS: number of columns of the tensor, or 0 if it has those of the tile. Further columns

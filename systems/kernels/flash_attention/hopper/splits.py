@@ -50,8 +50,7 @@ def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
     """Return whether backward has work for all multiprocessors without a split.
 
     Args:
-        k_shape: shape of k, (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
-        multiprocessors: number of multiprocessors of the GPU.
+        k_shape: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
     """
     return (
         math.prod(k_shape[:-2]) * -(-k_shape[-2] // block_of_keys(k_shape[-1])) >= multiprocessors
@@ -74,12 +73,11 @@ def forward_splits(
 
     Args:
         n_programs: batch * heads.
-        n_blocks: number of blocks of queries per head.
+        n_blocks: of queries per head.
         n_tiles: number of tiles of keys that the last block of queries processes. Without a causal
             mask, all blocks process n_tiles tiles. With a causal mask, the number of tiles is
             assumed to grow linearly with the index of the block.
-        partial_bytes: size of the partial outputs of one range of keys, in bytes.
-        multiprocessors: number of multiprocessors of the GPU.
+        partial_bytes: size of the partial outputs of one range of keys.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -113,11 +111,10 @@ def backward_splits(
 
     Args:
         n_programs: batch * heads of k and v.
-        n_blocks: number of blocks of keys per head.
+        n_blocks: of keys per head.
         n_tiles: number of tiles of 64 queries per head.
         head_dim: 64, 128, 192 or 256.
-        multiprocessors: number of multiprocessors of the GPU.
-        q_per_kv: number of heads of q per head of k and v.
+        q_per_kv: heads of q per head of k and v.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -149,19 +146,10 @@ def _fastest(
 ) -> int:
     """Return the number of splits in SPLITS with the shortest estimated time.
 
-    Args:
-        length: function (block, split, tiles per split) that returns the duration of a work item,
-            in units of tile_seconds.
-        n_blocks: number of blocks per head.
-        n_tiles: number of tiles that are divided among the splits.
-        by_keys: True if blocks consist of keys and tiles of queries; False if blocks consist of
-            queries and tiles of keys.
-        n_programs: as for `forward_splits` or `backward_splits`.
-        multiprocessors: number of multiprocessors of the GPU.
-        tile_seconds: time of one tile, in seconds.
-        add_seconds: time of the launches that add the partial results, in seconds, without the time
-            for reading and writing these results.
-        partial_bytes: size of the partial results of one split, in bytes.
+    `length` returns the duration of a work item, in units of tile_seconds, for (block, split, tiles
+    per split). Blocks are of keys and tiles of queries if by_keys, or else the opposite.
+    `add_seconds` is the time of the launches that add the partial results, without reading and
+    writing them. `partial_bytes` is the size of the partial results of one split.
     """
     from systems.kernels.flash_attention.triton.tile_ops import schedule
 

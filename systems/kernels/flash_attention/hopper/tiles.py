@@ -101,8 +101,8 @@ def forward_tile(
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
     Args:
-        head_dim: head dimension of q and k, one of HEAD_DIMS.
-        n_queries: number of queries; of the longest sequence with is_packed.
+        head_dim: of q and k, one of HEAD_DIMS.
+        n_queries: of the longest sequence with is_packed.
         value_dim: head dimension of v; that of q by default.
         heads_per_multiprocessor: batch * heads, divided by the number of multiprocessors. It is not
             used with is_packed.

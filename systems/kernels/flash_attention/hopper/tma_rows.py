@@ -61,7 +61,6 @@ def row_maps(
 
     Args:
         shape: (batch, heads, n_rows, head_dim), with head_dim one of HEAD_DIMS.
-        strides: strides in elements.
-        rows, columns: size of a tile.
+        strides: in elements.
     """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, columns))

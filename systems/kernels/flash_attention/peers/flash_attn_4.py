@@ -39,7 +39,6 @@ def flash_attn_4(
 
     Args:
         q, k, v: (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim).
-        is_causal, scale, variant, packing: see `registry.flash_triton`.
     """
     _keep_compiled_kernels()
     from flash_attn.cute import flash_attn_func, flash_attn_varlen_func

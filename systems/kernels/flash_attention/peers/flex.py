@@ -22,8 +22,7 @@ def flex(
     Args:
         q: (batch, heads, seq_len, head_dim).
         k, v: the same, or with fewer heads (see `naive`).
-        is_causal: if True, query i attends only to keys 0 to i.
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+        is_causal, scale: see `naive`.
 
     Raises:
         RuntimeError: if torch has no kernel for these inputs.

@@ -32,10 +32,8 @@ def sdpa(
     Args:
         q: (batch, heads, seq_len, head_dim).
         k, v: the same, or with fewer heads (see `naive`).
-        is_causal: if True, query i attends only to keys 0 to i.
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
-        implementation: name of the backend: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or
-            "sdpa_math".
+        is_causal, scale: see `naive`.
+        implementation: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or "sdpa_math".
 
     Raises:
         RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
@@ -67,9 +65,7 @@ def sdpa_unsupported_reason(
 
     Args:
         q, k, v: (batch, heads, seq_len, head_dim).
-        is_causal: whether attention has a causal mask.
-        implementation: name of the backend: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or
-            "sdpa_math".
+        implementation: as in `sdpa`.
     """
     if implementation == "sdpa_math":
         return None

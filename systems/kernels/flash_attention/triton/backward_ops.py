@@ -89,7 +89,6 @@ def delta_kernel(
         out, dout: O and dO, (batch, heads, n_queries, HEAD_DIM).
         delta: float32 (batch, heads, n_queries), contiguous. The kernel writes it.
         out_*, dout_*: strides of out and dout, in elements.
-        ROWS: number of queries per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_queries, ROWS)
@@ -148,9 +147,8 @@ def add_scaled(
     scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged.
 
     Args:
-        total: sum of the earlier products.
         peak: largest magnitude of each row of dS in the earlier calls.
-        ds: float32 tile of dS.
+        ds: float32.
         other: the second operand of the product (see `tile_ops.load_operand`).
         factor: see `tile_ops.add_product`.
         DTYPE: dtype to which ds is rounded without FP16X3.

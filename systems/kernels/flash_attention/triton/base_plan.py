@@ -83,12 +83,11 @@ class TritonPlan:
     strides, dtypes and device.
 
     Args:
-        shapes, strides, dtypes, devices: those of q, k and v, as returned by
-            `validation.signature`. They must be valid (see `validation.check_kernel_inputs`).
+        shapes, strides, dtypes, devices: of q, k and v, as returned by `validation.signature`. They
+            must be valid (see `validation.check_kernel_inputs`).
         is_causal, scale, precision, variant: as given to `launch.flash_forward`.
-        tiles: tile sizes of all kernels.
-        packed: sizes of the packed sequences; None if the sequences are not packed. Packed
-            tensors are (heads, rows of all sequences, head_dim).
+        packed: None if the sequences are not packed. Packed tensors are (heads, rows of all
+            sequences, head_dim).
     """
 
     def __init__(
@@ -166,9 +165,6 @@ class TritonPlan:
 
         Without fp16x3, they are the strides of the input. With fp16x3, the kernels read the
         contiguous float16 halves of the input instead, and the strides are those of one half.
-
-        Args:
-            of: layout (sizes and strides) of the input.
         """
         return self.kernel_strides(of.dense_strides if self.fp16x3 else of.strides)
 
@@ -177,10 +173,6 @@ class TritonPlan:
 
         With several splits, the kernel writes a contiguous tensor of partial results. Otherwise, it
         writes the result itself.
-
-        Args:
-            n_splits: number of ranges into which the inner loop is split.
-            of: layout of the result.
         """
         if n_splits == 1:
             return 0, *self.kernel_strides(of.strides)
@@ -200,8 +192,6 @@ class TritonPlan:
 
         Args:
             tensors: q, k, v, and also dout in backward.
-            layouts: layout (sizes and strides) of each input.
-            packing: the packed sequences, or None.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
@@ -239,11 +229,10 @@ class TritonPlan:
         """Split up to four float32 tensors into float16 halves.
 
         Args:
-            tensors: tensors to split, all with the same layout.
-            of: layout (sizes and strides) of the tensors.
+            tensors: all with the layout `of`.
             n_seen: number of rows of each head that are read; later rows are replaced by zeros.
             starts: boundaries of the packed sequences, or a placeholder.
-            longest: number of rows of the longest packed sequence; None without packed sequences.
+            longest: rows of the longest packed sequence; None without packed sequences.
             peaks: zeros. The method writes the largest magnitude of each head here (see
                 `tile_ops.peak_of`).
 
@@ -273,9 +262,6 @@ class TritonPlan:
 
         The inner loop of a kernel goes over two tensors, such as k and v. For this number of heads,
         both tensors fit together in the L2 cache. The result is at least 1.
-
-        Args:
-            of: layout (sizes and strides) of one of the two tensors.
         """
         itemsize = 4 if self.fp16x3 else self.dtype.itemsize
         rows, n_heads = self.max_queries if of is self.q else self.max_keys, of.n_heads
@@ -299,10 +285,7 @@ class TritonPlan:
 
         Args:
             kernel: forward_kernel, dkdv_kernel or dq_kernel.
-            tile: tile sizes of the kernel.
             of: layout of q or k. The rows of this tensor are divided into blocks.
-            n_splits: number of ranges into which the inner loop is split.
-            numbers: values of the int and float parameters of the kernel.
             constants: values of the constexpr parameters that only this kernel has.
         """
         block, longest = (
@@ -325,7 +308,6 @@ class TritonPlan:
         over queries. With several ranges, a separate program processes each range of the loop.
 
         Args:
-            tile: tile sizes of the kernel.
             of: layout of q if a program has a block of queries; layout of k if it has a block of
                 keys.
             n_splits: requested number of ranges; None for the result of

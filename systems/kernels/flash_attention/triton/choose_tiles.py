@@ -54,10 +54,7 @@ def tuned_tiles(
     takes about a minute.
 
     Args:
-        head_dim, dtype, precision, is_causal, n_queries, n_keys: properties of the inputs, as in
-            `launch.flash_forward`.
         n_heads: batch size times number of heads.
-        device: device of the inputs.
 
     Raises:
         ValueError: if the environment variable FLASH_ATTENTION_AUTOTUNE is set to a value other
@@ -113,7 +110,6 @@ def cache_path(
     1,024 and 2,047 have the same path.
 
     Args:
-        gpu: name of the GPU.
         n_heads: batch size times number of heads.
     """
     import triton

@@ -50,9 +50,6 @@ def combine_kernel(
             it.
         out_*: strides of out, in elements.
         n_programs: batch * heads.
-        n_rows: number of queries.
-        splits: number of splits.
-        ROWS: number of rows per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)

@@ -73,19 +73,12 @@ def _add_queries(
     add nothing, because their q, dO, lse and delta are loaded as zeros. The rows of dK and dV for
     keys past the end are meaningless, and the caller does not store them.
 
-    Args:
-        dk, dv: running values of dK and dV. With FP16X3, both are scaled.
-        peak: largest magnitude so far of each row of dS^T (see `tile_ops.scaled`).
-        k, v: operands with the keys and values of the block (see `tile_ops.load_operand`).
-        query, dout, lse, delta: addresses of the first row of the sequence in the first head of the
-            group of heads that have these keys.
-        head, member: index of this first head, and of the head of the tile in the group.
-        first_key, first_query: index of the first key of the block and of the first query of the
-            tile.
-        s_unit, dp_unit: factors for the first head (see `units`).
-
-    Returns:
-        the new dk, dv and peak.
+    dk and dv are the running values, scaled with FP16X3. `peak` has the largest magnitude so far of
+    each row of dS^T (see `tile_ops.scaled`). k and v are operands of the block (see
+    `tile_ops.load_operand`). `query`, `dout`, `lse` and `delta` are addresses of the first row of
+    the sequence in the first head of the group of heads that have these keys. `head` is the index
+    of this first head, and `member` that of the head of the tile in the group. `s_unit` and
+    `dp_unit` are factors for the first head (see `units`). Returns the new dk, dv and peak.
 
     The module `backward_ops` and `dkdv_kernel` describe the other arguments.
     """
@@ -176,20 +169,16 @@ def dkdv_kernel(
         dkey, dvalue: outputs, (splits, *shape of key) and (splits, *shape of value): gradients from
             the queries of each split. They have the dtype of the inputs, or float32 if there are
             several splits.
-        n_splits: number of splits of the queries.
         queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
         group: number of heads of keys that are processed together, so that their queries and dout
             stay in the L2 cache (see `tile_ops.schedule`).
-        scale: scale of the scores.
-        scale_log2e: scale times log2(e).
         BLOCK_Q: number of queries per tile of the inner loop.
         BLOCK_K: number of keys per block.
         FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
             query, key, value and dout are contiguous tensors with an additional first dimension of
             size 2 (high half and low half).
         STAGES: number of stages of the software pipeline that loads queries and dout.
-        DK: whether to compute dK.
-        DV: whether to compute dV.
+        DK, DV: whether to compute dK and dV.
 
     `forward_kernel` describes the other arguments.
     """

@@ -50,19 +50,11 @@ def _add_keys(
 
     The running value of dQ belongs to one block of queries.
 
-    Args:
-        dq: running value of dQ. With FP16X3, it is scaled.
-        peak: largest magnitude so far of each row of dS (see `tile_ops.scaled`).
-        q, do: operands with the queries and the output gradients of the block (see
-            `tile_ops.load_operand`).
-        key, value: addresses of the first row of the sequence in the tensors.
-        row_lse: log-sum-exp of each query, in base 2.
-        row_delta: result of `delta_kernel` for each query.
-        first_query, first_key: index of the first query of the block and of the first key of the
-            tile.
-
-    Returns:
-        the new dq and peak.
+    `dq` is the running value, scaled with FP16X3. `peak` has the largest magnitude so far of each
+    row of dS (see `tile_ops.scaled`). `q` and `do` are operands of the block (see
+    `tile_ops.load_operand`), and `key` and `value` are addresses of the first row of the sequence.
+    `row_lse` is in base 2, and `row_delta` is the result of `delta_kernel`. Returns the new dq and
+    peak.
 
     The module `backward_ops` and `dq_kernel` describe the other arguments.
     """
@@ -121,7 +113,6 @@ def dq_kernel(
     Args:
         dquery: output, (splits, batch, heads, total_queries, HEAD_DIM): gradient from the keys of
             each split. It has the dtype of the inputs, or float32 if there are several splits.
-        n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads that are processed together, so that their keys and values stay in
             the L2 cache (see `tile_ops.schedule`).

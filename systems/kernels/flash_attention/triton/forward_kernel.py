@@ -74,25 +74,13 @@ def _add_tile(
     These are the values of online softmax (algorithm 1 of FlashAttention-2, lines 7 to 10). The
     module docstring gives the formulas.
 
-    Args:
-        accumulator: running output O; with FP16X3, it is multiplied by 2^14 (TOP_POWER) and divided
-            by the unit of the values (see `tile_ops.unit`).
-        maximum: running maximum m of the scaled scores times log2(e).
-        total: running sum l.
-        q: operand with the queries (see `tile_ops.load_operand`).
-        key, value: addresses of the keys and values of the head.
-        first_query, first_key: index of the first query of the block and of the first key of the
-            tile.
-        key_half, value_half: distance from the high to the low float16 half of the keys and values
-            in memory, in elements; used only with FP16X3.
-        lower, upper: bounds of the mask (see `mask_ops`).
-        scale_log2e: scale of the scores times log2(e); with FP16X3, also times the units of q and k
-            (see `tile_ops.unit`).
-        cap_log2e: softcap times log2(e); read only with SOFTCAP.
-        MASKED: whether the tile needs a mask, because it is at a bound of the mask or incomplete.
-
-    Returns:
-        the new accumulator, maximum and total.
+    `accumulator` is the running output O, which with FP16X3 is multiplied by 2^14 (TOP_POWER) and
+    divided by the unit of the values (see `tile_ops.unit`). `maximum` is the running maximum m of
+    the scaled scores times log2(e), and `total` is the running sum l. `q` is an operand (see
+    `tile_ops.load_operand`). With FP16X3, `key_half` and `value_half` are the distances in elements
+    from the high to the low float16 halves, and `scale_log2e` also contains the units of q and k. A
+    tile is MASKED if it is at a bound of the mask or incomplete. Returns the new accumulator,
+    maximum and total.
 
     `forward_kernel` describes the other arguments.
     """
@@ -178,7 +166,6 @@ def forward_kernel(
         n_heads: number of heads of queries.
         total_queries, total_keys: number of rows of query and key. With PACKED, these are the rows
             of all sequences, and the tensors have no batch dimension.
-        n_splits: number of splits of the keys.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads that are processed together, so that their keys and values stay in
             the L2 cache (see `tile_ops.schedule`).
@@ -186,8 +173,6 @@ def forward_kernel(
             HAS_RIGHT.
         scale_log2e: scale of the scores times log2(e), not negative.
         cap_log2e: softcap times log2(e); read only with SOFTCAP.
-        HEAD_DIM: head dimension of queries and keys.
-        VALUE_DIM: head dimension of values.
         BLOCK_Q: number of queries per block.
         BLOCK_K: number of keys per tile of the inner loop.
         BLOCK_D, BLOCK_V: HEAD_DIM and VALUE_DIM rounded up to a power of two, at least 16.

@@ -42,12 +42,9 @@ def _tile(
     """Load the block of rows that this program processes, from one of up to four tensors.
 
     The second grid index selects the tensor. Each tensor has the shape (batch, heads, total_rows,
-    HEAD_DIM). `parts_kernel` describes the arguments.
-
-    Returns:
-        the block (ROWS, COLUMNS), the index of its head among the heads of all batch elements, the
-        index of its first row in the sequence, and the first row and the number of rows of the
-        sequence.
+    HEAD_DIM). `parts_kernel` describes the arguments. Returns the block (ROWS, COLUMNS), the index
+    of its head among the heads of all batch elements, the index of its first row in the sequence,
+    and the first row and the number of rows of the sequence.
     """
     n_blocks = tl.cdiv(total_rows, ROWS)
     if PACKED:
@@ -115,10 +112,8 @@ def parts_kernel(
         out: output, float16 (number of tensors, 2, batch, heads, total_rows, HEAD_DIM), contiguous.
             In the second dimension, index 0 is the high half, and index 1 is the low half.
         whole_*: strides of the tensors to split, in elements.
-        n_programs: batch * heads.
         total_rows: number of rows of each tensor; with PACKED, those of all sequences.
         n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
-        ROWS: number of rows per program.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     x, head, first, start, n_rows = _tile(

@@ -141,8 +141,6 @@ def flash_backward(
             for the result of `work_splits.default_splits`.
         n_splits_dq: number of ranges into which the keys are split to compute dQ; None for the
             result of `work_splits.default_splits`.
-        needs_dq: whether to compute dq.
-        needs_dkdv: whether to compute dk and dv.
         dlse: gradient of lse, float32 with lse's shape; None if it is zero.
 
     Returns:

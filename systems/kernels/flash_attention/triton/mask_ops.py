@@ -34,8 +34,7 @@ def sequence_rows(starts, head, n_heads, total, PACKED: tl.constexpr):
     Args:
         starts: boundaries of the sequences, int32 (n_sequences + 1,); read only with PACKED.
         head: index of the head among the heads of all sequences.
-        n_heads: number of heads per sequence.
-        total: number of rows of the tensor.
+        n_heads: per sequence.
     """
     if PACKED:
         starts += head // n_heads
@@ -54,8 +53,7 @@ def sequence_base(pointer, head, n_heads, first, batch_stride, head_stride, row_
     Args:
         pointer: address of a tensor (batch, heads, rows, head_dim).
         head, n_heads, batch_stride, head_stride: see `tile_ops.head_base`.
-        first: first row of the sequence, as returned by `sequence_rows`.
-        row_stride: stride of the rows, in elements.
+        first: as returned by `sequence_rows`.
     """
     base = head_base(pointer, head, n_heads, batch_stride, head_stride)
     return base + first.to(tl.int64) * row_stride
@@ -68,7 +66,7 @@ def rows_before(head, n_heads, total, first, PACKED: tl.constexpr):
     With PACKED, the tensor has the heads of one batch element; else those of all batch elements.
 
     Args:
-        first: first row of the sequence, as returned by `sequence_rows`.
+        first: as returned by `sequence_rows`.
     """
     if PACKED:
         rows = (head % n_heads).to(tl.int64) * total + first
@@ -116,7 +114,6 @@ def seen_keys(
     The range starts at a multiple of BLOCK_K. It ends at another one, or at the last key.
 
     Args:
-        first_query: index of the first query of the block.
         first_key, last_key: first key of the range, and the key after its end.
 
     Returns:
@@ -151,7 +148,6 @@ def seen_by_queries(
     The range starts at a multiple of BLOCK_Q. It ends at another one, or at the last query.
 
     Args:
-        first_key: index of the first key of the block.
         first_query, last_query: first query of the range, and the query after its end.
 
     Returns:
@@ -185,9 +181,7 @@ def masked_tile(position, full_start, full_end, HAS_BEFORE: tl.constexpr):
     full_end stand for the tiles before full_start.
 
     Args:
-        position: position of the loop.
         full_start, full_end: results of `seen_keys` or `seen_by_queries`.
-        HAS_BEFORE: whether there may be tiles before full_start.
     """
     start = position
     if HAS_BEFORE:
@@ -203,7 +197,7 @@ def within_bounds(
 
     Args:
         visible: bool tile, or True.
-        queries, keys: indices of the queries and of the keys, which broadcast to the tile.
+        queries, keys: indices, which broadcast to the tile.
     """
     if HAS_RIGHT:
         visible = visible & (keys <= queries + upper)

@@ -35,8 +35,7 @@ def fp16_split_launch(
     tensor. Only the first `count` of the four tensors are split; the others are placeholders.
 
     Args:
-        device: device of the tensors.
-        count: number of tensors to split, 1 to 4.
+        count: 1 to 4.
         of: layout (sizes and strides) of all tensors, in which batch is the number of sequences if
             they are packed.
         n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
@@ -78,12 +77,6 @@ def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out:
     Each partial output is the attention over one range (split) of the keys. Call the launch with
     the partial outputs, their log-sum-exps, and the tensors for the result: the output `out` and
     its log-sum-exp `lse`.
-
-    Args:
-        device: device of the tensors.
-        dtype: dtype of the tensor out.
-        n_splits: number of ranges.
-        out: layout (sizes and strides) of the tensor out.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
@@ -106,13 +99,6 @@ def sum_launch(
     launch adds the partial gradients of one tensor, or those of two tensors (dK and dV). Call the
     launch with three tensors: the partial gradients, the first result and the second result. If
     there is only one result, pass this result twice.
-
-    Args:
-        device: device of the tensors.
-        dtype: dtype of the results.
-        n_splits: number of splits.
-        out: layout (sizes and strides) of the first result.
-        other: layout of the second result; None if there is only one.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
@@ -126,9 +112,6 @@ def memory_bound_constants(of: Layout) -> dict[str, int]:
 
     Each program of such a kernel processes one block of rows of one head.
 
-    Args:
-        of: layout (sizes and strides) of the tensors that the kernel processes.
-
     Returns:
         A dict with the keys HEAD_DIM, ROWS (number of rows per program) and COLUMNS (HEAD_DIM
         rounded up to a power of two, at least 16).
@@ -141,8 +124,5 @@ def memory_bound_programs(of: Layout) -> int:
     """Return the number of programs of a memory-bound kernel that processes all rows of a tensor.
 
     Each program processes one block of rows of one head.
-
-    Args:
-        of: layout (sizes and strides) of the tensor.
     """
     return -(-of.rows // (MEMORY_BOUND_ELEMENTS // block_d(of.head_dim))) * of.n_heads

@@ -40,10 +40,9 @@ def head_base(pointer, head, n_heads, batch_stride, head_stride):
     """Return the address of the first row of a head in a tensor (batch, heads, rows, head_dim).
 
     Args:
-        pointer: address of the tensor.
         head: index of the head among the heads of all batch elements.
         n_heads: number of heads per batch element.
-        batch_stride, head_stride: strides of the first two dimensions, in elements.
+        batch_stride, head_stride: in elements.
     """
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
@@ -60,9 +59,7 @@ def load_tile(
 
     Args:
         base: address of the first row of the head.
-        first: index of the first row of the tile.
-        n_rows: number of rows of the head.
-        row_stride: stride of the rows, in elements.
+        row_stride: in elements.
         RAGGED: True if the tile may extend past the last row of the head; its rows past the end are
             then zero. If False, rows are loaded without a mask.
     """
@@ -144,7 +141,6 @@ def peak_of(peaks, tensor, head, n_programs):
     Args:
         peaks: peaks of the heads of all tensors: the bits of float32 numbers, as int32. The shape
             is (number of tensors, n_programs rounded up to a multiple of 4).
-        tensor: index of the tensor.
         head: index of the head among the heads of all batch elements.
         n_programs: batch * heads.
     """
@@ -176,7 +172,7 @@ def scaled(x, peak):
 
     Args:
         x: float32 tile.
-        peak: peaks of the rows, as returned by the previous call; `SMALLEST` in the first call.
+        peak: as returned by the previous call; `SMALLEST` in the first call.
 
     Returns:
         the scaled x, the new peaks, and a factor for each row. The caller must multiply the sum of
@@ -193,8 +189,7 @@ def unscaled(total, peak):
     """Undo the scaling of `scaled` in the final sum of matmuls.
 
     Args:
-        total: sum of matmuls of tiles whose rows were divided by powers of two.
-        peak: largest magnitudes of the rows, as returned by the last call of `scaled`.
+        peak: as returned by the last call of `scaled`.
     """
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
@@ -258,10 +253,7 @@ def store_tile(
 
     Args:
         base: address of the first row of the head.
-        first: index of the first row of the tile.
-        n_rows: number of rows of the head.
-        row_stride: stride of the rows, in elements.
-        values: the tile.
+        row_stride: in elements.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -280,8 +272,6 @@ def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
 
     Args:
         base: address of the number of the first row of the head.
-        first: index of the first row to load.
-        n_rows: number of rows of the head.
         RAGGED: True if the range may extend past the last row; the numbers past the end are then
             zero. If False, numbers are loaded without a mask.
     """
@@ -310,13 +300,9 @@ def schedule(
     group, the long items start first, and the short items fill the gaps at the end.
 
     Args:
-        item: index of the item, which is the index of the program.
-        n_blocks: number of blocks per head.
+        item: index of the program.
         n_programs: batch * heads.
-        n_splits: number of ranges into which the inner loop is split.
         rows_per_split: number of rows in each range except the last.
-        group: number of heads per group.
-        BLOCK: number of rows per block.
         HAS_RIGHT: whether the mask has a right bound, as a causal mask has.
         BY_KEYS: True if a block consists of keys and the inner loop goes over queries; False if a
             block consists of queries and the inner loop goes over keys.

@@ -58,10 +58,9 @@ def search(
     are those of the table.
 
     Args:
-        n_heads: batch size times number of heads.
-        n_queries, n_keys, head_dim, dtype, precision, is_causal: properties of the inputs for which
-            the tile sizes are searched, as in `launch.flash_forward`.
-        report: function that is called with one line of text for each candidate.
+        n_heads: batch size times number of heads. The other properties of the inputs are as in
+            `launch.flash_forward`.
+        report: called with one line of text for each candidate.
 
     Raises:
         RuntimeError: if all candidates of a kernel fail on this GPU.
@@ -109,12 +108,8 @@ class _Candidate:
 
     A call runs the pass and returns its outputs.
 
-    Args:
-        tensors: q, k, v, out, lse and dout.
-        base: tile sizes of all other kernels.
-        is_causal, precision: as given to `launch.flash_forward`.
-        name: name of the kernel: "forward", "dkdv" or "dq".
-        tile: candidate tile of the kernel.
+    The tensors are q, k, v, out, lse and dout. `base` has the tile sizes of all other kernels, and
+    `tile` those of the kernel `name`: "forward", "dkdv" or "dq".
     """
 
     def __init__(
@@ -152,13 +147,9 @@ def _fastest(
     """Measure the candidates, and return the fastest one and the outputs of the first that runs.
 
     The outputs of this first candidate are the reference. A candidate is rejected if its outputs
-    differ too much from the reference. A candidate that does not compile or does not run is
-    skipped. The function returns None if no candidate runs.
-
-    Args:
-        tries: candidates for one kernel.
-        agreement: largest accepted relative difference from the reference, in the L2 norm.
-        report: function that is called with one line of text for each candidate.
+    differ too much from the reference: the relative difference in the L2 norm is above `agreement`.
+    A candidate that does not compile or does not run is skipped. The function returns None if no
+    candidate runs.
     """
     from triton.testing import do_bench
 

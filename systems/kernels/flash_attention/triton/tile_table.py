@@ -43,11 +43,8 @@ class Tile(NamedTuple):
     def options(self, on_hopper: bool) -> dict[str, int]:
         """Return the launch options of Triton for this tile, by name.
 
-        The options are num_warps and, if there is a limit of registers per thread, maxnreg.
-
-        Args:
-            on_hopper: whether the GPU is a Hopper GPU. The limit of registers applies only to
-                Hopper GPUs.
+        The options are num_warps and, if there is a limit of registers per thread, which applies
+        only to Hopper GPUs, maxnreg.
         """
         if on_hopper and self.max_registers < MAX_REGISTERS:
             return {"num_warps": self.num_warps, "maxnreg": self.max_registers}
@@ -162,10 +159,9 @@ def configuration(
     """Return the tile sizes of all kernels from TABLE, which has an entry for each kind of input.
 
     Args:
-        head_dim: head dimension, 1 to 256.
-        dtype: dtype of the inputs: float32, bfloat16 or float16.
-        precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32"; ignored for other
-            dtypes.
+        head_dim: 1 to 256.
+        dtype: float32, bfloat16 or float16.
+        precision: of float32 matmuls, "fp16x3" or "tf32"; ignored for other dtypes.
         softcap: whether the scores have a softcap. Then SOFTCAP_TABLE is used if it has an entry.
     """
     key = kind(dtype, precision), block_d(head_dim)

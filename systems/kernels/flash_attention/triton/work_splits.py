@@ -24,8 +24,8 @@ def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
     range except the last has at least 4 tiles.
 
     Args:
-        n_programs: number of programs without a split.
-        n_tiles: number of iterations of the longest inner loop; each iteration processes one tile.
+        n_programs: without a split.
+        n_tiles: of the longest inner loop.
         slots: number of programs that can run on the GPU at the same time.
     """
     if n_programs == 0:
@@ -44,11 +44,9 @@ def split_rows(
     than requested. The last range may have fewer rows than the others.
 
     Args:
-        length: number of rows of the inner loop.
-        block: number of rows per tile.
-        n_programs: number of programs without a split.
+        n_programs: without a split.
         slots: number of programs that can run on the GPU at the same time.
-        n_splits: requested number of ranges; None for the result of `default_splits`.
+        n_splits: requested; None for the result of `default_splits`.
     """
     n_tiles = -(-length // block)
     if n_splits is None:
@@ -61,8 +59,7 @@ def split_tiles(n_tiles: int, n_splits: int) -> tuple[int, int]:
     """Divide an inner loop over tiles into ranges of about equal length.
 
     Args:
-        n_tiles: number of tiles of the loop, 1 or more.
-        n_splits: requested number of ranges.
+        n_tiles: 1 or more.
 
     Returns:
         The number of ranges, which is at most n_splits, and the number of tiles per range. The last
@@ -87,13 +84,8 @@ def heads_in_l2(n_rows: int, head_dim: int, itemsize: int, n_programs: int) -> i
 
     A program that computes one block of a head loops over two tensors of the head: keys and values,
     or queries and the gradient of the output. All programs of the head read the same two tensors.
-    The result is the number of heads whose tensors take at most 32 MiB together. It is at least 1.
-
-    Args:
-        n_rows: number of rows of each of the two tensors.
-        head_dim: number of columns of each tensor.
-        itemsize: bytes per element.
-        n_programs: batch size times number of heads; the result is at most this number.
+    The result is the number of heads whose tensors take at most 32 MiB together. It is at least 1
+    and at most n_programs, the batch size times the number of heads.
     """
     head_bytes = max(1, 2 * n_rows * head_dim * itemsize)
     return max(1, min(n_programs, L2_BYTES // head_bytes))

@@ -116,16 +116,10 @@ def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
     """Issue the WGMMAs that compute half of the columns of dQ for tile i - 1, as dQ^T.
 
     The function returns dQ^T, float32 (64, 64). The caller must wait for the WGMMAs before it uses
-    dQ^T. For i = 0 there is no earlier tile, and the caller must not use the result.
-
-    Args:
-        shared: `Shared`, the rings in shared memory.
-        i: number of steps that this program has completed.
-        zero: the number 0. In a loop, it must be a variable that the compiler does not know to be
-            constant.
-        layout: register layout of the result.
-        HALF: index of this consumer, 0 or 1. Consumer 0 computes columns 0 to 63 of dQ, and
-            consumer 1 computes columns 64 to 127.
+    dQ^T. For i = 0 there is no earlier tile, and the caller must not use the result. Consumer 0
+    (HALF) computes columns 0 to 63 of dQ, and consumer 1 computes columns 64 to 127. `i` counts the
+    steps that this program has completed. `zero` is the number 0; in a loop, it must be a variable
+    that the compiler does not know to be constant.
     """
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
@@ -145,18 +139,10 @@ def _add_dq(
     """Add one consumer's half of dQ^T of a tile to global memory by TMA, asynchronously.
 
     The half is first stored in shared memory. The function waits until TMA has read the previous
-    half from there. If additions have a fixed order, the adder warp adds it from there.
-
-    Args:
-        shared: `Shared`, the rings in shared memory.
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        problem: `BackwardProblem`.
-        dq: half of dQ^T of the tile, float32 (64, 64), in registers.
-        i: number of earlier calls by this consumer.
-        row: row of dq_desc at which the half starts.
-        HALF: index of this consumer, 0 or 1, which selects the buffer in shared memory.
-        LATER: number of TMA stores that this consumer has issued since its previous call. The
-            function does not wait for these stores.
+    half from there. If additions have a fixed order, the adder warp adds it from there. `dq` is
+    float32 (64, 64), and `row` is the row of dq_desc at which the half starts. `i` counts earlier
+    calls by this consumer. The function does not wait for the LATER stores by TMA that this
+    consumer has issued since its previous call.
     """
     if problem.DETERMINISTIC:
         pass_dq(shared, dq, i, HALF, 1)
@@ -170,12 +156,9 @@ def _add_dq(
 def _send(desc, coord, sums, buffer, IN_PARTS: gl.constexpr):
     """Store dK or dV of 64 keys to global memory by TMA, asynchronously.
 
-    Args:
-        desc: TMA descriptor of the tensor in global memory, with tiles of (1, 1, 64, 128).
-        coord: coordinates of the tile in the tensor.
-        sums: dK or dV, see `column_parts`. The tensor must not have further columns.
-        buffer: (64, 128), in shared memory. The caller must not overwrite it before TMA has read
-            it.
+    The tiles of `desc` are (1, 1, 64, 128), and `buffer` is (64, 128). The caller must not
+    overwrite the buffer before TMA has read it. `sums` is dK or dV (see `column_parts`), and the
+    tensor must not have further columns.
     """
     store_to_shared(buffer, sums, IN_PARTS)
     fence_async_shared()
@@ -192,23 +175,12 @@ def _step(
 
     A tile consists of 64 queries. Both consumers call this function in each step of a work item.
 
-    Args:
-        shared: `Shared`, the rings in shared memory.
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
-        i: number of tiles of the work item before this one, over all heads of q.
-        dk, dv: gradients of this consumer's 64 keys, summed over the earlier tiles, (64, COLUMNS),
-            see `column_parts`. dk is not yet multiplied by the scale.
-        first_key: index of the first key of this consumer.
-        first_query: index of the first query of tile i.
-        row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
-        HALF: index of this consumer, 0 or 1.
-        COLUMNS: number of columns that the matmuls use, 96 or 128. Those of dQ^T use all 128.
-        MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
-            because keys are past the end.
-
-    Returns:
-        dk, dv: sums that include tile i.
+    dk and dv are the gradients of this consumer's 64 keys, (64, COLUMNS), summed over the earlier
+    tiles (see `column_parts`). dk is not yet multiplied by the scale. `i` counts the earlier tiles
+    of the work item, over all heads of q. `first_key` belongs to this consumer, and `row` is the
+    row of dq_desc at which its half of dQ^T of tile i - 1 starts. COLUMNS is 96 or 128; the matmuls
+    of dQ^T use all 128. A tile is MASKED if some of its queries do not see all keys, or if keys are
+    past the end. Returns the new dk and dv.
     """
     dtype: gl.constexpr = shared.q.dtype
     IN_PARTS: gl.constexpr = COLUMNS < HEAD_DIM

@@ -128,10 +128,8 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
 def _column_of(shared, layout: gl.constexpr):
     """Load lse or -delta of a tile of 64 queries from shared memory, one number per query.
 
-    Args:
-        shared: the 64 numbers in shared memory, in the order of `backward.rings.row_of`.
-        layout: register layout of a tile of S, with one row per query. Number i of the result
-            belongs to row i.
+    They are stored in the order of `backward.rings.row_of`. `layout` is that of a tile of S, with
+    one row per query, and number i of the result belongs to row i.
     """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[2]], [[0], [0], [1], [4], [8]], [[16], [32]], [], [BLOCK_Q]
@@ -161,8 +159,7 @@ def _zeros(ROWS: gl.constexpr):
 def _load_left(tile):
     """Load a tile (64, 64) from shared memory, as left operand of `_add_product`.
 
-    Returns:
-        The same registers in two layouts, for the wide and for the narrow part.
+    The result has the same registers in two layouts, for the wide and for the narrow part.
     """
     for_wide: gl.constexpr = gl.DotOperandLayout(0, WIDE_LAYOUT, 2)
     for_narrow: gl.constexpr = gl.DotOperandLayout(0, NARROW_LAYOUT, 2)
@@ -174,16 +171,10 @@ def _load_left(tile):
 def _add_product(left, right, sums, ADDS: gl.constexpr = True):
     """Issue the WGMMAs that add the product of a left and a right operand to sums.
 
-    Args:
-        left: the left operand for the wide and for the narrow part. Both are the same tile in
-            shared memory, or the result of `_load_left`, whose registers must not change before the
-            WGMMAs are complete.
-        right: the right operand, a wide and a narrow part in shared memory.
-        sums: a wide and a narrow part.
-        ADDS: False to ignore sums, so that no registers must be set to zero.
-
-    Returns:
-        The new sums, which are valid after a wait.
+    Each operand has a wide and a narrow part. Both parts of `left` are the same tile in shared
+    memory, or the result of `_load_left`, whose registers must not change before the WGMMAs are
+    complete. Without ADDS, sums are ignored, so that no registers must be set to zero. The new sums
+    are valid after a wait.
     """
     wide = warpgroup_mma(left[0], right[0], sums[0], use_acc=ADDS, is_async=True)
     narrow = warpgroup_mma(left[1], right[1], sums[1], use_acc=ADDS, is_async=True)
@@ -201,9 +192,7 @@ def _add_queries(rows, box, right, sums):
 def _scores(shared, slot, zero):
     """Issue the WGMMAs of S: all those of the wide part, then those of the narrow part.
 
-    Args:
-        slot: slot of Q.
-        zero: the number 0, not as a constant, see `backward.d128`.
+    `slot` is that of Q. `zero` is the number 0, not as a constant, see `backward.d128`.
     """
     wide, narrow = _zeros(BLOCK_Q)
     for box in gl.static_range(BOXES):
@@ -219,12 +208,7 @@ def _scores(shared, slot, zero):
 
 @gluon.jit
 def _product_with_v(shared, slot, zero):
-    """Compute dO V^T, a wide and a narrow part.
-
-    Args:
-        slot: slot of dO.
-        zero: see `_scores`.
-    """
+    """Compute dO V^T, a wide and a narrow part. `slot` is that of dO. For `zero`, see `_scores`."""
     first = slot * BOXES
     left = _load_left(shared.do.index(first))
     v = keys_of_box(shared.v_wide, shared.v_narrow, zero)
@@ -245,12 +229,8 @@ def _product_with_v(shared, slot, zero):
 def _wait(sums, other, PENDING: gl.constexpr):
     """Wait until all WGMMAs except the last PENDING are done.
 
-    Args:
-        sums: dK^T or dV^T, a wide and a narrow part for each box.
-        other: another tensor.
-
-    Returns:
-        sums, other: the arguments. The caller may then use them.
+    `sums` is dK^T or dV^T, and `other` another tensor. Both are returned, and the caller may then
+    use them.
     """
     a, b, c, d, e, f, other = warpgroup_mma_wait(
         PENDING,
@@ -263,11 +243,8 @@ def _wait(sums, other, PENDING: gl.constexpr):
 def _begin_dq(shared, zero, PART: gl.constexpr):
     """Issue the two WGMMAs that compute 64 columns of dQ from dS, as dQ^T, float32 (64, 64).
 
-    The caller must wait for the WGMMAs before it uses dQ^T, or releases dS.
-
-    Args:
-        zero: the number 0, not as a constant, see `backward.d128`.
-        PART: index of the 64 columns, 0 to 2.
+    The caller must wait for the WGMMAs before it uses dQ^T, or releases dS. `zero` is the number 0,
+    not as a constant, see `backward.d128`. PART is the index of the 64 columns, 0 to 2.
     """
     dq = gl.zeros([BOX, BLOCK_Q], gl.float32, WIDE_LAYOUT)
     wide, narrow = keys_of_box(shared.k_wide, shared.k_narrow, zero + PART)
@@ -287,8 +264,7 @@ def _buffer(shared, dq_desc, WHICH: gl.constexpr):
 def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
     """Add 64 columns of dQ^T to global memory by TMA, asynchronously, at `row` of dq_desc.
 
-    Args:
-        WHICH: index of this consumer, which selects the buffer in shared memory.
+    WHICH is the index of this consumer, which selects the buffer in shared memory.
     """
     tma.store_wait(pendings=0)  # until TMA has read the previous columns from this buffer
     add_dq(dq_desc, dq, row, _buffer(shared, dq_desc, WHICH))
@@ -300,20 +276,10 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
 
     A tile consists of 64 queries. Consumer P calls this function in each step of a work item.
 
-    Args:
-        shared: `Shared`.
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
-        i: number of tiles of the work item before this one, over all heads of q.
-        sums: dV^T of the work item, summed over the earlier tiles, see `_zeros`. Its WGMMAs may
-            be in flight, also when the function returns.
-        first_query: index of the first query of tile i.
-        row: row of dq_desc at which dQ^T of tile i - 1 starts.
-        MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
-            because keys are past the end.
-
-    Returns:
-        sums: dV^T that includes tile i.
+    The WGMMAs of `sums`, dV^T of the work item (see `_zeros`), may be in flight, also when the
+    function returns. `i` counts the earlier tiles of the work item, over all heads of q. `row` is
+    the row of dq_desc at which dQ^T of tile i - 1 starts. A tile is MASKED if some of its queries
+    do not see all keys, or if keys are past the end. Returns the new sums.
     """
     dtype: gl.constexpr = shared.q.dtype
     slot = i % SLOTS
@@ -361,15 +327,9 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
 
     Consumer DS calls this function in each step of a work item.
 
-    Args:
-        sums: dK^T of the work item, summed over the earlier tiles, see `_zeros`. It is not yet
-            multiplied by the scale.
-        zero: the number 0, not as a constant, see `backward.d128`. `_step_of_p` describes the other
-            arguments.
-        row: row of dq_desc at which dQ^T of tile i starts.
-
-    Returns:
-        sums: dK^T that includes tile i.
+    `sums` is dK^T of the work item (see `_zeros`), not yet multiplied by the scale. `zero` is the
+    number 0, not as a constant, see `backward.d128`. `row` is the row of dq_desc at which dQ^T of
+    tile i starts. `_step_of_p` describes the other arguments. Returns the new sums.
     """
     dtype: gl.constexpr = shared.q.dtype
     slot = i % SLOTS
@@ -415,11 +375,8 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
 def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.constexpr):
     """Store 64 columns of dK or dV to global memory by TMA, asynchronously.
 
-    Args:
-        desc: TMA descriptor of the tensor in global memory, with tiles of (1, 1, 32, 64). Each fits
-            in an index of shared.dq.
-        wide, narrow: dK^T or dV^T of the columns, float32 (64 columns, 64 or 32 keys).
-        WHICH: index of this consumer.
+    The tiles of `desc` are (1, 1, 32, 64), and each fits in an index of shared.dq. `wide` and
+    `narrow` are dK^T or dV^T of the columns, float32 (64 columns, 64 or 32 keys).
     """
     dtype: gl.constexpr = desc.dtype
     wide_swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
@@ -441,9 +398,7 @@ def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.co
 def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
     """Compute dV and a part of dQ if COMPUTES_P is True, otherwise dK and the rest of dQ.
 
-    Args:
-        desc: TMA descriptor of dV or dK.
-        factor: dV or dK is multiplied by it at the end.
+    `desc` is the TMA descriptor of dV or dK, which is multiplied by `factor` at the end.
     """
     WHICH: gl.constexpr = 0 if COMPUTES_P else 1
     item = problem.locate(gl.program_id(0))

@@ -190,14 +190,8 @@ def _begin_dq(shared, zero, layout: gl.constexpr, WHICH: gl.constexpr, PART: gl.
     """Issue the WGMMA that computes 64 columns of dQ from the dS^T in shared memory, as dQ^T.
 
     The function returns dQ^T, float32 (64, 64). The caller must wait for the WGMMA before it uses
-    dQ^T, or overwrites dS^T.
-
-    Args:
-        shared: `Shared`.
-        zero: the number 0, see `_step`.
-        layout: register layout of the result.
-        WHICH: index of this consumer.
-        PART: 0 for the first and 1 for the last 64 columns of this consumer's half.
+    dQ^T, or overwrites dS^T. PART is 0 for the first and 1 for the last 64 columns of this
+    consumer's half. `zero` is the number 0, not as a constant, see `backward.d128`.
     """
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
     first: gl.constexpr = WHICH * HALF + PART * CHUNK
@@ -222,24 +216,13 @@ def _step(
 
     A tile consists of 64 queries. Both consumers call this function in each step of a work item.
 
-    Args:
-        shared: `Shared`.
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
-        i: number of tiles of the work item before this one, over all heads of q.
-        dk, dv: this consumer's half of the columns of the gradients of the 64 keys, summed over the
-            earlier tiles, float32, in registers. dk is not yet multiplied by the scale.
-        first_query: index of the first query of tile i.
-        row: row of dq_desc at which this consumer's half of dQ^T of tile i - 1 starts.
-        WHICH: index of this consumer, 0 or 1, and of its half of the columns.
-        HIGH: number of columns of the second half that the matmuls use, 64 or 128.
-        VALUE_HIGH: the same for V, dO and dV, 0, 64 or 128. If it is 0, consumer 1 does not change
-            dv.
-        MASKED: whether tile i needs a mask, because some of its queries do not see all keys, or
-            because keys are past the end.
-
-    Returns:
-        dk, dv: sums that include tile i.
+    dk and dv are this consumer's half of the columns of the gradients of the 64 keys, float32,
+    summed over the earlier tiles. dk is not yet multiplied by the scale. `i` counts the earlier
+    tiles of the work item, over all heads of q, and `row` is the row of dq_desc at which the half
+    of dQ^T of tile i - 1 starts. HIGH is the number of columns of the second half that the matmuls
+    use, 64 or 128. VALUE_HIGH is the same for V, dO and dV, 0, 64 or 128; with 0, consumer 1 does
+    not change dv. A tile is MASKED if some of its queries do not see all keys, or if keys are past
+    the end. Returns the new dk and dv.
     """
     dtype: gl.constexpr = shared.q.dtype
     COLUMNS: gl.constexpr = dk.shape[1]
@@ -307,12 +290,8 @@ def _step(
 def _send(desc, coord, value, buffer):
     """Store a tile to global memory by TMA, and wait until TMA has read the buffer.
 
-    Args:
-        desc: TMA descriptor of the tensor in global memory, with tiles of (1, 1, 64, 128).
-        coord: coordinates of the tile in the tensor.
-        value: the first 64 or 128 columns of the tile, in registers. The tensor must not have the
-            other columns.
-        buffer: buffer in shared memory, float32 (64, 64).
+    The tiles of `desc` are (1, 1, 64, 128), and `value` has the first 64 or 128 columns. The tensor
+    must not have the others. `buffer` is float32 (64, 64), in shared memory.
     """
     tile = buffer._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     columns = tile.reshape([KEYS, HALF]).slice(0, value.shape[1], 1)

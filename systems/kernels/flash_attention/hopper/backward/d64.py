@@ -121,10 +121,7 @@ class Dealer:
         """Take the next work item, publish its index to the other warpgroups, and return the index.
 
         An index of n_items or more means that no work item is left. Only the producer warp calls
-        this method.
-
-        Args:
-            turn: number of earlier calls in this program.
+        this method. `turn` counts earlier calls in this program.
         """
         item = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
         slot = turn % 2
@@ -143,7 +140,7 @@ class Dealer:
         consumers call this method.
 
         Args:
-            turn: number of earlier calls of `next` by the same warps.
+            turn: number of earlier calls by the same warps.
             WARPS: number of warps that call this method together.
         """
         slot = turn % 2
@@ -228,15 +225,9 @@ def _add(shared, problem, dealer, dq_desc):
 def _scores(shared, n, k, layout: gl.constexpr, pred=True):
     """Issue the WGMMA that computes S^T of a tile, when the tile is in shared memory.
 
-    The caller must wait for the WGMMA before it uses the result.
-
-    Args:
-        shared: `Shared`, the rings in shared memory.
-        n: number of earlier steps of this program, over all its work items.
-        k: the 64 keys of this consumer, in registers.
-        layout: register layout of the result.
-        pred: whether the tile exists. Otherwise, the function does not wait for a tile, and the
-            result must not be used.
+    The caller must wait for the WGMMA before it uses the result. If not `pred`, there is no tile:
+    the function does not wait for it, and the result must not be used. `n` counts the earlier steps
+    of this program over all its work items, and `k` has the 64 keys of this consumer in registers.
     """
     slot = n % Q_SLOTS
     mbarrier.wait(shared.q_full.index(slot), (n // Q_SLOTS) & 1, pred=pred)
@@ -252,24 +243,11 @@ def _step(
 
     dS^T is stored in shared memory, where the warpgroup that computes dQ^T reads it.
 
-    Args:
-        shared: `Shared`, the rings in shared memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
-        n: number of earlier steps of this program, over all its work items.
-        is_last: whether the work item has no tile after this one.
-        s: S^T of this tile, in registers.
-        k, v: the 64 keys and values of this consumer, in registers.
-        dk, dv: gradients of these keys and values, summed over earlier tiles, float32 (64, 64), in
-            registers. dk is not yet multiplied by the scale.
-        first_key: index of the first key of this consumer.
-        first_query: index of the first query of the tile.
-        HALF: index of this consumer, 0 or 1.
-        MASKED: whether the tile needs a mask, because some of its queries do not see all keys, or
-            because keys are past the end.
-
-    Returns:
-        dk, dv: sums that include this tile.
-        s: S^T of the next tile. Undefined if is_last is True.
+    `s` is S^T of the tile. `k`, `v`, `dk` and `dv` are the 64 keys and values of this consumer and
+    their gradients, summed over earlier tiles, float32 (64, 64), all in registers. dk is not yet
+    multiplied by the scale. `n` counts the earlier steps of this program over all its work items. A
+    tile is MASKED if some of its queries do not see all keys, or if keys are past the end. Returns
+    the new dk and dv, and S^T of the next tile, which is undefined if is_last.
     """
     dtype: gl.constexpr = shared.q.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -408,11 +386,9 @@ def backward_kernel(
         dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
         n_programs: batch * heads.
         n_heads: heads, the number of heads of k and v.
-        n_queries, n_keys: number of queries and of keys per head.
         n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
             rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
             `packed_blocks.padded_start` places them.
-        n_splits: number of ranges into which the queries are split.
         queries_per_split: number of queries in each split except the last, a multiple of 64.
         group: number of heads whose work items run at about the same time, so that their data stay
             in the L2 cache (see `tile_ops.schedule`).
@@ -420,7 +396,6 @@ def backward_kernel(
             PACKED is True.
         left, right: number of keys before and after its position that a query sees. They are used
             only if BOUNDED is True, and right only if IS_CAUSAL is False.
-        scale: scale of the scores.
         scale_log2e: scale times log2(e). With SOFTCAP, this times 2 / softcap.
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         IS_CAUSAL: whether a query sees only the keys up to its position.
@@ -428,7 +403,6 @@ def backward_kernel(
             i has the position of key i. True if PACKED is True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. There must be one split.
-        SOFTCAP: whether scores are capped.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
         DETERMINISTIC: whether work items add to dQ in a fixed order, see the module
             `backward.turns`. There must be one split.

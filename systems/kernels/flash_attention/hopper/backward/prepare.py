@@ -52,15 +52,11 @@ def prepare_kernel(
         counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
         out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
             elements.
-        n_heads: number of heads.
         n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
             is padded, and starts where `packed_blocks.padded_start` places it.
-        n_sequences: number of packed sequences.
-        HEAD_DIM: number of columns of out and dout.
         COLUMNS: HEAD_DIM or more, a power of two.
         ROWS: number of queries per program. It must be 64.
         PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
-        HAS_DLSE: whether lse has a gradient.
         DQ_COLUMNS: number of columns of dQ in the backward kernel, a multiple of ROWS.
 
     Every 64 values of log2_lse and minus_delta are stored in the order in which the function

@@ -101,13 +101,9 @@ def allocate(
     Args:
         q_desc, k_desc, lse_desc, dq_desc: TMA descriptors, which give the dtypes, tile sizes and
             layouts.
-        KV_SLOTS: number of slots of the ring of K and V.
-        Q_SLOTS: number of slots of the ring of Q, dO, lse and -delta.
-        DS_SLOTS: number of slots of the ring of dS^T.
-        DQ_SLOTS: number of slots of the ring of dQ^T.
-        KV_READERS: number of warpgroups that read K or V.
-        DS_READERS: number of warpgroups that read dS^T.
-        DETERMINISTIC: whether additions to dQ have a fixed order.
+        KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS: number of slots of the rings of K and V, of Q, dO,
+            lse and -delta, of dS^T, and of dQ^T.
+        KV_READERS, DS_READERS: number of warpgroups that read K or V, and dS^T.
 
     Returns:
         `Shared`, the rings and mbarriers.
@@ -149,9 +145,7 @@ def copy(desc, coord, barrier, shared):
     """Load a tile from global into shared memory by TMA, asynchronously.
 
     Args:
-        desc: TMA descriptor of the tensor in global memory.
-        coord: coordinates of the tile in the tensor.
-        barrier: mbarrier that TMA notifies when it has written the tile.
+        barrier: notified by TMA when it has written the tile.
         shared: tile in shared memory. It may lack leading dimensions of size 1 that the tiles of
             desc have.
     """
@@ -170,15 +164,8 @@ def load_item(
     memory is empty.
 
     Args:
-        shared: `Shared`, the rings of slots in shared memory.
-        problem: `BackwardProblem`.
-        q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc: TMA descriptors of the loaded
-            tensors.
-        index: index of the work item.
         turn: number of work items that this program has already processed.
         n: number of tiles of queries in these earlier work items.
-        KV_SLOTS: number of slots for K and V.
-        Q_SLOTS: number of slots for tiles of queries.
 
     Returns:
         Value of n for the next work item.
@@ -240,11 +227,6 @@ def reduce_add(tensor_desc, coord, src, _semantic=None):
     """Add a tile in shared memory to global memory by TMA, asynchronously.
 
     Gluon's `tma` module has no function that adds.
-
-    Args:
-        tensor_desc: TMA descriptor of the tensor in global memory.
-        coord: coordinates of the tile in the tensor.
-        src: tile in shared memory.
     """
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
@@ -262,7 +244,6 @@ def store_dq(dq, shared):
 
     Args:
         dq: float32 (64 of head_dim, 64 queries), in registers.
-        shared: buffer in shared memory.
     """
     order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
     tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
@@ -274,7 +255,6 @@ def add_dq(dq_desc, dq, row, shared):
     """Add a tile of dQ^T to global memory by TMA, asynchronously.
 
     Args:
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
         dq: float32 (64 of head_dim, 64 queries), in registers.
         row: row of dq_desc at which the tile starts.
         shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before

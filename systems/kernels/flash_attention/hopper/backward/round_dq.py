@@ -35,13 +35,8 @@ def convert_kernel(
         starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
             True.
         dq_batch, dq_head, dq_row: strides of dquery, in elements.
-        n_heads: number of heads.
-        n_queries: number of queries per head.
         n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
             is padded, and starts where `packed_blocks.padded_start` places it.
-        n_sequences: number of packed sequences.
-        scale: scale of the scores.
-        HEAD_DIM: number of columns of dquery.
         COLUMNS: DQ_COLUMNS or more, a power of two.
         DQ_COLUMNS: number of columns of the sum of dQ, HEAD_DIM or more.
         ROWS: number of queries per tile. Each program converts one tile.

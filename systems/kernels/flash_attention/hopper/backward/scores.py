@@ -15,11 +15,7 @@ from systems.kernels.flash_attention.hopper.registers import reciprocal
 
 @gluon.jit
 def times(a, b, layout: gl.constexpr, COLUMNS: gl.constexpr):
-    """Issue the asynchronous WGMMAs of a b^T, see `add_times`.
-
-    Args:
-        layout: register layout of the result.
-    """
+    """Issue the asynchronous WGMMAs of a b^T, see `add_times`."""
     ROWS: gl.constexpr = a.shape[0]
     RESULT_COLUMNS: gl.constexpr = b.shape[0]
     zeros = gl.zeros([ROWS, RESULT_COLUMNS], gl.float32, layout)
@@ -35,7 +31,6 @@ def add_times(a, b, sum, COLUMNS: gl.constexpr, ADDS: gl.constexpr = True):
 
     Args:
         a, b: tiles in shared memory.
-        sum: initial value of the result, in registers.
         COLUMNS: number of columns of a and b that are multiplied: all or three quarters.
         ADDS: False if `sum` is zeros, which then need no registers.
     """
@@ -60,11 +55,7 @@ def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.cons
 
     Args:
         s: S^T, float32 (keys, queries), in registers.
-        lse: log-sum-exp of the queries in base 2.
-        problem: `BackwardProblem`.
-        item: `WorkItem`.
-        first_key, first_query: index of the first key and of the first query of the tile.
-        MASKED: whether the tile needs a mask.
+        lse: of the queries, in base 2.
     """
     if problem.SOFTCAP:
         r = reciprocal(1.0 + gl.exp2(s * problem.scale_log2e))
@@ -88,7 +79,6 @@ def hide(p, problem, item, first_key, first_query, KEY_AXIS: gl.constexpr):
     value may be inf, and the matmul for dQ would then compute inf * 0 = NaN.
 
     Args:
-        p: probabilities, in registers.
         KEY_AXIS: dimension of p with one index per key, 0 or 1. The other one has one per query.
     """
     QUERY_AXIS: gl.constexpr = 1 - KEY_AXIS

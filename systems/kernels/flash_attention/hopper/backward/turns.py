@@ -38,7 +38,6 @@ def pass_dq(shared, dq, n, place, SLOTS: gl.constexpr):
     """Pass a tile of dQ^T to the adder through shared memory.
 
     Args:
-        shared: `Shared`, the rings in shared memory.
         dq: float32 (64 of head_dim, 64 queries), in registers.
         n: number of earlier calls of this warpgroup.
         place: index of the slot, as in `add_in_order`.
@@ -57,9 +56,6 @@ def add_in_order(
     """Add all tiles of dQ of a work item to global memory by TMA. The adder calls this function.
 
     Args:
-        shared: `Shared`, the rings in shared memory.
-        problem, item: `BackwardProblem` and `WorkItem`.
-        dq_desc: TMA descriptor of the float32 sum of dQ in global memory.
         n: number of tiles in earlier work items of this program.
         SLOTS: number of tiles of dQ^T for which the ring has room, 1 or 2.
         HALVES: number of parts of 64 columns that are passed separately: head_dim / 64. Part h of a
@@ -96,14 +92,8 @@ def add_in_order(
 def _wait_for_turn(problem, item, tile, counter, known):
     """Wait until the next block of keys has added to a tile of dQ, if its queries see this block.
 
-    Args:
-        problem, item: `BackwardProblem` and `WorkItem`.
-        tile: index of the tile in its sequence.
-        counter: pointer to the counter of the next block of keys.
-        known: a value that this counter has reached.
-
-    Returns:
-        A new value of known.
+    `counter` points to the counter of the next block of keys, and `known` is a value that it has
+    reached. Returns a new value of known. `tile` is the index in the sequence.
     """
     next_key = item.first_key + 2 * HALF_K
     waits = next_key < item.n_keys
@@ -123,8 +113,7 @@ def _wait_for_turn(problem, item, tile, counter, known):
 def _when_added(value, PENDING: gl.constexpr):
     """Wait until additions of the adder are complete, and return `value`.
 
-    Args:
-        PENDING: number of the latest additions for which the function does not wait.
+    It does not wait for the latest PENDING additions.
     """
     # `tma.store_wait` waits only until TMA has read shared memory, not until it has added.
     return gl.inline_asm_elementwise(

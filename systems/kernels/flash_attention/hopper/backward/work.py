@@ -235,11 +235,9 @@ def row_before(problem, item, row, i, HEAD_DIM: gl.constexpr):
     It is a row of the sum of dQ. The sum has HEAD_DIM rows for each tile of 64 queries.
 
     Args:
-        problem, item: `BackwardProblem` and `WorkItem`.
         row: row for tile 0 of the head of q.
         i: number of tiles of this head before the present one. The tile before the first one is the
             last tile of the previous head.
-        HEAD_DIM: number of columns of dQ.
     """
     if problem.BOUNDED:
         found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM

@@ -155,11 +155,9 @@ def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
 def _scores(q, k, nothing, COLUMNS: gl.constexpr):
     """Issue the WGMMAs of q k^T, without the last quarter of the columns if all of it is padding.
 
-    Args:
-        q: (64, HEAD_DIM), in shared memory.
-        k: (HEAD_DIM, BLOCK_K), in shared memory.
-        nothing: float32 (64, BLOCK_K), in registers. Its values are not used.
-        COLUMNS: see `hopper_forward_kernel`.
+    q is (64, HEAD_DIM) and k is (HEAD_DIM, BLOCK_K), both in shared memory. The values of
+    `nothing`, float32 (64, BLOCK_K) in registers, are not used. For COLUMNS, see
+    `hopper_forward_kernel`.
     """
     LOW: gl.constexpr = q.shape[1] // 2
     HIGH: gl.constexpr = q.shape[1] // 4
@@ -412,8 +410,6 @@ def hopper_forward_kernel(
             Not used if PACKED is True.
         n_programs: batch * heads.
         n_heads: number of heads of q.
-        n_queries, n_keys: number of queries and of keys per head.
-        n_splits: number of ranges into which the keys are split.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads whose work items run at about the same time, so that their keys and
             values stay in the L2 cache (see `tile_ops.schedule`).
@@ -425,7 +421,6 @@ def hopper_forward_kernel(
             True. With SOFTCAP, see `capped`.
         cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
-        BLOCK_K: number of keys per tile.
         COLUMNS: number of columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The
             tensors may have fewer. Missing columns are read as zeros.
         VALUE_COLUMNS: number of columns of v and the output. Up to 128, it is 64, 96 or 128, and
@@ -437,16 +432,13 @@ def hopper_forward_kernel(
             i has the position of key i. True if PACKED is True. MASKED must then be True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. SPLIT must then be False.
-        SOFTCAP: whether scores are capped.
         STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
             tiles of values.
         SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192, and v
             must have the head_dim of q.
-        SPLIT: whether the keys are split into several ranges.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
-        REGISTERS: registers per thread of each consumer except consumer 0 (see
-            `tiles.HopperTile`).
-        PRODUCER_REGISTERS: registers per thread of the producer warp.
+        REGISTERS: registers per thread of each consumer except consumer 0 (see `tiles.HopperTile`).
+            PRODUCER_REGISTERS are those of the producer warp.
     """
     dtype: gl.constexpr = q_desc.dtype
     BOX: gl.constexpr = q_desc.block_type.shape[3]

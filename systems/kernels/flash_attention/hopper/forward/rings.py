@@ -37,7 +37,6 @@ def place_of_keys(n, first, SHARED_RING: gl.constexpr):
     Args:
         n: number of the tile, over all work items of the program.
         first: number of the first tile of the work item.
-        SHARED_RING: whether keys and values share a ring.
     """
     place = n
     if SHARED_RING:
@@ -50,7 +49,7 @@ def place_of_values(n, last, SHARED_RING: gl.constexpr):
     """Return the number of the use of their ring by the values of tile n.
 
     Args:
-        last: number of the last tile of the work item. The others are those of `place_of_keys`.
+        last: number of the last tile of the work item.
     """
     place = n
     if SHARED_RING:
@@ -64,9 +63,8 @@ def _load_tile(
 ):
     """Load a tile into the ring `smem` by TMA, asynchronously, in BOXES copies of its columns.
 
-    Args:
-        batch, head, row: where the tile starts in the tensor.
-        place: number of this use of the ring.
+    The tile starts at (batch, head, row) of the tensor. `place` is the number of this use of the
+    ring.
     """
     slot = place % SLOTS
     mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)
