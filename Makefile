@@ -9,8 +9,8 @@ JOBS ?= $(shell expr $$(nproc) + 1)
 # process would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart lint format compile-check bench report docs cluster clean \
-  test test-slow test-all test-portable test-numeric test-exhaustive test-gpu
+.PHONY: help install quickstart lint format compile-check size bench report docs cluster clean \
+  test test-all test-portable test-numeric test-exhaustive test-gpu
 
 help:
 	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
@@ -50,13 +50,11 @@ test: $(VENV)/installed-test
 	$(PYTEST) $(SELECTED)
 	$(call interpreted)
 
-# make test-slow        run the tests that make test skips, such as long compilations and sweeps/cpu
-test-slow: $(VENV)/installed-test
-	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
-	$(call interpreted,-m slow)
-
-# make test-all         run make test and make test-slow
-test-all: test test-slow
+# make test-all         run also the tests marked slow, such as the studies in sweeps/cpu; CI runs this
+ALL = -m 'not gpu and not exhaustive'
+test-all: $(VENV)/installed-test
+	$(PYTEST) $(ALL) $(SELECTED)
+	$(call interpreted,$(ALL))
 
 # make test-portable    run the numeric tests with several CPU instruction sets and thread counts
 PORTABLE = ATEN_CPU_CAPABILITY=default \
@@ -73,11 +71,12 @@ test-numeric: $(VENV)/installed-test
 	env $(SETTING) $(PYTEST) tests/systems $(SELECTED)
 	$(call interpreted)
 
-# make test-exhaustive  run tests with many seeds and repeats, and check kernels for integer overflow
+# make test-exhaustive  run what CI leaves out: many seeds and repeats, checks of unchanged kernels
+EXHAUSTIVE = -m '(exhaustive or depends) and not gpu' --depends record
 test-exhaustive: $(VENV)/installed-test
-	$(PYTEST) -m exhaustive $(SELECTED)
+	$(PYTEST) $(EXHAUSTIVE) $(SELECTED)
 	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
-	$(call interpreted,-m exhaustive)
+	$(call interpreted,$(EXHAUSTIVE))
 	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
 
 # make test-gpu         run the tests that need an NVIDIA GPU (some need two GPUs)
@@ -99,6 +98,10 @@ format: $(VENV)/installed-dev
 # make compile-check    print registers, spills and shared memory of kernels on sm_90; needs no GPU
 compile-check: $(VENV)/installed
 	$(BIN)/python scripts/compile_check.py
+
+# make size             print the lines of each room beside its target
+size:
+	@$(PYTHON) scripts/size.py
 
 # make bench            measure the time and memory that the launcher needs
 bench: $(VENV)/installed-test

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+# In the sbatch scripts of a dry run
+NEW_SUBMISSION = r"submissions/\d{8}-\d{6}-\d+-\w{4}(?=/slurm/)"
 WARM_UP = "import aggregate, pandas, scipy.stats, matplotlib.figure, tabulate, typer, pydantic"
 # Executes commands, each in a process that has the modules already, and saves what they print.
 RUN_ALL = """
@@ -132,8 +135,6 @@ def source_hashes(version: Path) -> dict[str, str]:
 
 def write_outputs(version: Path) -> None:
     """Execute all commands with the code of a version. What they print is written to `out`."""
-    import json
-
     out = version / "out"
     out.mkdir()
     commands = commands_of(version)
@@ -148,7 +149,8 @@ def write_outputs(version: Path) -> None:
     )
     for path in out.rglob("*"):
         if path.suffix in (".txt", ".md", ".html", ".csv"):
-            path.write_text(path.read_text().replace(str(version), "ROOT"))
+            text = path.read_text().replace(str(version), "ROOT")
+            path.write_text(re.sub(NEW_SUBMISSION, "submissions/NEW", text))
 
 
 def commands_of(version: Path) -> list[tuple[str, list[str]]]:
