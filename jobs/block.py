@@ -82,13 +82,9 @@ def in_blocks(
 
 
 def block_id(run: Run, interleaved: tuple[str, ...]) -> str:
-    """Return the id of the block of a run: a hash of the parameters that are not compared.
+    """Return the id of a run's block: a hash, in 12 hexadecimal digits, of what is not compared.
 
-    Args:
-        interleaved: names of the parameters that are compared.
-
-    Returns:
-        12 hexadecimal digits.
+    Parameters with the names `interleaved` are compared, the others not.
     """
     shared: dict[str, Any] = {k: v for k, v in run.params.items() if k not in interleaved}
     text = json.dumps([run.benchmark, run.version, shared, sorted(interleaved)], sort_keys=True)

@@ -57,10 +57,8 @@ def format_range(counts: Collection[int]) -> str:
 def compact_ids(job_ids: Iterable[str]) -> str:
     """Return the ids of Slurm jobs in short form, as squeue does: `12, 13_[0-9,11]`.
 
-    scancel accepts each part of the result.
-
-    Args:
-        job_ids: ids such as "12", or "13_4" for an element of a job array.
+    scancel accepts each part of the result. An id is such as "12", or "13_4" for an element of a
+    job array.
     """
     arrays: dict[str, list[int]] = {}
     for job_id in job_ids:

@@ -9,11 +9,8 @@ from typing import TextIO
 def say(text: str, stream: TextIO | None) -> None:
     """Print a line to a stream. Do nothing if that fails, e.g. if its file is on a full disk.
 
-    Characters that the encoding of the stream does not have are written as escapes.
-
-    Args:
-        text: the line. It may contain line breaks.
-        stream: sys.stdout or sys.stderr. None if this stream is closed.
+    Characters that the encoding of the stream does not have are written as escapes. The text may
+    contain line breaks. A closed stream is None.
     """
     if stream is None:
         return

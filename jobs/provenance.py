@@ -108,12 +108,9 @@ def _gpu_count() -> int:
 def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
     """Return name, UUID, SM clock, power, temperature and throttle reasons of each GPU.
 
-    Args:
-        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
-
-    Returns:
-        One dictionary per GPU. A value is None if NVML cannot report it. GPUs that NVML does not
-        find are left out. The list is empty if NVML is not available.
+    Tokens are GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES. A value is None if NVML cannot
+    report it. GPUs that NVML does not find are left out. The list is empty if NVML is not
+    available.
     """
     nvml = _nvml()
     if nvml is None:
@@ -179,11 +176,7 @@ THROTTLE_REASONS = {
 
 
 def read_gpus(tokens: list[str]) -> list[GpuReading]:
-    """Return the present state of each GPU. Takes about a millisecond a GPU.
-
-    Args:
-        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES.
-    """
+    """Return the state of each GPU, by indices or UUIDs. Takes about a millisecond a GPU."""
     nvml = _nvml()
     readings = []
     for handle in _handles(tuple(tokens)):
@@ -221,12 +214,8 @@ def driver_version() -> str | None:
 def device_kind(tokens: list[str]) -> str:
     """Return the name of the first given GPU, for the field `device` of records.
 
-    Args:
-        tokens: GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES. Empty for a run on the CPU.
-
-    Returns:
-        The name of the first GPU, or "GPU" if the name is unknown. If `tokens` is empty, the text
-        "cpu: " and the name of the CPU.
+    Tokens are GPU indices or UUIDs. An unknown name is "GPU". Without tokens, the run is on the
+    CPU, and the result is "cpu: " and its name.
     """
     if not tokens:
         return cpu_device()

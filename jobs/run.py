@@ -59,10 +59,9 @@ class Run:
     ) -> str:
         """Return the benchmark and parameters of the run, e.g. `attention seq_len=128 dtype=bf16`.
 
-        Args:
-            names: names of the parameters to include. None or an empty list includes all
-                parameters. Names that are not parameters of the benchmark are ignored.
-            short: texts to show instead of values, from `jobs.code.short_names`.
+        `names` are the parameters to include, by default or if empty all. Those that the benchmark
+        does not have are ignored. `short` has texts to show instead of values, from
+        `jobs.code.short_names`.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         shown = {k: short.get(v, v) if isinstance(v, str) else v for k, v in shown.items()}

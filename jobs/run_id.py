@@ -8,18 +8,11 @@ from typing import Any
 
 
 def run_id(benchmark: str, version: int, params: dict[str, Any], defaults: dict[str, Any]) -> str:
-    """Return the id of a run: a hash of the benchmark, its version and its parameters.
+    """Return the id of a run, 16 hexadecimal digits: a hash of benchmark, version and parameters.
 
     Parameters equal to their default are not hashed, so adding a parameter with a default to a
     benchmark does not change existing ids. The id does not depend on the order of the keys, the
-    sweep file, the executor or the partition.
-
-    Args:
-        params: parameters of the run, as JSON values.
-        defaults: default values of the benchmark's parameters, as JSON values.
-
-    Returns:
-        16 hexadecimal digits.
+    sweep file, the executor or the partition. Parameters and defaults are JSON values.
     """
     missing = object()
     # Compare by repr, because 1, 1.0 and True are equal in Python.

@@ -15,10 +15,8 @@ class SlurmSilent(RuntimeError):
 def slurm_client(*command: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run a client command of Slurm, and return its output and exit code.
 
-    Args:
-        command: the program and its arguments. The command must not submit a job: a job whose
-            sbatch was ended by the time limit may be in the queue without a known id.
-        timeout_s: time limit of the command, in seconds. None: CLIENT_S.
+    The command must not submit a job: a job whose sbatch was ended by the time limit may be in the
+    queue without a known id. The limit is CLIENT_S by default.
 
     Raises:
         SlurmSilent: if the program is missing, or if it does not end within the time limit.

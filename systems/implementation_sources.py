@@ -40,12 +40,7 @@ _NEEDS = {"fsdp": ("ddp", "sharded_weights")}  # modules that a wrapper imports
 
 
 def without_other_attentions(implementation: str, *others: str) -> Sources:
-    """Return the sources of a run with one implementation of attention.
-
-    Args:
-        implementation: value of the parameter that selects the attention.
-        others: other implementations that the run uses, for example in a check.
-    """
+    """Return the sources of a run with one implementation of attention, or of several."""
     used = {module for name in others for module in _ATTENTION[name]}
     used |= set(_EXTERNAL if is_reference(implementation) else _ATTENTION[implementation])
     every = (*_UNUSED, *_EXTERNAL, *(name for names in _ATTENTION.values() for name in names))
@@ -56,9 +51,7 @@ def without_other_attentions(implementation: str, *others: str) -> Sources:
 def without_other_wrappers(*wrappers: str) -> Sources:
     """Return the sources of a run on several ranks.
 
-    Args:
-        wrappers: modules of `systems.parallel` with the wrappers and optimizers that the run uses:
-            ddp, fsdp, sharded_optimizer.
+    `wrappers` are the modules of `systems.parallel` that it uses: ddp, fsdp, sharded_optimizer.
     """
     used = {name for wrapper in wrappers for name in (wrapper, *_NEEDS.get(wrapper, ()))}
     left_out = (f"systems.parallel.{name}" for name in _WRAPPERS if name not in used)

@@ -24,10 +24,8 @@ Attention = Callable[..., Tensor]
 class Linear(nn.Module):
     """Linear layer without bias. It computes x W^T, where W is `weight`.
 
-    Args:
-        d_in, d_out: `weight` has the shape (d_out, d_in).
-        parts: number of matrices of equal size that are stacked along d_out in `weight`, for
-            example 3 for q, k and v. Each matrix is initialized like a separate layer of its size.
+    `weight` has the shape (d_out, d_in). It stacks `parts` matrices of equal size along d_out, for
+    example 3 for q, k and v. Each is initialized like a separate layer of its size.
     """
 
     def __init__(
@@ -87,13 +85,9 @@ class RotaryEmbedding(nn.Module):
     """Rotary position embedding, RoPE (Su et al. 2021, section 3.4.2, equation 34).
 
     In the vector at position p, elements 2i and 2i+1 are rotated as a pair by the angle
-    p * theta^(-2i / head_dim). The cosines and sines of all angles are stored in two tables. The
-    tables stay in float32 even if the model is cast to 16 bits, because bf16 has only 8 significant
-    bits. For a float64 model they are in float64.
-
-    Args:
-        head_dim: even.
-        theta: base of the frequencies.
+    p * theta^(-2i / head_dim), with an even head_dim. The cosines and sines of all angles are
+    stored in two tables. The tables stay in float32 even if the model is cast to 16 bits, because
+    bf16 has only 8 significant bits. For a float64 model they are in float64.
     """
 
     cos: Tensor
@@ -221,14 +215,8 @@ class TransformerBlock(nn.Module):
 class TransformerLM(nn.Module):
     """Decoder-only Transformer that maps token ids to the logits of the next token.
 
-    Args:
-        vocab_size: token ids are 0 to vocab_size - 1.
-        context_length: maximum number of tokens in a sequence.
-        d_model: width of the residual stream.
-        num_heads: each head has the dimension d_model / num_heads.
-        d_ff: hidden width of the feed-forward layers.
-        attention: function (q, k, v, is_causal=True) -> out, with tensors of shape
-            (batch, heads, seq_len, head_dim).
+    Token ids are 0 to vocab_size - 1. The function `attention` is called as (q, k, v,
+    is_causal=True), with tensors (batch, heads, seq_len, head_dim).
 
     Raises:
         ValueError: if a size or rope_theta is not positive, if d_model is not divisible by
@@ -312,11 +300,8 @@ def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of the targets, a 0-dimensional tensor.
 
-    It is computed in float32, or in float64 for float64 logits.
-
-    Args:
-        logits: (batch, seq_len, vocab_size).
-        targets: token ids (batch, seq_len).
+    It is computed in float32, or in float64 for float64 logits. Logits are (batch, seq_len,
+    vocab_size), and targets are token ids (batch, seq_len).
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, -2), targets.flatten())

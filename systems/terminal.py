@@ -46,8 +46,7 @@ def _exit(signum: int, frame: FrameType | None) -> None:
 def run_command(main: Callable[[], Any]) -> NoReturn:
     """Call the main function of a command, and exit with the exit code of the command.
 
-    Args:
-        main: may raise SystemExit. Ctrl-C raises KeyboardInterrupt in it.
+    `main` may raise SystemExit. Ctrl-C raises KeyboardInterrupt in it.
     """
     sys.stdout, sys.stderr = _output(sys.stdout), _output(sys.stderr)
     if signal.getsignal(signal.SIGINT) is _exit:
@@ -69,10 +68,8 @@ def run_command(main: Callable[[], Any]) -> NoReturn:
 def outliving_output(note: str) -> Iterator[None]:
     """Continue if stdout or stderr cannot be written while the `with` block runs.
 
-    Causes are a pipe whose reader has exited, a full disk or a closed terminal.
-
-    Args:
-        note: line to print to stderr if stdout cannot be written.
+    Causes are a pipe whose reader has exited, a full disk or a closed terminal. If stdout cannot be
+    written, `note` is printed to stderr.
     """
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, _Output)]
     for stream in streams:

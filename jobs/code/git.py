@@ -28,10 +28,7 @@ class WorkingTree:
 
 
 def git(root: Path, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
-    """Run a git command and return its output.
-
-    Args:
-        accepted: exit codes that are no errors.
+    """Run a git command and return its output. The accepted exit codes are no errors.
 
     Raises:
         GitError: if git is not installed, does not end in time, or fails.
@@ -64,8 +61,7 @@ def git(root: Path, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
 def status(root: Path, ignored: list[str]) -> WorkingTree:
     """Return the commit of a repository, and whether files differ from it.
 
-    Args:
-        ignored: files and folders that do not count, relative to the root.
+    Ignored files and folders, relative to the root, do not count.
 
     Raises:
         GitError: if git gives no answer.
@@ -82,10 +78,7 @@ def status(root: Path, ignored: list[str]) -> WorkingTree:
 
 
 def diff(root: Path, ignored: list[str]) -> bytes:
-    """Return the binary diff of the tracked files against the commit.
-
-    Args:
-        ignored: files and folders that do not count, relative to the root.
+    """Return the binary diff of the tracked files, except ignored ones, against the commit.
 
     Raises:
         GitError: if git gives no answer.
@@ -108,10 +101,7 @@ def tracked(root: Path, names: list[str]) -> set[str]:
 
 
 def tracked_files(root: Path, ignored: list[str]) -> list[str]:
-    """Return the names of all tracked files, including those of submodules.
-
-    Args:
-        ignored: files and folders to leave out, relative to the root.
+    """Return the names of all tracked files but ignored ones, including those of submodules.
 
     Raises:
         GitError: if git gives no answer.

@@ -15,10 +15,8 @@ def measured_files(run: Run) -> dict[str, Path | None]:
     """Return the files outside this project whose code a run measures.
 
     These are the module of the benchmark and the references in the parameters, such as
-    `my_kernels/flash.py:MyFlash`.
-
-    Returns:
-        The path of each file by its name in the sweep. None if the file does not exist.
+    `my_kernels/flash.py:MyFlash`. Each path has the name in the sweep. It is None if the file does
+    not exist.
     """
     names = [run.benchmark] if "." in run.benchmark else []
     files = {name: find(name) for name in (*names, *run.code)}

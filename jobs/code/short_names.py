@@ -15,11 +15,8 @@ def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, st
 
     The short name of `my_kernels/flash.py:MyFlash` is `MyFlash`. If another shown value has the
     same name, the short name is the shortest ending that no other value has, such as
-    `flash.py:MyFlash`.
-
-    Args:
-        references: references to code outside this project. Those that are not shown are ignored.
-        shown: all values that the reader sees next to each other, including the references.
+    `flash.py:MyFlash`. `shown` are all values that the reader sees next to each other. References
+    that are not among them are ignored.
     """
     endings = {reference: _endings(reference) for reference in references}
     if not endings:
@@ -37,10 +34,8 @@ def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, st
 def run_labels(runs: list[Run], default: list[str] | None = None) -> Callable[[Run], str]:
     """Return a function that labels a run by the parameters whose values differ between runs.
 
-    References to code outside this project have their short names in the labels.
-
-    Args:
-        default: names of the parameters to use if no value differs. None: all.
+    References to code outside this project have their short names in the labels. If no value
+    differs, the parameters are those in `default`, or all.
     """
     names = varying(runs) or default
     references = {reference for run in runs for reference in run.code}

@@ -36,10 +36,7 @@ def decoded(data: bytes) -> str:
 def counted_text(text: str, tree: ast.Module) -> str:
     """Return the text of a source file without comments, docstrings, blank lines, trailing spaces.
 
-    Blank lines and trailing spaces inside strings count.
-
-    Args:
-        text: text of the file, from `decoded`.
+    Blank lines and trailing spaces inside strings count. `text` is from `decoded`.
 
     Raises:
         SyntaxError, tokenize.TokenError: if the text cannot be split into tokens.

@@ -41,15 +41,9 @@ class SourceTree:
         """Return the files of a module and of all modules that it imports, directly or not.
 
         Imports inside functions count, imports below `if TYPE_CHECKING:` do not. The files of the
-        packages that contain a module count, too.
-
-        Args:
-            name: dotted name of the module, or a reference such as `my_kernels/flash.py:MyFlash`.
-            left_out: dotted names of modules and packages. They, and what only they import, do not
-                count.
-
-        Returns:
-            Absolute paths. None if there is no such module.
+        packages that contain a module count, too. The name is dotted, or a reference such as
+        `my_kernels/flash.py:MyFlash`. The modules and packages `left_out`, and what only they
+        import, do not count. Paths are absolute. The result is None if there is no such module.
         """
         key = (name, tuple(left_out))
         if key not in self._closures:
@@ -57,11 +51,7 @@ class SourceTree:
         return self._closures[key]
 
     def hash_of(self, files: frozenset[Path]) -> str:
-        """Return the hash of what counts of some files. The names of the files do not count.
-
-        Returns:
-            16 hexadecimal digits.
-        """
+        """Return the hash, 16 hexadecimal digits, of what counts of files, without their names."""
         if files not in self._hashes:
             digests = {source.digest for path in files if (source := self.source(path))}
             text = "\n".join(sorted(digests))

@@ -53,10 +53,9 @@ class CodeState:
 
 
 def repository_root(path: Path) -> Path | None:
-    """Return the nearest folder around a file that is a git repository or a carried copy of one.
+    """Return the nearest folder around a file that is a git repository or a carried copy, or None.
 
-    Returns:
-        The folder, or None if there is none or the file belongs to an installed package.
+    It is also None if the file belongs to an installed package.
     """
     path = path.resolve()
     for folder in (path, *path.parents):
@@ -79,11 +78,9 @@ def ignored_in(root: Path, results: Path) -> list[str]:
 
 
 def project_state(results: Path, save_untracked: bool = False) -> CodeState:
-    """Return the state of this project.
+    """Return the state of this project, without the results folder.
 
-    Args:
-        results: the results folder, whose files are ignored.
-        save_untracked: whether the diff contains small untracked files.
+    With save_untracked, the diff contains small untracked files.
     """
     root = repository_root(ROOT)
     state = CodeState(why=f"{ROOT} is in no git repository")
@@ -105,12 +102,9 @@ def read_state(
 ) -> CodeState:
     """Return the state of a repository, or of a carried copy of a repository.
 
-    Args:
-        root: root of the repository, from `repository_root`.
-        results: the results folder, whose files are ignored.
-        save_untracked: whether the diff contains small untracked files.
-        own: file that git must track, relative to the root. Otherwise the state is unknown,
-            because the repository is not that of the file.
+    It does not include the results folder. With save_untracked, the diff contains small untracked
+    files. If git does not track the file `own`, relative to the root, the state is unknown, because
+    the repository is not that of the file.
     """
     why = f"{root} is no git repository"
     if (root / ".git").exists():
@@ -187,8 +181,7 @@ def _from_carried(root: Path) -> CodeState:
 def is_tracked(root: Path, name: str) -> bool:
     """Return whether a repository, or a carried copy, tracks a file. False also if unknown.
 
-    Args:
-        name: name of the file, relative to the root.
+    The name is relative to the root.
     """
     try:
         if (root / ".git").exists():

@@ -20,15 +20,9 @@ def published_columns(
 ) -> dict[str, list[str]]:
     """Make the columns of a table that show published figures.
 
-    Published figures are values that other authors measured.
-
-    Args:
-        dimensions: names of the parameters that identify a row of the table.
-        keys: for each row of the table, the values of these parameters. If consecutive rows have
-            equal values, only the first of these rows gets a figure.
-
-    Returns:
-        The columns by header. A column has one cell per row. A cell without a figure is empty.
+    Published figures are values that other authors measured. For each row, a key has the values of
+    the dimensions, the parameters that identify it. Of consecutive rows with equal values, only the
+    first gets a figure. A column has a cell per row, which is empty without a figure.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures fit one cell.

@@ -62,10 +62,7 @@ class FigureFile:
         return name
 
     def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the rows that have the given values in the given columns.
-
-        Args:
-            fixed: for each column, the required value or a list of allowed values.
+        """Return the rows in which each given column has the required value, or one of a list.
 
         Raises:
             TableError: if a column does not exist.
@@ -81,9 +78,7 @@ class FigureFile:
         """Return the error message for a selection that matches several rows instead of one.
 
         The message lists the columns in which these rows differ, except columns of measured values.
-
-        Args:
-            what: description of the selection, for the message, such as "gpu=H100".
+        `what` describes the selection, such as "gpu=H100".
         """
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
@@ -101,8 +96,7 @@ class FigureFile:
 def read_figures(file: str) -> FigureFile:
     """Read a CSV file of published figures, which are values that other authors measured.
 
-    Args:
-        file: name of the file, without its folder.
+    The name of the file is without its folder.
 
     Raises:
         TableError: if there is no file of this name. The message lists the valid names.
@@ -134,11 +128,8 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
     """Return one published figure as printed, or None if no figure matches.
 
     A published figure is a value that other authors measured. The figures are in the CSV files of
-    the folder jobs/published.
-
-    Args:
-        where: conditions on other columns, by column name: the required value, or a list of
-            allowed values.
+    the folder jobs/published. `where` has conditions on other columns: the required value, or a
+    list of allowed values.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures match.
@@ -155,10 +146,8 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
     """Return the errors in the settings that select published figures for a table.
 
-    Published figures are values that other authors measured.
-
-    Returns:
-        For each error, the path of the key within the settings, and the error message.
+    Published figures are values that other authors measured. Each error is the path of the key
+    within the settings, and the message.
     """
     try:
         figures = read_figures(published.file)

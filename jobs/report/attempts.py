@@ -37,10 +37,7 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
 
     The columns are the run, the parameters that vary, when and where the attempt was executed, its
     median times by phase, whether tables show it, and why. Times with several ranks are those of
-    the slowest rank.
-
-    Args:
-        chosen: the attempts to list, from `attempts_of`.
+    the slowest rank. `chosen` are from `attempts_of`.
     """
     records = [task.record for task in chosen if task.record is not None]
     reasons = _Reasons(observation)

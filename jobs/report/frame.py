@@ -316,10 +316,8 @@ def _one_value(values: list[Any]) -> Any:
 def typed(values: list[Any], dtype: Any = None) -> Any:
     """Return values as an array of one dtype. None becomes NaN or NA.
 
-    Args:
-        values: numbers, booleans, texts and None.
-        dtype: the dtype. None: bool, int64 or float64 for numbers, or their nullable forms if
-            values are missing; `string` if a value is a text or too large for a number.
+    By default, the dtype is bool, int64 or float64 for numbers, or their nullable forms if values
+    are missing; `string` if a value is a text or too large for a number.
     """
     if dtype is None:
         dtype = _dtype(values)

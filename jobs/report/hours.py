@@ -35,11 +35,7 @@ class Hours:
     gpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # GPU-hours
 
     def add(self, record: Record, gpus: int, is_result: bool) -> None:
-        """Add an attempt.
-
-        Args:
-            gpus: number of GPUs of the attempt, on all nodes.
-        """
+        """Add an attempt, with its GPUs on all nodes."""
         took = max(0.0, record.finished_at - record.started_at)
         self.runs.add(record.run)
         self.attempts += 1
@@ -66,10 +62,8 @@ def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
     An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
     device, or the latest of all if none was ok. In a block, all attempts of the latest complete
     execution of each round are, and those of a round that a job is executing. Attempts with a
-    status that is a failure, and those of an outdated version of a benchmark, are not.
-
-    Args:
-        by_status: whether to return separate hours for each status of an attempt.
+    status that is a failure, and those of an outdated version of a benchmark, are not. With
+    by_status, there are separate hours for each status of an attempt.
     """
     rows: dict[tuple[str, Status | None], Hours] = {}
     if not by_status:

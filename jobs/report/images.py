@@ -46,11 +46,8 @@ def copy_run_images(
     """Copy PNG files, which runs produced, to a folder.
 
     The file name of a copy contains the parameters, the repeat and the device if they differ
-    between the runs that produced PNG files.
-
-    Args:
-        folder: folder for the copies, created if needed.
-        taken: file names that are reserved for other images in this folder.
+    between the runs that produced PNG files. The folder is created if needed. `taken` names are
+    reserved for other images in it.
     """
     found = [
         (result, path)

@@ -120,14 +120,9 @@ def metrics_of(view: Table | Plot) -> list[Metric]:
 def metric_named(name: str, unit: str | None = None, direction: str | None = None) -> Metric:
     """Return the metric that has this name.
 
-    Args:
-        name: name of a metric. It is a key of the dict METRICS, such as time, or the name of a
-            value that the benchmark returns (fact.weights_bytes) or predicts
-            (predicted.weights_bytes).
-        unit: unit to show. None means the default unit. A unit that does not fit the metric is
-            replaced by the default unit.
-        direction: "lower" if lower values are better, or "higher". None means the default of the
-            metric.
+    The name is a key of METRICS, such as time, or the name of a value that the benchmark returns
+    (fact.weights_bytes) or predicts (predicted.weights_bytes). The default unit replaces one that
+    does not fit. The direction is "lower" if lower values are better, or "higher".
     """
     known = METRICS.get(name) or fact_metric(name)
     fits = unit if unit in units_of(name) else None
@@ -137,12 +132,10 @@ def metric_named(name: str, unit: str | None = None, direction: str | None = Non
 def fact_metric(name: str) -> Metric:
     """Return the metric of a value that a benchmark returns (a fact) or predicts (a prediction).
 
-    The suffix of the name gives the unit and is not part of the label. For example, the metric
-    fact.weights_bytes has the label `weights` and the unit bytes. Lower values are better for times
-    and sizes. Higher values are better for values without a unit.
-
-    Args:
-        name: name of the metric, with the prefix `fact.` or `predicted.`.
+    The name has the prefix `fact.` or `predicted.`. Its suffix gives the unit and is not part of
+    the label. For example, the metric fact.weights_bytes has the label `weights` and the unit
+    bytes. Lower values are better for times and sizes. Higher values are better for values without
+    a unit.
     """
     predicted = name.startswith(PREDICTED)
     parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
@@ -207,14 +200,10 @@ def _has(m: Measurements, metric: str, phase: str) -> bool:
 def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | str | None:
     """Compute a metric of one phase from the record of a run.
 
-    Args:
-        metric: the metric. The result is in the unit of the metric.
-        phase: the phase, such as forward. It is ignored for metrics without phases.
-
-    Returns:
-        An array of shape `(samples,)`, or of shape `(1,)` if the metric has one value per phase or
-        run. A string if the value is text. None if the record does not contain the metric, or if
-        the metric is a rate and a measured time is 0.
+    The result is in the unit of the metric. It is an array `(samples,)`, or `(1,)` if the metric
+    has one value per phase or run, a string if the value is text, and None if the record does not
+    contain the metric or if it is a rate and a measured time is 0. Metrics without phases ignore
+    the phase.
     """
     m, name = record.measurements, metric.name
     if m is None:
@@ -269,14 +258,11 @@ def fact_at(facts: Any, path: list[str]) -> Any:
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
     """Return the value of a metric that a benchmark returned (fact) or predicted (prediction).
 
-    Args:
-        facts: nested dicts with all facts or all predictions of a run.
-        metric: the metric. Its name is the path of the value in `facts`, after the prefix `fact.`
-            or `predicted.`. The suffix of its name, such as `_ms`, gives the unit of the value.
+    The name of the metric is the path of the value in `facts`, after the prefix `fact.` or
+    `predicted.`. The suffix of its name, such as `_ms`, gives the unit of the value.
 
-    Returns:
-        An array with one number, converted to the unit of the metric, or a string if the value is
-        text. None if the value does not exist, or is neither a number nor text.
+    The result is an array with one number in the unit of the metric, or a string if the value is
+    text. None if the value does not exist, or is neither a number nor text.
     """
     fact = fact_at(facts, metric.name.split(".")[1:])
     if isinstance(fact, str):

@@ -12,10 +12,8 @@ def on_different_gpus(some: Collection[Record], others: Collection[Record]) -> b
     """Return whether two cells were measured on different GPUs or hosts.
 
     A host that was booted again counts as another host. Records without the id of the boot are
-    compared by the UUIDs of their GPUs and the name of the host.
-
-    Returns:
-        False if it is unknown.
+    compared by the UUIDs of their GPUs and the name of the host. The result is False if it is
+    unknown.
     """
     allocations = [{record.allocation for record in cell} for cell in (some, others)]
     if not any(None in cell for cell in allocations):

@@ -30,13 +30,9 @@ Line = tuple[list[Any], list[float], list[Interval | None]]
 def draw_plot(
     observation: Observation, plot: Plot, folder: Path, results: list[Result]
 ) -> Path | None:
-    """Draw one plot as a PNG file.
+    """Draw one plot as a PNG file, and return its path, or None if no run has a value for it.
 
-    Args:
-        folder: folder for the PNG file, created if it does not exist.
-
-    Returns:
-        The path of the PNG file, or None if no run has a value for the plot.
+    The folder is created if it does not exist.
 
     Raises:
         TableError: if the plot names an unknown parameter, if its `where` condition is invalid, or
@@ -124,13 +120,9 @@ def lines_of(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
     """Return the values and intervals of each line in one panel of a plot, by column key.
 
     Numeric x values are sorted. If an x value is not a number, all x values are text, in the order
-    of the sweep file.
-
-    Args:
-        pivot: values of the plot, arranged in rows and columns. Each column is one line. Each row
-            is one x value in one panel. A row key is a tuple with this x value and the values of
-            the `facet` parameters, which select the panel.
-        x_index: position of the x value in a row key.
+    of the sweep file. Each column of the pivot is one line, and each row one x value in one panel.
+    A row key has this x value, at the position x_index, and the values of the `facet` parameters,
+    which select the panel.
     """
     numeric = all(is_number(row[x_index]) for row in pivot.row_keys)
     lines = {}

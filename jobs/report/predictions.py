@@ -21,9 +21,8 @@ from systems.external.parameter import STORED
 def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
     """Return the predicted value of a metric for a run.
 
-    Returns:
-        An array with one number in the unit of the metric, or a string if the prediction is text.
-        None if the benchmark does not predict this metric.
+    It is an array with one number in the unit of the metric, or a string if it is text. None if the
+    benchmark does not predict this metric.
 
     Raises:
         TableError: if the benchmark does not exist, or if its function `predict` raises.

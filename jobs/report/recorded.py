@@ -23,12 +23,7 @@ State = tuple[str, str]  # commit as tables show it, hash of the uncommitted cha
 
 
 def recorded_value(record: Record, name: str) -> str:
-    """Return a value of a record as tables show it.
-
-    Args:
-        record: the record.
-        name: `commit`, `host` or `gpu`, which are the names in `jobs.sweep.schema.RECORDED`.
-    """
+    """Return a value of a record, of those in `jobs.sweep.schema.RECORDED`, as tables show it."""
     return _VALUES[name](record)
 
 
@@ -82,11 +77,8 @@ def commit_notes(records: Iterable[Record], shows_commits: bool) -> list[str]:
     """Return a note for each repository of which the records have several commits.
 
     The repositories are this project and those of measured code outside this project. Uncommitted
-    changes count as a separate commit, and so does an unknown commit.
-
-    Args:
-        records: the records that a table shows.
-        shows_commits: whether the commit is a row or column of the table. Then there is no note.
+    changes count as a separate commit, and so does an unknown commit. There is no note if the
+    commit is a row or column of the table.
     """
     if shows_commits:
         return []

@@ -60,13 +60,9 @@ class Result:
     def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
         """Return the value that this result has in one dimension of a table.
 
-        The value determines the row or column in which the result is shown.
-
-        Args:
-            dimension: a parameter of the run, or one of `phase`, `value`, `device`, `repeat`,
-                `commit`, `host` and `gpu`.
-            phase: phase of the cell, returned if the dimension is `phase`.
-            metric: name of the metric of the cell, returned if the dimension is `value`.
+        The value determines the row or column in which the result is shown. A dimension is a
+        parameter of the run, or one of `phase`, `value`, `device`, `repeat`, `commit`, `host` and
+        `gpu`. For `phase` and `value`, the phase or the name of the metric is returned.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
@@ -86,11 +82,8 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
     is one result for each kind of device. `jobs.report.selection` selects its record from all
     attempts on this kind of device. A run in blocks has a result for each allocation in which its
     round was executed. If no attempt is selected, the result has no record. Its status is then
-    `missing`, or the status of the job, such as `queued`.
-
-    Args:
-        told_apart: names in `RECORDED`, such as `commit`. Attempts with different values of these
-            names have separate results.
+    `missing`, or the status of the job, such as `queued`. Attempts with different values of the
+    names `told_apart`, of `RECORDED`, have separate results.
     """
     selection = select_attempts(observation.records, told_apart)
     # A kind of device on which every run is unsupported does not count as measured.
@@ -150,12 +143,10 @@ def distinguishing_dimensions(
 ) -> list[str]:
     """Return the dimensions that must be added to a table so that no two runs share a cell.
 
-    A dimension is a parameter, the device, or a name in `told_apart`. A parameter is needed if runs
-    in the same cell differ in it. The device is needed if the results are from several kinds of
-    device, and a name in `told_apart` if their records have several values of it.
-
-    Args:
-        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
+    A dimension is a parameter, the device, or a name of `RECORDED`, such as `commit`, in
+    `told_apart`. A parameter is needed if runs in the same cell differ in it. The device is needed
+    if the results are from several kinds of device, and a name in `told_apart` if their records
+    have several values of it.
     """
     needed: list[str] = []
     if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
@@ -178,11 +169,7 @@ def distinguishing_dimensions(
 
 
 def names_in_keys(results: list[Result], keys: Iterable[Key]) -> dict[str, str]:
-    """Return a short name for each reference to code outside this project.
-
-    Args:
-        keys: row keys and column keys of the table or plot, which contain the references.
-    """
+    """Return a short name for each reference to code outside this project in some keys."""
     references = {reference for result in results for reference in result.run.code}
     return short_names(references, (value for key in keys for value in key))
 
@@ -192,10 +179,8 @@ def notes_on_commits(
 ) -> list[str]:
     """Return the notes of a table or plot on the commits of its results, if there are several.
 
-    Args:
-        dimensions: the dimensions of the table or plot. If they contain the commit, the notes do
-            not repeat it. A parameter with the name `commit` does not count.
-        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
+    If the dimensions contain the commit, the notes do not repeat it. A parameter with the name
+    `commit` does not count. Results are told apart by the names of `RECORDED` in `told_apart`.
     """
     records = [result.record for result in results if result.record is not None]
     return commit_notes(records, "commit" in told_apart and "commit" in dimensions)
@@ -207,12 +192,8 @@ def result_notes(
     """Return the notes below a table.
 
     The notes name the devices, list the commits if there are several, and state why records are
-    missing.
-
-    Args:
-        commits: notes on the commits, to be included.
-        sampling: note on the number and the spread of the samples, to be included. "" means none.
-        basis: note on what the figures rest on, to be included. "" means none.
+    missing. Notes on the commits, on the number and spread of samples, and on what the figures rest
+    on (`basis`) are included.
     """
     devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
     first = "; ".join(text for text in (devices, sampling) if text)

@@ -77,12 +77,8 @@ def select_attempts(records: Sequence[Record], told_apart: Sequence[str] = ()) -
     Of a run in blocks, these are the attempts in the executions of rounds that count, see
     `jobs.report.comparison.paired`: one for each allocation. All are from the code of the latest.
     If the code of another run of their round has changed since, they are not shown either, if there
-    are as many later ones, see `_superseded`.
-
-    Args:
-        records: all records of a results folder, oldest first.
-        told_apart: names in `jobs.sweep.schema.RECORDED`, such as `commit`. Attempts with different
-            values of these names do not replace each other.
+    are as many later ones, see `_superseded`. Records are oldest first. Attempts with different
+    values of the names `told_apart`, of `jobs.sweep.schema.RECORDED`, do not replace each other.
     """
 
     def values(record: Record) -> _Group:

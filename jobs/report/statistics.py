@@ -15,22 +15,15 @@ _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 def statistic(samples: np.ndarray, name: str) -> float:
     """Return a statistic of samples.
 
-    Args:
-        samples: array of at least one sample.
-        name: median, mean, min, max, std, p10, p90 or mean_std. mean_std gives the mean; the caller
-            computes the standard deviation separately. The standard deviation of a single sample is
-            0.
+    There is at least one sample. Names are median, mean, min, max, std, p10, p90 and mean_std,
+    which gives the mean; the caller computes the standard deviation separately. That of one sample
+    is 0.
     """
     return float(_reduced(samples, name))
 
 
 def statistic_of_rows(samples: np.ndarray, name: str) -> np.ndarray:
-    """Return a statistic of each row of samples, as `statistic` does, as an array `(rows,)`.
-
-    Args:
-        samples: array `(rows, samples)` with at least one sample in a row.
-        name: name of the statistic, as in `statistic`.
-    """
+    """Return the `statistic` of each row of `(rows, samples)`, as an array `(rows,)`."""
     return np.asarray(_reduced(samples, name))
 
 
@@ -48,13 +41,9 @@ def _reduced(samples: np.ndarray, name: str) -> Any:
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
     """Return the ends of the 95% confidence interval of a mean, by Student's t.
 
-    Args:
-        groups: values of processes, grouped by their allocation. With several allocations, the
-            interval is that of the mean of their means, because processes of one allocation are
-            not independent of each other.
-
-    Returns:
-        The lower and the upper end. None if there are fewer than two values.
+    Values of processes are grouped by their allocation. With several allocations, the interval is
+    that of the mean of their means, because processes of one allocation are not independent of each
+    other. The result is None if there are fewer than two values.
     """
     from scipy.special import stdtrit  # slow to import
 

@@ -150,14 +150,8 @@ def declared_order(observation: Observation, results: list[Result], told_apart: 
     """Return the position of each parameter value in the sweep files of a results folder.
 
     A folder can have several sweep files, one per submission. Values in the newest sweep file come
-    first. Commits are in the order in which they were first measured.
-
-    Args:
-        told_apart: names in `RECORDED` by which the results are told apart, such as `commit`.
-
-    Returns:
-        For each parameter, a dict from value to position. With `commit` in `told_apart`, also for
-        the commit.
+    first. Commits are in the order in which they were first measured. The result has a dict from
+    value to position for each parameter, and for the commit if it is in `told_apart`.
     """
     order: Order = {}
     for manifest in reversed(observation.manifests):
@@ -176,11 +170,8 @@ def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
     """Sort the row keys or column keys of a table in the order of the sweep file.
 
     A key is a tuple that identifies a row or column. It has one value for each dimension, such as a
-    parameter.
-
-    Args:
-        order: for each dimension, the position of each value. Values without a position come last,
-            in ascending order.
+    parameter. `order` has the position of each value by dimension. Values without one come last,
+    ascending.
     """
 
     def rank(key: Key) -> list[tuple[int, float, str]]:

@@ -18,9 +18,8 @@ def attention_flops(
 ) -> int:
     """Return the number of FLOPs of the matmuls in attention.
 
-    Args:
-        phase: "forward", "backward" or "forward_backward". Backward recomputes the scores QK^T.
-        causal: if True, half of the FLOPs are counted.
+    Phases are "forward", "backward" and "forward_backward". Backward recomputes the scores QK^T.
+    With a causal mask, half of the FLOPs are counted.
     """
     one = 2 * batch_size * num_heads * seq_len * seq_len * head_dim
     total = _ATTENTION_MATMULS[phase] * one
@@ -46,10 +45,9 @@ def visible_scores(
 ) -> int:
     """Return the number of pairs of a query and a key that it sees.
 
-    Args:
-        left, right: number of keys before and after its position that a query sees; None for all.
-        lower_right: whether the last query has the position of the last key. Otherwise, the first
-            query has the position of the first key.
+    A query sees `left` keys before and `right` keys after its position; None for all. With
+    `lower_right`, the last query has the position of the last key, otherwise the first that of the
+    first.
     """
     shift = n_keys - n_queries if lower_right else 0
     total = 0
@@ -64,11 +62,8 @@ def scores_flops(phase: str, scores: int, head_dim: int, value_dim: int) -> int:
     """Return the number of FLOPs of the matmuls in attention with any mask.
 
     Of the two matmuls of forward, PV has value_dim instead of head_dim. Of the five of backward, dV
-    and dP have it. See `attention_flops`.
-
-    Args:
-        phase: "forward", "backward" or "forward_backward".
-        scores: number of pairs of a query and a key that it sees, for all heads and sequences.
+    and dP have it. See `attention_flops`. `scores` is the number of pairs of a query and a key that
+    it sees, for all heads and sequences.
     """
     forward, backward = head_dim + value_dim, 3 * head_dim + 2 * value_dim
     dims = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
@@ -80,13 +75,8 @@ def tensors_bytes(
 ) -> int:
     """Return the minimum number of bytes that a fused attention kernel reads and writes.
 
-    The tensors are those of `attention_bytes`.
-
-    Args:
-        phase: "forward", "backward" or "forward_backward".
-        rows_q, rows_k: of all sequences.
-        heads: of q, and of k and v.
-        dims: head dimension of q and k, and of v.
+    The tensors are those of `attention_bytes`. `rows_q` and `rows_k` are those of all sequences,
+    `heads` those of q and of k and v, and `dims` the head dimensions of q and k and of v.
     """
     (q_heads, kv_heads), (head_dim, value_dim) = heads, dims
     q, out = rows_q * q_heads * head_dim, rows_q * q_heads * value_dim
@@ -110,10 +100,8 @@ def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
 
     The attention is not fused: it stores the scores and does not recompute them. It has two matmuls
     in forward and four in backward. A matmul takes 2 * head_dim FLOPs for each score. An exp or a
-    comparison counts as one softmax operation. Scaling and masking are not counted.
-
-    Args:
-        phase: "forward" or "backward".
+    comparison counts as one softmax operation. Scaling and masking are not counted. The phase is
+    "forward" or "backward".
     """
     products = {"forward": 2, "backward": 4}[phase]
     return _SOFTMAX_OPERATIONS[phase] / (products * 2 * head_dim)
@@ -127,11 +115,8 @@ def attention_bytes(
     Each input is read once and each output is written once. Forward reads q, k and v. It writes the
     output o, and the log-sum-exp of each row of scores in float32. Backward reads q, k, v, o, the
     gradient of o and the log-sum-exp. It writes the gradients of q, k and v (FlashAttention-2,
-    algorithms 1 and 2).
-
-    Args:
-        phase: "forward", "backward" or "forward_backward".
-        dtype: of all tensors except the log-sum-exp: "bf16", "fp16", "tf32" or "fp32".
+    algorithms 1 and 2). The phases are those of `attention_flops`. The dtype is that of all tensors
+    except the log-sum-exp: "bf16", "fp16", "tf32" or "fp32".
     """
     rows = batch_size * num_heads * seq_len
     tensor, lse = rows * head_dim * DTYPE_BYTES[dtype], rows * 4
@@ -153,14 +138,9 @@ def materialised_attention_bytes(
     Forward saves one score matrix for backward, the probabilities P. Backward holds four: P, its
     gradient dP, the gradient dS of the scores, and P * dP, a temporary tensor of torch's softmax.
     The causal mask takes one byte for each pair of positions, and all heads and sequences share it.
-    q, k, v and the gradient of the output are counted all the time.
-
-    Args:
-        dtype: of all tensors except the mask: "bf16", "fp16", "tf32" or "fp32".
-
-    Returns:
-        Dict with the keys "forward_peak", "saved" (between forward and backward) and
-        "backward_peak". The values are numbers of allocated bytes.
+    q, k, v and the gradient of the output are counted all the time. The dtype is that of all
+    tensors except the mask. The keys of the result are "forward_peak", "saved" (between forward and
+    backward) and "backward_peak". They are allocated bytes.
     """
     element = DTYPE_BYTES[dtype]
     scores = batch_size * num_heads * seq_len * seq_len * element

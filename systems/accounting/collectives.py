@@ -15,12 +15,9 @@ from systems.accounting.hardware import link_bandwidth
 def ring_bytes(size_bytes: float, world_size: float) -> float:
     """Return the number of bytes that each rank sends in an all-gather or a reduce-scatter.
 
-    Each rank sends one chunk of size_bytes / world_size bytes in each of world_size - 1 steps.
-
-    Args:
-        size_bytes: size of the whole tensor.
-        world_size: at least 1. It may be fractional, so that callers can solve for the number of
-            ranks at which a time limit is reached.
+    Each rank sends one chunk of size_bytes / world_size bytes of the whole tensor in each of
+    world_size - 1 steps. world_size may be fractional, so that callers can solve for the number of
+    ranks at which a time limit is reached.
 
     Raises:
         ValueError: if world_size is less than 1.
@@ -33,10 +30,7 @@ def ring_bytes(size_bytes: float, world_size: float) -> float:
 def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
     """Return the time of a ring all-gather, in seconds.
 
-    Args:
-        size_bytes: size of the whole tensor.
-        world_size: at least 1; may be fractional.
-        bandwidth: bytes/s that one rank sends.
+    The bandwidth is the bytes/s that one rank sends. The others are as in `ring_bytes`.
     """
     return ring_bytes(size_bytes, world_size) / bandwidth
 
@@ -78,12 +72,10 @@ def whole_tensor_all_reduce_seconds(
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
     """Return the number of bytes that each rank sends in a ring all-reduce.
 
-    Each rank also receives this number of bytes. The number divided by the measured time of an
-    all-reduce is the bus bandwidth of nccl-tests. The bus bandwidth can be compared with the
-    bandwidth of the link for any number of ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
-
-    Args:
-        size_bytes: size of the whole tensor.
+    Each rank also receives this number of bytes. size_bytes is the whole tensor. The number divided
+    by the measured time of an all-reduce is the bus bandwidth of nccl-tests. The bus bandwidth can
+    be compared with the bandwidth of the link for any number of ranks (nccl-tests,
+    doc/PERFORMANCE.md, "AllReduce").
     """
     return 2 * ring_bytes(size_bytes, world_size)
 
@@ -93,12 +85,8 @@ def predicted_all_reduce_seconds(
 ) -> float | None:
     """Return the predicted time of a ring all-reduce between devices of one kind, in seconds.
 
-    The result is None if the link bandwidth of the device is unknown.
-
-    Args:
-        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
-            names.
-        size_bytes: size of the whole tensor.
+    The result is None if the link bandwidth of the device is unknown. Names are as in nvidia-smi,
+    for example "NVIDIA H200"; `hardware.py` lists those that are known.
     """
     bandwidth = link_bandwidth(device_name)
     return None if bandwidth is None else all_reduce_seconds(size_bytes, world_size, bandwidth)

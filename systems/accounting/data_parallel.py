@@ -48,13 +48,12 @@ def rank_state_bytes(
     """Return the bytes of weights, gradients and optimizer state that one rank keeps.
 
     All shards are assumed to have the same size. Three kinds of memory are not counted:
-    activations, buffers for gathered weights, and copies of weights that autocast makes.
+    activations, buffers for gathered weights, and copies of weights that autocast makes. zero1 to
+    zero3 are the stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's
+    ShardedOptimizer.
 
-    Args:
-        strategy: "ddp", "zero1", "zero2", "zero3" or "sharded_optimizer". zero1 to zero3 are the
-            stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's ShardedOptimizer.
-        state: bytes of the whole model, as returned by `transformer.model_state_bytes`. The result
-            has the same keys.
+    `state` has the bytes of the whole model, as returned by `transformer.model_state_bytes`. The
+    result has the same keys.
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -71,15 +70,9 @@ def step_sent_bytes(
 
     A step has one forward and one backward. If `strategy` is "sharded_optimizer", each rank
     broadcasts the weights that it updated. These broadcasts are counted as an all-gather, which
-    sends the same number of bytes on average over the ranks.
-
-    Args:
-        strategy: see `rank_state_bytes`.
-        state: bytes of the whole model, with the keys "weights" and "gradients", in the dtypes in
-            which these tensors are sent.
-
-    Returns:
-        Dict from (collective, tensor), for example ("reduce_scatter", "gradients"), to bytes.
+    sends the same number of bytes on average over the ranks. `state` has the bytes of the weights
+    and gradients of the whole model, in the dtypes in which these tensors are sent. The keys of the
+    result are (collective, tensor), for example ("reduce_scatter", "gradients").
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -100,8 +93,9 @@ def ddp_overhead_seconds(
 ) -> float:
     """Return the time, in seconds, from the end of backward to the end of communication in DDP.
 
-    The gradients are divided into buckets of equal size. A bucket is all-reduced as soon as its
-    gradients are ready and the all-reduce of the previous bucket is done. For one bucket,
+    The gradients, of size_bytes, are divided into buckets of equal size. A bucket is all-reduced as
+    soon as its gradients are ready and the all-reduce of the previous bucket is done. For one
+    bucket,
 
         communication = size_bytes / (buckets * bandwidth) + call_seconds
         backward = backward_seconds / buckets
@@ -111,14 +105,12 @@ def ddp_overhead_seconds(
         communication + (buckets - 1) * max(0, communication - backward)
 
     Args:
-        size_bytes: of all gradients.
         bandwidth: algorithm bandwidth of nccl-tests, in bytes/s: size_bytes / t, where t is the
-            time of one all-reduce of all gradients, without the fixed cost of the all-reduce.
-        call_seconds: fixed cost of each all-reduce, in seconds.
-        buckets: number of buckets, at least 1.
-        backward_seconds: time of the whole backward, in seconds. None means size_bytes / bandwidth,
-            as in Stanford CS336 2025, assignment 2, ddp_bucketed_benchmarking (b). The result is
-            then size_bytes / (buckets * bandwidth) + buckets * call_seconds.
+            time of one all-reduce of all gradients, without its fixed cost.
+        call_seconds: fixed cost of each all-reduce.
+        backward_seconds: of the whole backward. None means size_bytes / bandwidth, as in Stanford
+            CS336 2025, assignment 2, ddp_bucketed_benchmarking (b). The result is then size_bytes /
+            (buckets * bandwidth) + buckets * call_seconds.
 
     Raises:
         ValueError: if buckets is less than 1.
@@ -136,10 +128,8 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
 
     The function that is minimized is `ddp_overhead_seconds` with backward_seconds=None. If
     fractions of buckets were allowed, the minimum would be at
-    sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
-
-    Args:
-        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
+    sqrt(size_bytes / (bandwidth * call_seconds)) buckets. The arguments are those of
+    `ddp_overhead_seconds`.
 
     Raises:
         ValueError: if call_seconds is not positive. Without a fixed cost, more buckets would always
@@ -156,10 +146,7 @@ def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) 
     """Return the size of a gradient bucket that minimizes the communication after backward in DDP.
 
     The size is min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)), in bytes. size_bytes
-    need not be a multiple of this size.
-
-    Args:
-        size_bytes, bandwidth, call_seconds: as in `ddp_overhead_seconds`.
+    need not be a multiple of this size. The arguments are those of `ddp_overhead_seconds`.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -174,17 +161,10 @@ def predicted_ddp_overhead_seconds(
 ) -> float | None:
     """Return the predicted time from the end of backward to the end of communication in DDP.
 
-    The all-reduces are predicted to be ring all-reduces at the full bandwidth of the links.
-
-    Args:
-        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
-            names.
-        size_bytes, call_seconds: as in `ddp_overhead_seconds`.
-        backward_seconds: time of the whole backward, in seconds. None means that backward takes as
-            long as one all-reduce of all gradients without its fixed cost.
-
-    Returns:
-        Time in seconds, or None if the link bandwidth of the device is unknown.
+    The all-reduces are predicted to be ring all-reduces at the full bandwidth of the links. Without
+    backward_seconds, backward takes as long as one all-reduce of all gradients without its fixed
+    cost. The others are as in `ddp_overhead_seconds` and `predicted_all_reduce_seconds`. The result
+    is None if the link bandwidth of the device is unknown.
     """
     whole = predicted_all_reduce_seconds(device_name, size_bytes, world_size)
     if whole is None:

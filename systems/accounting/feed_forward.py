@@ -79,11 +79,9 @@ BATCHES: tuple[Batch, ...] = get_args(Batch)
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Sizes of a feed-forward layer.
+    """Sizes of a feed-forward layer. d_ff is its hidden width.
 
-    Args:
-        d_ff: hidden width of the layer.
-        element_bytes: of weights, activations and the tensors in collectives.
+    element_bytes is the size of elements of weights, activations and the tensors in collectives.
     """
 
     d_model: int
@@ -101,12 +99,9 @@ class Machine:
     """Speed of one device and of its links, if devices form a grid with two axes.
 
     The batch is split along the batch axis (data parallel). The hidden width of the layer is split
-    along the tensor axis (tensor parallel).
-
-    Args:
-        flops: peak FLOP/s.
-        batch_bandwidth, tensor_bandwidth: bytes/s that the device sends along the axis.
-        shared_links: whether both axes use the same links, one after the other.
+    along the tensor axis (tensor parallel). flops are the peak FLOP/s, and bandwidths the bytes/s
+    that the device sends along the axis. With shared_links, both axes use the same links, one after
+    the other.
     """
 
     flops: float
@@ -124,15 +119,10 @@ def machine(
 ) -> Machine | None:
     """Return the speed of a device and its links from the datasheet, or None if a value is unknown.
 
-    Devices form a grid with two axes: the batch is split along the batch axis, and the hidden width
-    of the layer along the tensor axis.
-
-    Args:
-        device_name: as in nvidia-smi, for example "NVIDIA H200". `hardware.py` lists the known
-            names.
-        batch_axes, tensor_axes: number of axes of a TPU's torus that form the axis; 1 for a GPU.
-            They are called M_X and M_Y in How to Scale Your Model, part 5.
-        shared_links: whether both axes use the same links, one after the other.
+    `Machine` describes the two axes. batch_axes and tensor_axes are the numbers of axes of a TPU's
+    torus that form the axis; 1 for a GPU. They are called M_X and M_Y in How to Scale Your Model,
+    part 5. `hardware.py` lists the known names. Names are as in nvidia-smi, for example "NVIDIA
+    H200".
     """
     flops, link = peak_flops(device_name, dtype), link_bandwidth(device_name)
     if flops is None or link is None:
@@ -165,12 +155,9 @@ def communication_seconds(
 
     Devices form a grid: the batch is split along the batch axis, and the hidden width of the layer
     along the tensor axis. If the two axes have separate links, the result is the time of the slower
-    axis. If they share links (`on.shared_links`), the result is the sum of both times.
-
-    Args:
-        batch: "dp" (weights are replicated along the batch axis) or "fsdp" (weights are sharded).
-        batch_devices, tensor_devices: number of devices along each axis, at least 1; may be
-            fractional.
+    axis. If they share links (`on.shared_links`), the result is the sum of both times. In the batch
+    mode "dp", weights are replicated along the batch axis; in "fsdp", they are sharded. Numbers of
+    devices along an axis are at least 1 and may be fractional.
     """
     weights = layer.element_bytes * layer.weights / tensor_devices
     activations = layer.element_bytes * layer.d_model * tokens / batch_devices
@@ -258,15 +245,11 @@ def compute_bound_tokens(
     At this batch, communication takes as long as computation. With the symbols of the module
     docstring, the condition for separate links is (n_d - 1)/a = 1. For shared links, the condition
     is (n_d - 1)/a + (n_t - 1)/b = 1. a is proportional to the batch B, and b does not depend on B.
+    With long_rings, the factor (n-1)/n of a ring of n devices is taken as 1, as in How to Scale
+    Your Model.
 
-    Args:
-        batch_devices, tensor_devices: n_d and n_t.
-        long_rings: whether to take the factor (n-1)/n of a ring of n devices as 1, as How to Scale
-            Your Model does.
-
-    Returns:
-        Number of tokens on all devices together. It is None if the communication of tensor
-        parallelism alone takes too long, because a larger batch does not change this.
+    The tokens are those on all devices together. The result is None if the communication of tensor
+    parallelism alone takes too long, because a larger batch does not change this.
     """
     a_of_one, b = _slack(which, layer, 1, on, "fsdp")
     steps = 0 if long_rings else 1
@@ -296,11 +279,9 @@ def balanced_mesh_tokens(which: Pass, layer: FeedForward, on: Machine) -> float:
 def pipeline_bubble(stages: int, microbatches: int) -> float:
     """Return the fraction of a step in which a device of a pipeline has no work.
 
-    The fraction is (stages - 1) / (microbatches + stages - 1), if all stages take the same time for
-    a microbatch and communication takes none. Source: Huang et al. 2019, "GPipe", section 2.3.
-
-    Args:
-        stages: each has the same share of the layers.
+    The fraction is (stages - 1) / (microbatches + stages - 1), if all stages, with equal shares of
+    the layers, take the same time for a microbatch and communication takes none. Source: Huang et
+    al. 2019, "GPipe", section 2.3.
 
     Raises:
         ValueError: if stages or microbatches is less than 1.

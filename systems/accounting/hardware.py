@@ -50,9 +50,8 @@ _DEVICES = {
 def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
     """Return the peak FLOP/s of a device without sparsity, or None if unknown.
 
-    Args:
-        gpu_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
-        dtype: "bf16", "fp16", "tf32" or "fp32".
+    Names are for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p", and dtypes "bf16", "fp16",
+    "tf32" or "fp32".
     """
     device = _DEVICES.get(gpu_name or "")
     return device.flops.get(dtype) if device else None
@@ -62,20 +61,13 @@ def link_bandwidth(device_name: str | None) -> float | None:
     """Return the number of bytes/s that a device can send to other devices, or None if unknown.
 
     For a GPU, this is the total of all its NVLinks, within one NVLink domain. For a TPU, it is the
-    bandwidth of one axis of the torus, in both directions.
-
-    Args:
-        device_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
+    bandwidth of one axis of the torus, in both directions. For names, see `peak_flops`.
     """
     device = _DEVICES.get(device_name or "")
     return device.link if device else None
 
 
 def memory_bytes(device_name: str | None) -> float | None:
-    """Return the size of the memory of a device in bytes, or None if unknown.
-
-    Args:
-        device_name: for example "NVIDIA H200" (as in nvidia-smi) or "TPU v5p".
-    """
+    """Return the size of the memory of a device (see `peak_flops`) in bytes, or None if unknown."""
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

@@ -40,9 +40,8 @@ def say(text: str) -> None:
 def derive(question: str, formula: str, *steps: str) -> None:
     """Print a calculation: a question, the formula that answers it, and the steps to the result.
 
-    Args:
-        steps: lines that follow the formula, each after an equals sign. The first one is usually
-            the formula with numbers, and the last one is the result.
+    `steps` follow the formula, each after an equals sign. The first one is usually the formula with
+    numbers, and the last one is the result.
     """
     print(f"\n{textwrap.fill(question, WIDTH)}\n    {formula}")
     for step in steps:

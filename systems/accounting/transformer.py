@@ -97,10 +97,8 @@ def transformer_flops(
     The matmuls of attention are counted for all pairs of positions, including masked pairs. PaLM
     (Chowdhery et al. 2022, appendix B) counts the same: 6N + 12LHQT FLOPs per token for forward and
     backward, with N parameters, L layers, H heads, head dimension Q and sequence length T.
-
-    Args:
-        phase: "forward", "backward", "forward_backward" or "train_step". The last two have equal
-            counts, because the optimizer has no matmuls.
+    "forward_backward" and "train_step" have equal counts, because the optimizer has no matmuls.
+    "forward" and "backward" are the other phases.
     """
     tokens = batch_size * context_length
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
@@ -143,11 +141,9 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 
 
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
-    """Return the bytes of weights, gradients and AdamW state of the model.
+    """Return the bytes of "weights", "gradients" and AdamW's "optimizer_state" of the model.
 
-    Returns:
-        Dict with the keys "weights", "gradients" and "optimizer_state". Master weights are part of
-        the optimizer state.
+    Master weights are part of the optimizer state.
     """
     gains = (2 * size.num_layers + 1) * size.d_model
     return _state_bytes(transformer_parameters(size) - gains, gains, precision)
@@ -268,13 +264,11 @@ def _moments(
     attention: Attention,
     checkpoint_every: int,
 ) -> list[tuple[int, int]]:
-    """Return the memory of activations and gradients at each time when their sum may be largest.
+    """Return the memory at each time when activations and gradients together may be largest.
 
-    These times are the end of forward, the start of the backward of each block (with
-    checkpointing: of each recomputed segment of blocks), and the end of backward.
-
-    Returns:
-        (bytes of activations saved for backward, bytes of gradients) for each time.
+    These times are the end of forward, the start of the backward of each block (with checkpointing:
+    of each recomputed segment of blocks), and the end of backward. Each is (bytes of activations
+    saved for backward, bytes of gradients).
     """
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
@@ -338,10 +332,9 @@ def peak_memory_bytes(
 ) -> int:
     """Return the peak memory of a phase in bytes, without temporary tensors of single operations.
 
-    Args:
-        phase: "forward", "forward_backward" or "train_step". The first two have no optimizer state.
-            "forward" keeps the tensors that it saves for backward. "train_step" is any step
-            after the first, so the optimizer state exists. Gradients are freed between steps.
+    "forward" and "forward_backward" have no optimizer state. "forward" keeps the tensors that it
+    saves for backward. "train_step" is any step after the first, so the optimizer state exists.
+    Gradients are freed between steps.
 
     Raises:
         ValueError: if phase is unknown.

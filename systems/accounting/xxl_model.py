@@ -47,11 +47,8 @@ def devices_worth(tokens: int, memory_bytes: float) -> int:
     """Return the smallest number of devices whose total memory holds the model XXL.
 
     The memory must hold the state and the activations saved for backward. The state is all weights,
-    gradients and AdamW moments, in float32.
-
-    Args:
-        tokens: tokens whose activations are saved.
-        memory_bytes: memory of one device.
+    gradients and AdamW moments, in float32. `tokens` is the number of those whose activations are
+    saved, and `memory_bytes` the memory of a device.
     """
     return math.ceil((sum(state_bytes().values()) + saved_bytes(tokens)) / memory_bytes)
 
@@ -61,11 +58,8 @@ def fsdp_device_bytes(tokens: int, devices: int) -> float:
 
     The state (all weights, gradients and AdamW moments) is sharded over the devices. Half of the
     activations saved for backward is sharded too, and every device keeps the other half completely.
-    With N devices, S bytes of state and A bytes of saved activations, the result is
-    S / N + (A / 2) / N + A / 2.
-
-    Args:
-        tokens: tokens on each device. A is the number of bytes that these tokens save.
+    With N devices, S bytes of state and A bytes of activations saved for the tokens on each device,
+    the result is S / N + (A / 2) / N + A / 2.
     """
     half = saved_bytes(tokens) / 2
     return (sum(state_bytes().values()) + half) / devices + half
@@ -76,14 +70,8 @@ def fsdp_devices(tokens: int, memory_bytes: int) -> int | None:
 
     The model fits if the bytes on a device are less than the memory of the device.
     `fsdp_device_bytes` computes the bytes on a device, with half of the saved activations sharded.
-
-    Args:
-        tokens: tokens on each device.
-        memory_bytes: memory of one device.
-
-    Returns:
-        The number of devices, or None if the model does not fit on any number of devices, because
-        the half of the activations that is not sharded already fills the memory of a device.
+    `tokens` are those on each device. The result is None if the half of the activations that is not
+    sharded already fills the memory of a device, so that the model fits on no number of devices.
     """
     state, saved = sum(state_bytes().values()), saved_bytes(tokens)
     left = 2 * memory_bytes - saved

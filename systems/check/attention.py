@@ -127,10 +127,8 @@ def cases(
 ) -> list[Case]:
     """Return the cases of the grid, smallest first.
 
-    Args:
-        on_gpu: whether to include large shapes.
-        dtypes: None for bf16, fp16 and fp32.
-        seq_lens, head_dims: with these, the shapes are all their combinations, with one head.
+    Large shapes are only for a GPU. The dtypes are by default bf16, fp16 and fp32. With seq_lens
+    and head_dims, the shapes are all their combinations, with one head.
     """
     shapes = SHAPES + (LARGE_SHAPES if on_gpu else [])
     if seq_lens or head_dims:
@@ -154,11 +152,9 @@ def check_attention(
 ) -> Iterator[Checked]:
     """Check an attention function, and yield the result of each case as soon as it is known.
 
-    The first case runs in any case. After `budget_s` seconds, no other case starts.
-    After a CUDA error no case can run, so the iteration ends.
-
-    Args:
-        reference: such as `my_kernels/flash.py:MyFlash`.
+    The first case runs in any case. After `budget_s` seconds, no other case starts. After a CUDA
+    error no case can run, so the iteration ends. The reference is such as
+    `my_kernels/flash.py:MyFlash`.
     """
     end = time.monotonic() + budget_s
     to_explain = EXPLAINED_CASES

@@ -27,12 +27,8 @@ def explain(
 ) -> str | None:
     """Return what a wrong tensor looks like, or None if no known mistake explains it.
 
-    Args:
-        given: (batch, heads, seq_len, head_dim).
-        exact: float64.
-        name: out, dq, dk or dv.
-        inputs: q, k and v.
-        tolerance: relative L2 error up to which two tensors count as equal.
+    `given` is (batch, heads, seq_len, head_dim), `exact` is float64, and the name is out, dq, dk or
+    dv. Two tensors count as equal up to `tolerance`, a relative L2 error.
     """
     given = given.double()
     if not given.isfinite().all():

@@ -37,10 +37,7 @@ def check_in_child(
 
     If the child process dies, the case is refused, and a new child process checks the other cases.
     After `budget_s` seconds, no other case starts. A case that is not finished a minute later is
-    refused.
-
-    Args:
-        reference: such as `my_kernels/flash.py:MyFlash`.
+    refused. The reference is such as `my_kernels/flash.py:MyFlash`.
 
     Raises:
         NotImportable: if the code cannot be imported.

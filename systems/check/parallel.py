@@ -74,11 +74,8 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
     """Start ranks for each number of ranks, and yield the results of all cases.
 
     If the ranks hang or crash, the case that they ran is refused, with the error that they printed.
-
-    Args:
-        kind: ddp, fsdp or optimizer.
-        reference: such as `my_ddp.py:MyDDP`.
-        backend: gloo for CPUs, nccl for GPUs.
+    The kind is ddp, fsdp or optimizer, the reference such as `my_ddp.py:MyDDP`, and the backend
+    gloo for CPUs or nccl for GPUs.
     """
     for world_size in WORLD_SIZES:
         with tempfile.TemporaryDirectory() as folder:

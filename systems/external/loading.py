@@ -21,10 +21,8 @@ def load(text: str) -> Any:
     """Import the file or module of a reference, and return the object with the given name.
 
     A file in a package (a folder with `__init__.py`) is imported as a module of this package. Any
-    other file is imported like a script: it can import files in its folder.
-
-    Args:
-        text: such as `my_kernels/flash.py:MyFlash`.
+    other file is imported like a script: it can import files in its folder. A reference is such as
+    `my_kernels/flash.py:MyFlash`.
 
     Raises:
         BadReference: if the file or the name does not exist.

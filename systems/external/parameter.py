@@ -27,9 +27,7 @@ STORED = "stored"
 class Implementation:
     """Validator of a parameter that selects an implementation. Use it in `Annotated[str, ...]`.
 
-    Args:
-        kind: a key of `systems.external.source.KINDS`.
-        names: the implementations of this project.
+    The kind is a key of `systems.external.source.KINDS`, and names are those of this project.
     """
 
     kind: str

@@ -87,11 +87,7 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
     """Return the source file of a module or package, or None if there is none.
 
     Neither the module nor the packages that contain it are imported. Packages without `__init__.py`
-    (namespace packages) are found, too. The current folder is searched first.
-
-    Args:
-        name: dotted name.
-        folders: searched before the other folders.
+    (namespace packages) are found, too. `folders` are searched first, then the current folder.
     """
     first, *rest = name.split(".")
     file, inside = _in_folders(first, [*map(str, folders), os.getcwd(), *sys.path])
@@ -103,10 +99,9 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
 
 
 def is_importable(name: str, folders: Iterable[Path] = ()) -> bool:
-    """Return whether there is a top-level module with this name, of any kind, without importing it.
+    """Return whether there is a top-level module of any kind, without importing it.
 
-    Args:
-        folders: folders to search, too.
+    It may also be in `folders`.
     """
     paths = [*map(str, folders), os.getcwd()]
     return PathFinder.find_spec(name, paths) is not None or any(

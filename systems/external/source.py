@@ -48,10 +48,7 @@ KINDS = {
 
 
 def check_source(reference: Reference, kind: str) -> None:
-    """Check the source of an external implementation without executing it.
-
-    Args:
-        kind: a key of KINDS.
+    """Check the source of an external implementation, of a kind in KINDS, without executing it.
 
     Raises:
         BadReference: if the file or the name does not exist, if the file has a syntax error, if a
@@ -79,11 +76,9 @@ def _check(path: Path, mtime_ns: int, reference: Reference, kind: str) -> None:
 
 
 def likely_kind(reference: Reference) -> str | None:
-    """Return the kind of an implementation, as far as its source shows it.
+    """Return the kind, a key of KINDS, of an implementation, as far as its source shows it.
 
-    Returns:
-        A key of KINDS, or None if the source does not show it, for example because the name is
-        imported from another module.
+    It is None for example if the name is imported from another module.
 
     Raises:
         BadReference: if the file or the name does not exist, or if the file has a syntax error.
@@ -129,10 +124,9 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _statements(body: list[ast.stmt], optional: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield the statements at the top level of a module, also those inside `if`, `try` and `with`.
+    """Yield the statements at the top level of a module, and whether an import may skip them.
 
-    Yields:
-        Each statement, and whether it may be skipped when the module is imported.
+    Those inside `if`, `try` and `with` are included.
     """
     for node in body:
         yield node, optional

@@ -69,10 +69,8 @@ class Launch:
     Args:
         kernel: triton.jit or gluon.jit function. Its parameters must be TMA descriptors, tensors,
             numbers and constants, in this order.
-        grid: number of programs along each of one to three axes.
-        numbers: values of the int and float parameters, in the order of the parameters.
-        constants: values of the constexpr parameters by name, in the order of the parameters.
-        options: launch options of Triton, such as num_warps.
+        numbers: values of the int and float parameters, in their order.
+        constants: values of the constexpr parameters by name, in their order.
     """
 
     __slots__ = ("_launches", "compiled", "constants", "grid", "kernel", "numbers", "options")

@@ -27,10 +27,9 @@ class TensorMap:
     def arguments(self, meta: dict[str, Any]) -> list[Any]:
         """Return the encoded descriptor as a list of arguments for Triton 3.6's low-level launcher.
 
-        Args:
-            meta: Triton's description of the kernel parameter that takes the descriptor: an element
-                of `tensordesc_meta` of the compiled kernel. It depends only on the shape and layout
-                of the tile. Only the first call uses it, and later calls return the same list.
+        `meta` is Triton's description of the kernel parameter that takes the descriptor: an element
+        of `tensordesc_meta` of the compiled kernel. It depends only on the shape and layout of the
+        tile. Only the first call uses it, and later calls return the same list.
         """
         if self._arguments is None:
             from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -43,16 +42,12 @@ class TensorMaps:
     """TMA descriptors of tensors that differ only in their addresses.
 
     All tensors have the same dtype, shape and strides. A descriptor is created when its address is
-    first requested, and then cached.
+    first requested, and then cached. The dtype is float16, bfloat16 or float32. Strides are in
+    elements. The last must be 1, and those of dimensions of size 1 are ignored.
 
-    Args:
-        dtype: float16, bfloat16 or float32.
-        strides: strides of the tensors, in elements. The last must be 1. Strides of dimensions of
-            size 1 are ignored.
-        tile: shape of the tile that one TMA copy transfers. Elements of a tile past the end of the
-            tensor are read as zeros and are not written.
-        swizzles: whether tiles in shared memory are swizzled, as matmuls need it. Otherwise, a tile
-            has its rows one after another.
+    `tile` is the shape that one TMA copy transfers. Elements of a tile past the end of the tensor
+    are read as zeros and are not written. With `swizzles`, tiles in shared memory are swizzled, as
+    matmuls need it. Otherwise, a tile has its rows one after another.
 
     Raises:
         KeyError: if the dtype is not supported.

@@ -32,11 +32,9 @@ def mend_interpreter(
 ) -> None:
     """Patch the interpreter of this process, if it is not patched. Needs TRITON_INTERPRET=1.
 
-    Args:
-        checks_overflow: assert after each integer operation that it did not overflow, which is
-            Triton's default. Doubles the run time.
-        replace: function that replaces an attribute of an object. Tests use one that restores the
-            attribute later.
+    With `checks_overflow`, as by Triton's default, each integer operation asserts that it did not
+    overflow. This doubles the run time. `replace` replaces an attribute of an object. Tests use one
+    that restores the attribute later.
     """
     import triton.language as tl
     from triton.runtime import interpreter

@@ -61,12 +61,8 @@ def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> N
 
     On a GPU, the current stream first waits for about 30 ms. The new values are therefore written
     only after the caller has launched its next kernels. Kernels on other streams that do not wait
-    for the current stream read the old values.
-
-    Args:
-        tensors: (..., rows, head_dim).
-        some_rows: if True, only an eighth of the rows gets new values. The rows are consecutive and
-            at a random position.
+    for the current stream read the old values. Tensors are (..., rows, head_dim). With some_rows,
+    only an eighth of the rows gets new values. They are consecutive and at a random position.
     """
     device = tensors[0].device
     generator = torch.Generator(device).manual_seed(seed)
@@ -95,11 +91,9 @@ def call_once(
     The copies are made immediately on the current stream. Work that another stream or thread
     finishes later is missing in the copies.
 
-    An exception in forward or backward is told with that phase, see `systems.measure.windows`.
-
-    Args:
-        inputs: q, k and v, leaf tensors that require gradients. Their `grad` must be None before
-            the call, and is None after the call.
+    An exception in forward or backward is told with that phase, see `systems.measure.windows`. The
+    inputs are leaf tensors that require gradients. Their `grad` must be None before the call, and
+    is None after the call.
 
     Raises:
         WrongOutput: if the output or a gradient is missing, or has another type, shape or dtype
@@ -156,12 +150,9 @@ def errors_of(
     """Return the errors of attention's output and gradients against float64.
 
     The relative L2 error of a tensor x is ||x - reference|| / ||reference||. If the reference is
-    zero, the norm of `dout` is the denominator.
-
-    Args:
-        result: tensors (..., seq_len, head_dim), on any device.
-        inputs: q, k and v, with the values from which the result was computed.
-        exact: result of `attention_reference` for these inputs. None: compute it.
+    zero, the norm of `dout` is the denominator. The tensors of `result` are (..., seq_len,
+    head_dim) on any device. The inputs q, k and v have the values from which it was computed.
+    `exact` is computed if it is None.
     """
     exact = exact or attention_reference(*inputs, dout, is_causal=is_causal)
     scale = torch.linalg.vector_norm(dout.double()).item()
@@ -230,9 +221,8 @@ def _by_rows(squares: Tensor) -> Tensor:
 def require_right(errors: AttentionErrors, implementation: str, dtype: str, when: str = "") -> None:
     """Raise an exception if the output or a gradient of attention is not accurate enough.
 
-    Args:
-        dtype: a key of TOLERANCE, the dict of maximum errors.
-        when: when the errors were computed, for the message, such as "after timing".
+    TOLERANCE has maximum errors by dtype. `when` tells when they were computed, for the message,
+    such as "after timing".
 
     Raises:
         WrongOutput: if an error is NaN or above its limit, which is ROWS_FACTOR times as high for a

@@ -17,13 +17,8 @@ from systems.parallel import process_group
 def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
     """Initialize the process group of torchrun's processes, and check the number of ranks.
 
-    The process group is destroyed when the context ends without an exception.
-
-    Args:
-        backend: gloo or nccl.
-
-    Yields:
-        The device of this rank.
+    The process group is destroyed when the context ends without an exception. The device of this
+    rank is yielded. The backend is gloo or nccl.
 
     Raises:
         RuntimeError: if the process was not started by torchrun, if torchrun did not start

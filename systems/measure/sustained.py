@@ -28,17 +28,15 @@ def sustained_ms(
     before: Thunk | None = None,
     phase: str | None = None,
 ) -> tuple[list[float], int]:
-    """Call a function back to back, and return the mean duration of its calls.
+    """Call a function back to back, and return mean durations of its calls, and their number.
+
+    A duration, in milliseconds, is the mean of consecutive calls over about 100 ms.
 
     Args:
-        seconds: duration of the measurement, in seconds. Half as long a warm-up comes before it.
-        before: called before each call of `fn` and not timed, such as the forward pass before
-            backward. The GPU executes it, too.
+        seconds: of the measurement. Half as long a warm-up comes before it.
+        before: called before each call of `fn`, such as the forward pass before backward. The GPU
+            executes it, too.
         phase: name under which the window of the measurement is noted, see `windows`.
-
-    Returns:
-        Samples in milliseconds, each the mean of consecutive calls over about 100 ms, and the
-        number of calls in all samples.
     """
     chunk = _chunk(fn, device, before)
     once = max(sum(chunk(2)) / 2, 1e-3)

@@ -48,10 +48,9 @@ def time_ms(
 
     Args:
         before: called before each call of `fn` and not timed, for example to clear gradients.
-        warmup_ms: total time of the warm-up calls, in milliseconds. At least two calls are made. On
-            a GPU, the time includes the holds and is at least 200 ms.
-        measure_ms: total time of the timed calls, in milliseconds. At least 10 and at most 100
-            calls are made.
+        warmup_ms: total time of the warm-up calls, at least two. On a GPU, it includes the holds
+            and is at least 200 ms.
+        measure_ms: total time of the timed calls, at least 10 and at most 100.
         launch_ms: result of `host_ms` for the same function. None: measure it.
         phase: name under which the window of the timed calls is noted, see `windows`.
     """
@@ -73,9 +72,7 @@ def hold_ms(launch_ms: float) -> float:
     """Return the time for which the GPU is kept busy before each timed call, in milliseconds.
 
     In a block of runs that are compared, it is the largest of all runs, see `round_options`.
-
-    Args:
-        launch_ms: see `host_ms`.
+    launch_ms is the result of `host_ms`.
     """
     return min(max(HOLD * launch_ms, MIN_HOLD_MS, round_options().hold_ms), MAX_HOLD_MS)
 

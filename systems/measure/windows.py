@@ -31,10 +31,7 @@ def during(phase: str) -> Iterator[None]:
 def window(phase: str | None) -> Iterator[None]:
     """Note the start and the end of the `with` block, in which samples of a phase are measured.
 
-    All work must have ended at the end of the block.
-
-    Args:
-        phase: None: note nothing.
+    All work must have ended at the end of the block. Without a phase, nothing is noted.
     """
     start = time.monotonic()
     yield

@@ -19,14 +19,8 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
     these gradients can also be reduced first. All parameters of a bucket have the same dtype and
     device. A new bucket starts when the next parameter of the same dtype and device does not fit. A
     parameter larger than `capacity` gets a bucket of its own. After it, parameters that still fit
-    are added to the previous bucket.
-
-    Args:
-        parameters: in the order of the model.
-
-    Returns:
-        Buckets, in the order in which they are complete if gradients become ready in reverse
-        parameter order.
+    are added to the previous bucket. Parameters come in the order of the model. Buckets are in the
+    order in which they are complete if gradients become ready in reverse order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each open bucket

@@ -16,16 +16,10 @@ from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
 @contextmanager
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
-    """Initialize the default process group, and destroy it at the end of the `with` block.
+    """Initialize the default process group, yield the device of this rank, and destroy the group.
 
-    torchrun must have started this process. If the block raises an exception, the process group is
-    not destroyed.
-
-    Args:
-        backend: "gloo" (on CPUs) or "nccl" (one GPU per rank, chosen by LOCAL_RANK).
-
-    Yields:
-        The device of this rank: cpu, or cuda:LOCAL_RANK.
+    torchrun must have started this process. The device is cpu with "gloo", and cuda:LOCAL_RANK with
+    "nccl". If the block raises an exception, the process group is not destroyed.
 
     Raises:
         RuntimeError: if the process was not started by torchrun, or if the backend is nccl and
@@ -169,14 +163,11 @@ class Gather(NamedTuple):
 def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
     """Start to all-gather several tensors.
 
-    Each output becomes the concatenation of the inputs of all ranks, in rank order.
+    Each output becomes the concatenation of the inputs of all ranks, in rank order. All are
+    one-dimensional, of the same dtype and device. An input may be the slice of its output into
+    which the values of this rank go.
 
     Call the method `wait` of the result before you use the outputs.
-
-    Args:
-        outputs: one-dimensional tensors, each group.size() times as long as its input.
-        inputs: one-dimensional tensors of the same dtype and device as all outputs. An input may be
-            the slice of its output into which the values of this rank go.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]

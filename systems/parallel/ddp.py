@@ -57,12 +57,9 @@ from systems.parallel.rank_consistency import check_agreement
 class GradientAverage:
     """Average gradients over the ranks, even if a rank has no gradient for some parameters.
 
-    A rank without a gradient for a parameter contributes zeros to the mean.
-
-    Args:
-        named: the same pairs (name, parameter) on all ranks.
-        average: function that replaces the gradients of all trainable parameters by their means
-            over the ranks. Before it is called, missing gradients are replaced by zeros.
+    A rank without a gradient for a parameter contributes zeros to the mean. `average` replaces the
+    gradients of all trainable parameters by their means over the ranks. Before it is called,
+    missing gradients are replaced by zeros. `named` is the same on all ranks.
     """
 
     def __init__(
@@ -120,9 +117,8 @@ class DataParallel(nn.Module):
     Subclasses define when and how gradients are averaged over the ranks.
 
     Args:
-        module: module on the device of the process group. All ranks must have the same module,
-            except for the values of parameters and buffers. Freeze parameters before wrapping.
-        process_group: None means the default group of all ranks.
+        module: on the device of the process group, the same on all ranks except for the values of
+            parameters and buffers. Freeze parameters before wrapping.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
@@ -312,9 +308,7 @@ class BucketedDDP(_HookedDDP):
 
     A bucket is a group of parameters whose gradients are reduced together. Buckets are filled in
     reverse parameter order, because backward computes the gradients of the last layer first.
-
-    Args:
-        bucket_size_mb: in 10^6 bytes. A larger parameter gets a separate bucket.
+    bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
 
     Raises:
         ValueError: if bucket_size_mb is not positive.

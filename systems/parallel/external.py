@@ -38,12 +38,10 @@ _GATHER = ("gather_full_params", "gather_full_parameters")
 def wrap_ddp(
     reference: str, module: nn.Module, bucket_size_mb: float | None, default_mb: float
 ) -> nn.Module:
-    """Wrap a module in a DDP wrapper from outside this project.
+    """Wrap a module in a DDP wrapper from outside this project, such as `my_ddp.py:MyDDP`.
 
-    Args:
-        reference: such as `my_ddp.py:MyDDP`.
-        bucket_size_mb: in 10^6 bytes. None keeps the default of the wrapper.
-        default_mb: for a wrapper that requires a size, if `bucket_size_mb` is None.
+    Sizes are in 10^6 bytes. Without bucket_size_mb, the default of the wrapper stays, or it gets
+    default_mb if it requires a size.
 
     Raises:
         BadReference: if the reference names something that is not a DDP wrapper.
@@ -60,11 +58,9 @@ def wrap_ddp(
 
 
 def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | None) -> nn.Module:
-    """Wrap a module in an FSDP wrapper from outside this project.
+    """Wrap a module in an FSDP wrapper from outside this project, such as `my_fsdp.py:MyFSDP`.
 
-    Args:
-        reference: such as `my_fsdp.py:MyFSDP`.
-        compute_dtype: of gathered weights. None keeps their dtype.
+    compute_dtype is that of gathered weights. None keeps their dtype.
 
     Raises:
         BadReference: if the reference names something that is not an FSDP wrapper.
@@ -90,11 +86,7 @@ def wrap_fsdp(reference: str, module: nn.Module, compute_dtype: torch.dtype | No
 def full_parameters(wrapper: nn.Module, names: Iterable[str]) -> Mapping[str, Tensor]:
     """Gather the unsharded parameters of an external FSDP wrapper.
 
-    A prefix `module.` of the wrapper's names is removed.
-
-    Args:
-        wrapper: returned by `wrap_fsdp`.
-        names: of the parameters of the module without the wrapper.
+    A prefix `module.` of the wrapper's names is removed. `names` are those without the wrapper.
 
     Raises:
         ValueError: if a parameter is missing.
@@ -122,11 +114,8 @@ def full_gradients_by_update(
 
     Plain gradient descent with a learning rate R changes each weight by -R times its gradient. The
     difference of the gathered weights is therefore the gradient. The weights are restored. All
-    ranks must call this function.
-
-    Args:
-        wrapper: returned by `wrap_fsdp`, after its gradients were synchronized.
-        names: of the parameters of the module without the wrapper.
+    ranks must call this function, after the gradients of the wrapper were synchronized. `names` are
+    those of the parameters without the wrapper.
     """
     names = list(names)
     own = [p for p in wrapper.parameters() if p.requires_grad]
@@ -146,9 +135,8 @@ def make_sharded_optimizer(
 ) -> Optimizer:
     """Make an optimizer of a class from outside this project that shards the optimizer state.
 
-    Args:
-        reference: such as `my_optimizer.py:MyShardedOptimizer`.
-        options: keyword arguments of `optimizer_class`.
+    The reference is such as `my_optimizer.py:MyShardedOptimizer`. Options are those of
+    optimizer_class.
     """
     optimizer: Optimizer = load(reference)(parameters, optimizer_class, **options)
     return optimizer

@@ -98,20 +98,18 @@ class FullyShardedDataParallel(nn.Module):
     over `parameters()` therefore does not include the shards of other ranks.
 
     Args:
-        module: module on the device of the process group. All ranks must have the same module,
-            except for the values of parameters and buffers. Freeze parameters and compile modules
-            before wrapping. A compiled module and all of its submodules become one layer. The
-            collectives run before and after the compiled code, so they cause no graph breaks.
-        compute_dtype: dtype of communication and computation. Floating-point inputs are cast to
-            compute_dtype, and outputs have it. None keeps the dtype of each parameter. Shards and
-            their gradients are always float32 (float64 if the parameter is float64).
+        module: on the device of the process group, the same on all ranks except for the values of
+            parameters and buffers. Freeze parameters and compile modules before wrapping. A
+            compiled module and all of its submodules become one layer. The collectives run before
+            and after the compiled code, so they cause no graph breaks.
+        compute_dtype: of communication and computation. Floating-point inputs are cast to it, and
+            outputs have it. None keeps the dtype of each parameter. Shards and their gradients are
+            always float32 (float64 if the parameter is float64).
         shard: function that returns True for a module whose parameter `weight` is to be sharded.
             All other parameters are replicated.
-        layers: classes of modules, for example the class of the Transformer blocks. Each instance
-            of a class is one layer together with all of its submodules. Larger layers mean fewer
-            and larger collectives. By default, every module that directly has parameters is a
-            layer.
-        process_group: None means the default group of all ranks.
+        layers: classes of modules, for example of the Transformer blocks. Each instance is one
+            layer together with all of its submodules. Larger layers mean fewer and larger
+            collectives. By default, every module that directly has parameters is a layer.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names

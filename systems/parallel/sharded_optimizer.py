@@ -45,11 +45,8 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
 
     Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
-    fewest bytes at that moment.
-
-    Args:
-        sizes: in bytes.
-        loads: bytes that each rank already has; updated in place.
+    fewest bytes at that moment. Sizes are in bytes. `loads`, the bytes that each rank already has,
+    are updated in place.
     """
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -146,13 +143,9 @@ class ShardedOptimizer(Optimizer):
     `param.data` changes.
 
     Args:
-        params: parameters or parameter groups. They must be the same on all ranks and have the same
-            values.
+        params: parameters or groups of them, the same on all ranks, with the same values.
         optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
-            a part of its parameters. Therefore the class must update each parameter independently
-            of the others. LBFGS, for example, does not.
-        process_group: None means the default group of all ranks.
-        kwargs: further arguments of `optimizer_cls`.
+            a part of its parameters. So it must update each parameter independently, unlike LBFGS.
 
     Raises:
         ValueError: on all ranks, if parameters differ across ranks; the message names the rank and
@@ -216,14 +209,8 @@ class ShardedOptimizer(Optimizer):
         """Update the parameters that this rank owns, and broadcast them to the other ranks.
 
         All ranks must call this method. Afterwards, all ranks have bitwise equal parameters. On a
-        GPU, the current stream waits for the other ranks and the host does not block.
-
-        Args:
-            closure: called once, before any parameter is updated.
-            kwargs: arguments of the step of the wrapped optimizer.
-
-        Returns:
-            The result of closure, or None without a closure.
+        GPU, the current stream waits for the other ranks and the host does not block. The closure
+        is called once, before any parameter is updated, and its result is returned.
 
         Raises:
             RuntimeError: if a rank has exited or the timeout has expired.
@@ -263,14 +250,9 @@ class ShardedOptimizer(Optimizer):
         """Return the state of all ranks, in the format of the wrapped optimizer.
 
         Two kinds of optimizers can load the result: the wrapped optimizer without sharding, and a
-        ShardedOptimizer with any number of ranks. All ranks must call this method.
-
-        Args:
-            to: rank that gets the state. None: all ranks.
-
-        Returns:
-            Dict with the keys "state" and "param_groups". The tensors in it are on the CPU. On
-            ranks that do not get the state, "state" is empty.
+        ShardedOptimizer with any number of ranks. All ranks must call this method. The result has
+        the keys "state" and "param_groups", and its tensors are on the CPU. If `to` is a rank,
+        "state" is empty on the others.
         """
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
@@ -326,9 +308,8 @@ class ShardedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the parameters that this rank owns.
 
-        Args:
-            state_dict: state dict of a ShardedOptimizer with any number of ranks, or of the wrapped
-                optimizer without sharding.
+        The state dict is of a ShardedOptimizer with any number of ranks, or of the wrapped
+        optimizer.
 
         Raises:
             ValueError: if the state dict has another number of parameter groups than this

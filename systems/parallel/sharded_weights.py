@@ -24,12 +24,11 @@ class FSDPParameter:
     A module has `unsharded` as its parameter while it runs, and has `shard` at other times.
 
     Args:
-        shard: leaf tensor of dtype float32 or float64. For a sharded parameter, it is the part of
-            this rank. For a replicated parameter, it is the whole parameter.
+        shard: leaf tensor, float32 or float64: the part of this rank, or the whole parameter if it
+            is replicated.
         unsharded: leaf tensor with the shape and dtype that the modules compute with. Backward
-            computes the gradient of this tensor.
-        places: (module, parameter name) pairs where it is registered. A tied parameter has more
-            than one.
+            computes its gradient.
+        places: (module, parameter name) pairs. A tied parameter has more than one.
     """
 
     def __init__(
@@ -51,12 +50,8 @@ class ShardedWeight(FSDPParameter):
     """A weight that is split over the ranks. `shard` is the flattened part of this rank.
 
     If the number of elements is not divisible by the number of ranks, the shards of the last ranks
-    are shorter or empty.
-
-    Args:
-        weight: whole, with equal values on all ranks.
-        places: see `FSDPParameter`.
-        dtype: of communication and of the unsharded weight.
+    are shorter or empty. The given weight is whole, with equal values on all ranks. The dtype is
+    that of communication and of the unsharded weight. For `places`, see `FSDPParameter`.
     """
 
     def __init__(
@@ -122,11 +117,9 @@ def master_dtype(tensor: Tensor) -> torch.dtype:
 class Layer:
     """Parameters that are gathered and freed together, and whose gradients are reduced together.
 
-    Args:
-        parameters: parameters of the module. For a module that is one layer together with its
-            submodules, the list includes the parameters of the submodules.
-        owned: subset of `parameters`. The layer reduces only the gradients of these parameters. A
-            weight that is tied across layers is owned by only one of the layers.
+    A module that is one layer together with its submodules has their parameters, too. The layer
+    reduces only the gradients of those that it has `owned`: of several layers with a tied weight,
+    one owns it.
     """
 
     def __init__(
@@ -149,11 +142,9 @@ def find_layers(
 
     An instance of one of `classes` is one layer together with all of its submodules. A compiled
     module, too, is one layer together with all of its submodules, because all of its weights must
-    be gathered before it runs. Each other module that directly has parameters is a layer.
-
-    Args:
-        by_module: the FSDPParameters that belong directly to each module. Modules without any may
-            be missing.
+    be gathered before it runs. Each other module that directly has parameters is a layer. In
+    `by_module`, a module has the parameters that belong directly to it. Modules without any may be
+    missing.
     """
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
@@ -174,7 +165,7 @@ def find_layers(
 
 @torch.no_grad()
 def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
-    """Start to all-gather the weights that are not gathered yet, in one collective per dtype.
+    """Start to all-gather a layer's weights that are not gathered yet, in one collective per dtype.
 
     This function also allocates the memory of the unsharded weights. To wait for the results, call
     `wait` of each weight.
@@ -183,9 +174,6 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
     is already in the current stream. If a layer is gathered two layers ahead, the all-gather
     overlaps the computation of these two layers. The all-gather may write to memory that an earlier
     layer freed, because NCCL starts the all-gather after the kernels of the earlier layer.
-
-    Args:
-        weights: of one layer.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:
@@ -241,9 +229,6 @@ def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> 
 
     There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set to
     None. The method `finish` of the results adds them to the gradients of the shards.
-
-    Args:
-        weights: with a gradient in `unsharded.grad`.
     """
     by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
     for weight in weights:

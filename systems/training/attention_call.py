@@ -161,9 +161,7 @@ class AttentionCall:
     ) -> AttentionErrors:
         """Compare output and gradients with float64, for the present values in the buffers.
 
-        Args:
-            result: for these values. None calls the function.
-            exact: float64 result for these values. None computes it.
+        `result` and `exact`, its float64 values, are computed if they are None.
 
         Raises:
             WrongOutput: if the output or a gradient is not accurate enough.

@@ -29,15 +29,12 @@ def attention_function(
 ) -> Callable[..., Tensor]:
     """Return the attention function with this name, for inputs such as q, k and v.
 
-    Args:
-        name: key of `systems.kernels.flash_attention.ATTENTIONS`, or a reference to a function
-            outside this project, such as `my_kernels/flash.py:MyFlash`.
-        q, k, v: (batch, heads, seq_len, head_dim). They may be uninitialized.
-        variant, is_packed: other features, see `flash_attention.registry.unsupported_reason`.
-            Functions outside this project have only a causal mask.
+    The name is a key of `systems.kernels.flash_attention.ATTENTIONS`, or a reference such as
+    `my_kernels/flash.py:MyFlash` to a function outside this project, which has only a causal mask.
+    The function is called as (q, k, v, is_causal=...).
 
-    Returns:
-        A function `(q, k, v, is_causal=...)`.
+    q, k and v are (batch, heads, seq_len, head_dim) and may be uninitialized. For variant and
+    is_packed, see `flash_attention.registry.unsupported_reason`.
 
     Raises:
         Unsupported: if the implementation does not support these inputs on this machine.
@@ -69,10 +66,8 @@ def require_right_attention(attention: Callable[..., Tensor], like: Tensor, name
     """Compare causal attention with float64 on small random inputs, output and gradients.
 
     A benchmark that compares two trainings with the same attention would not find its errors.
-
-    Args:
-        like: (batch, heads, seq_len, head_dim), with the dtype, device, heads, head_dim and the
-            largest seq_len of the inputs.
+    `like` is (batch, heads, seq_len, head_dim), with the dtype, device, heads, head_dim and the
+    largest seq_len of the inputs.
 
     Raises:
         WrongOutput: if the output or a gradient is not accurate enough.

@@ -126,11 +126,9 @@ def _load_first_weights(training: Training) -> None:
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
     """Compute the loss and the gradients in float64, with the current weights of the training.
 
-    The gradients of the training are already computed.
-
-    Yields:
-        First ("loss", None, float64 loss). Then, for each parameter, a tuple: name, gradient that
-        the training computed, float64 gradient. The last layer comes first.
+    The gradients of the training are already computed. First, ("loss", None, float64 loss) is
+    yielded. Then, for each parameter, a tuple: name, gradient that the training computed, float64
+    gradient. The last layer comes first.
     """
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})

@@ -79,14 +79,9 @@ def check_parallel(
     """Compare a data-parallel training with a training on one process.
 
     Runs a few steps of both trainings. Both must still have their initial weights. All ranks must
-    call this function.
-
-    Args:
-        alone: without communication. In each step it trains on the batches of all ranks.
-        gradients_of: yields whole gradients of `training`, not shards. It is called after the
-            gradients are averaged.
-        weights_of: returns the whole weights of `training`.
-        expected_weights_of: the same for `alone`.
+    call this function. In each step, `alone` trains on the batches of all ranks, without
+    communication. `gradients_of` yields whole gradients, not shards, after they are averaged, and
+    `weights_of` and `expected_weights_of` return whole weights of `training` and of `alone`.
 
     Returns:
         The errors of this rank, with these keys:
@@ -131,13 +126,8 @@ def check_again(
     ones. Then one step is compared. All ranks must call this function.
 
     The optimizer of the single process has another state, so updated weights are not compared with
-    it. They must differ from the weights before the step and be equal on all ranks.
-
-    Args:
-        training, alone, gradients_of, weights_of: as for `check_parallel`.
-
-    Returns:
-        The errors of loss and gradient of this rank, see `check_parallel`.
+    it. They must differ from the weights before the step and be equal on all ranks. Arguments and
+    errors, of loss and gradient, are as for `check_parallel`.
 
     Raises:
         WrongOutput: on all ranks, as `check_parallel`.
@@ -209,10 +199,7 @@ def _step_errors(
     forward. The gradients are read after the single process has computed. Communication that the
     wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this. The
     batches of all ranks are made from `params`, or from the parameters of `alone` if it is None.
-
-    Returns:
-        loss: relative error of the loss.
-        gradient: largest relative error of the gradient of a parameter.
+    The gradient error is the largest relative error of a parameter's gradient.
     """
     world_size, rank = dist.get_world_size(), dist.get_rank()
     training.forward()
@@ -248,11 +235,10 @@ def _recomputed_blocks(training: ParallelTraining) -> Iterator[None]:
 
 
 def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> dict[str, Tensor]:
-    """Copy weights into a training without communication.
+    """Copy weights by name into a training without communication, and return the copies.
 
-    Returns:
-        A copy of the weights by name. If a parameter of `alone` has the dtype of the weight, it is
-        the copy, so that no more memory is needed. The copies are valid until `alone` is updated.
+    If a parameter of `alone` has the dtype of the weight, it is the copy, so that no more memory is
+    needed. The copies are valid until `alone` is updated.
     """
     copies = {}
     with torch.no_grad():

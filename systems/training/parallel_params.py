@@ -41,10 +41,7 @@ class ParallelParams(TransformerParams):
         """Return the FLOPs of one rank and the number of tokens of all ranks in a training step.
 
         FLOPs are counted for one rank, because tables of results compare them with the peak FLOPs
-        per second of one GPU.
-
-        Returns:
-            A dict with the keys flops and tokens. Each value is a dict with the key train_step.
+        per second of one GPU. The keys are flops and tokens, each a dict with the key train_step.
         """
         counts = self.counts(["train_step"])
         tokens = counts["tokens"]["train_step"] * self.world_size

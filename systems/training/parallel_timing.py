@@ -41,10 +41,7 @@ def alternating_rounds(
     after each round, so that a steady change of the machine affects all of them equally. All ranks
     must call this function. They start each round together, after a barrier. On each rank a round
     ends when the GPU of the rank is idle. The result has a list for each training, with the mean
-    time of a step in each round, in milliseconds.
-
-    Args:
-        warmup_steps: of each training, before the first round.
+    time of a step in each round, in milliseconds. Each training first runs its warm-up steps.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for name, training in trainings.items():
@@ -98,10 +95,7 @@ def draw_timeline(
     """Draw one training step of every rank into the file timeline.png. Only rank 0 draws.
 
     The file is stored in the folder that `artifacts_folder` returns, with a file of the drawn data.
-
-    Args:
-        panels: for each strategy, for example a data-parallel wrapper, the timelines of the step on
-            all ranks, in rank order. Each has its own panel.
+    A panel has the timelines of a strategy, for example a data-parallel wrapper, in rank order.
     """
     if dist.get_rank() != 0:
         return

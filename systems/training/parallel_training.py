@@ -40,10 +40,9 @@ class ParallelTraining(Training):
 
     Args:
         rank: determines the batch.
-        wrap: takes the model and returns it in a data-parallel wrapper. None trains the model
-            without communication.
-        make_optimizer: takes the parameters of the wrapped model. None: the optimizer that
-            `params.optimizer` selects. Ignored if wrap is None.
+        wrap: returns the model in a data-parallel wrapper. None trains it without communication.
+        make_optimizer: takes the parameters of the wrapped model. None: that of `params.optimizer`.
+            Ignored if wrap is None.
         autocasts: whether forward runs under autocast if `params.precision` needs it. Use False if
             the wrapper itself casts weights and inputs.
 

@@ -132,11 +132,8 @@ class TransformerParams(BenchmarkParams):
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
         """Return the FLOPs and the number of tokens of a training step, for each phase.
 
-        Returns:
-            A dict with two keys:
-            flops: FLOPs of the matmuls by phase. The phase "optimizer" is left out, because it has
-                no matmuls.
-            tokens: number of tokens by phase. All phases process the same tokens.
+        "flops", of the matmuls, lacks the phase "optimizer", which has none. "tokens" are the same
+        for all phases.
         """
         point = (self.model_size, self.batch_size, self.context_length)
         return {

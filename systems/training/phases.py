@@ -21,9 +21,7 @@ Phases = dict[str, Callable[[], None]]
 def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
     """Return the phases of a training step: a dict from name to method, in the order of the step.
 
-    Args:
-        passes: "forward" means forward only, "forward_backward" means forward and backward, and
-            "train_step" means forward, backward and optimizer.
+    "forward_backward" is forward and backward, and "train_step" also the optimizer.
     """
     phases = {
         "forward": training.forward,
@@ -39,12 +37,8 @@ def timed_steps(
 ) -> Iterator[dict[str, float]]:
     """Run `count` steps phase by phase, and time each phase with Python's clock.
 
-    Args:
-        warmup_steps: first steps for which no windows are noted, see `systems.measure.windows`.
-
-    Yields:
-        After each step, a dict with the milliseconds of each phase. At that time the gradients of
-        the step are already freed.
+    The milliseconds of each phase are yielded after each step, when its gradients are already
+    freed. Windows, see `systems.measure.windows`, are noted only after the first warmup_steps.
     """
     for step in range(count):
         times = {}

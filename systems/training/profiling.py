@@ -89,13 +89,10 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """Run one training step with an annotated range for each phase, which a profiler shows.
+    """Run one step with a range for each phase, which a profiler shows. Return their milliseconds.
 
     The GPU is idle at the start and at the end of each range. So all GPU work during a range
     belongs to its phase.
-
-    Returns:
-        Milliseconds of each phase.
     """
     times = {}
     for name, fn in phases.items():

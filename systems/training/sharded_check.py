@@ -52,11 +52,8 @@ def full_gradients(
 ) -> Iterator[tuple[str, Tensor]]:
     """Gather the averaged gradients from the shards of all ranks.
 
-    All ranks must call this function.
-
-    Args:
-        training: sharded, after its method `synchronize_gradients` was called.
-        shapes: of the unsharded parameters.
+    All ranks must call this function. `synchronize_gradients` of the training was called. `shapes`
+    are those of the unsharded parameters.
 
     Raises:
         WrongOutput: if a parameter has no gradient.

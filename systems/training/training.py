@@ -56,8 +56,7 @@ def tf32_matmuls(allowed: bool) -> Iterator[None]:
 class Training:
     """A model, its optimizer and one fixed batch, with a method for each phase of a step.
 
-    Args:
-        attention: None uses the function that `params.attention` selects.
+    Without `attention`, `params.attention` selects the function.
 
     Raises:
         Unsupported: if the device does not support the parameters.

@@ -49,16 +49,11 @@ def block_cells(
     """Compare each run with the baseline of its block.
 
     The A/A floors come from all blocks in the folder, also from those that are not chosen. If that
-    of a block alone is smaller, it applies to this block.
+    of a block alone is smaller, it applies to this block. `margin` is the relative difference up to
+    which two times count as the same, and `chosen` are the run ids to compare, or None for all.
 
-    Args:
-        observation: the results folder, read with `read_short`.
-        margin: relative difference up to which two times count as the same.
-        chosen: ids of the runs that are compared. None: all.
-
-    Returns:
-        One cell for each run, baseline, kind of device and phase. A run without times has one cell
-        with the phase "".
+    There is a cell for each run, baseline, kind of device and phase. A run without times has one
+    cell with the phase "". The folder is read with `read_short`.
     """
     tasks = _by_run(observation.tasks)
     pairs = [
@@ -104,12 +99,8 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
     """Return a cell with the verdict on the rounds of a pair.
 
     A candidate that failed in more rounds than it was measured in is broken. Failures that were
-    repaired do not count, see `Pair`.
-
-    Args:
-        pair: the pair, with at least one round.
-        margin: relative difference up to which two times count as the same.
-        floor: the A/A floor of all blocks, see `aa_floors`. None: unknown.
+    repaired do not count, see `Pair`. The pair has at least one round. For `margin` and `floor`,
+    see `verdicts.judge`.
     """
     judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())
@@ -238,10 +229,8 @@ def _label(baseline: Run, members: list[Run]) -> str:
 def gpus_of(records: Iterable[Record], pairs: Iterable[Pair]) -> set[tuple[str, ...]]:
     """Return the UUIDs of the GPUs on which the rounds of some pairs were measured.
 
-    GPUs of executions that do not count, such as interrupted ones, are left out.
-
-    Returns:
-        One tuple for each set of GPUs that was used together. The tuple is empty for the CPU.
+    GPUs of executions that do not count, such as interrupted ones, are left out. There is a tuple
+    for each set of GPUs that was used together. It is empty for the CPU.
     """
     measured = {(pair.block, round.allocation) for pair in pairs for round in pair.rounds}
     return {

@@ -11,11 +11,9 @@ from jobs.report.tables.render import markdown_table
 
 
 def markdown_comparison(found: Comparison, every: bool) -> str:
-    """Return a comparison as Markdown.
+    """Return a comparison as Markdown, with every cell or without those that say little.
 
-    Args:
-        every: whether all cells are listed. If False, cells are left out that say little, such as
-            runs that are only in one of two folders.
+    These are for example runs that are only in one of two folders.
     """
     chosen = found.cells if every else [cell for cell in found.cells if cell.is_important]
     parts = ["\n".join(found.heading)] if found.heading else []

@@ -59,14 +59,11 @@ def count_text(cells: Iterable[Cell]) -> str:
 def cell_columns(
     chosen: list[Cell], cells: list[Cell], exact: bool = False
 ) -> dict[str, list[str]]:
-    """Return a table of cells, as a dict from column header to the texts of the column.
+    """Return a table of at least one chosen cell, as texts of each column by header.
 
-    Args:
-        chosen: cells to show, at least one.
-        cells: all cells. The table has a column for each parameter whose value varies among the
-            runs of these cells and their baselines.
-        exact: for programs: all columns, numbers that are not rounded, and full names of code
-            outside this project.
+    It has a column for each parameter that varies among the runs of all `cells` and their
+    baselines. For programs, `exact` gives all columns, numbers that are not rounded, and full names
+    of code outside this project.
     """
     baselines = {cell.baseline_run.id: cell.baseline_run for cell in cells if cell.baseline_run}
     names = varying([*(cell.run for cell in cells), *baselines.values()])

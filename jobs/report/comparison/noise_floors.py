@@ -55,13 +55,9 @@ class NoiseFloors:
 
 
 def noise_floors(run: Run, device: str, same_gpus: bool) -> NoiseFloors | None:
-    """Return the noise floors of a run.
+    """Return the noise floors of a run, or None if none are stored for its benchmark and device.
 
-    Args:
-        same_gpus: whether both processes used the same GPUs, minutes apart.
-
-    Returns:
-        The floors, or None if none are stored for this benchmark and device.
+    With same_gpus, both processes used the same GPUs, minutes apart.
     """
     # All heads of all sequences in the batch. Runs of other benchmarks have no heads.
     heads = int(run.params.get("num_heads", 1)) * int(run.params.get("batch_size", 1))

@@ -59,14 +59,10 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
     Only complete executions of a round count, and only those of the latest code. If one round was
     executed several times in an allocation, the latest complete execution counts. Records without a
     block are ignored, and so are phases that at most half of the executions measured, as the
-    sustained ones.
+    sustained ones. `value` returns one of a phase, greater than 0, such as its median time in ms.
 
-    Args:
-        value: returns a value of a phase that is greater than 0, such as its median time in ms.
-
-    Returns:
-        The pairs in the order of their first round. A candidate that always failed has a pair
-        without rounds for each phase that was timed in its block.
+    Pairs are in the order of their first round. A candidate that always failed has a pair without
+    rounds for each phase that was timed in its block.
     """
     executions = judged_executions(records)
     phases = _phases([execution for _, execution in executions])
@@ -138,8 +134,7 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
 def of_latest_code(complete: Iterable[Execution]) -> list[Execution]:
     """Return the executions in which every run has the sources of its latest execution.
 
-    Args:
-        complete: complete executions, ordered by their start.
+    Executions are complete, and ordered by their start.
     """
     given = list(complete)
     latest = {_task(record): record.source_hash for execution in given for record in execution}
@@ -181,10 +176,7 @@ def complete_executions(records: Iterable[Record]) -> list[Execution]:
 def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
     """Return the executions that count, each with its allocation, ordered by their start.
 
-    Of several executions of one round in one allocation, the latest counts.
-
-    Args:
-        complete: complete executions, ordered by their start.
+    Of several executions of one round in one allocation, the latest counts. They are complete.
     """
     latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
     for execution in complete:

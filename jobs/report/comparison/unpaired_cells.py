@@ -36,13 +36,9 @@ def folder_cells(
 ) -> list[Cell]:
     """Compare all runs in two results folders.
 
-    Args:
-        margin: relative difference up to which two times count as the same, for paired runs.
-        chosen: ids of the runs that are compared. None: all.
-
-    Returns:
-        One cell for each run, kind of device and phase. If a run has no measurements in one of the
-        folders, it has one cell with the phase "".
+    `margin`, of paired runs, and `chosen` are as for `block_cells`. There is a cell for each run,
+    kind of device and phase. A run without measurements in one of the folders has one with the
+    phase "".
     """
     paired = _paired_cells(before, after, margin)
     old, new = dict(before.results), dict(after.results)

@@ -145,10 +145,8 @@ def floor_of_block(rounds: Sequence[Round], pooled: float | None) -> float | Non
     """Return the A/A floor that applies to a block.
 
     Blocks of other shapes or precisions can be much noisier than this one. So the floor of all
-    blocks does not apply if that of the block alone is smaller. Fewer rounds give a larger floor.
-
-    Args:
-        pooled: the floor of all blocks with the same phase and device. None: unknown.
+    blocks with the same phase and device (`pooled`, None if unknown) does not apply if that of the
+    block alone is smaller. Fewer rounds give a larger floor.
     """
     known = [floor for floor in (aa_floor([rounds]), pooled) if floor is not None]
     return min(known, default=None)

@@ -36,11 +36,8 @@ def basis_note(
 
     An example is `60 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor 0.4%; 12
     of 60 processes power-capped`. Runs with several ranks have executions instead of processes.
-
-    Args:
-        phases: phases that the table shows. Empty: those of all measurements.
-        floor_of: metric whose A/A floor is told. None: none.
-        with_commit: whether to tell the commit if all results have the same.
+    Without phases, it is about those of all measurements. Of the metric floor_of, the A/A floor is
+    told. With with_commit, the commit is told if all results have the same.
     """
     measured = [result for result in results if result.status == "ok" and result.record is not None]
     records = [result.record for result in measured if result.record is not None]

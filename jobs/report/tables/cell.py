@@ -112,10 +112,9 @@ class Cell:
     def interval(self, statistic_name: str) -> Interval | None:
         """Return the 95% interval of the mean over processes. See `statistics.mean_interval`.
 
-        Returns:
-            The interval in the unit of the metric. None if the run was not measured in a block, for
-            statistics that are no estimate of a mean, and for values that are not times if all
-            processes have the same.
+        It is in the unit of the metric. None if the run was not measured in a block, for statistics
+        that are no estimate of a mean, and for values that are not times if all processes have the
+        same.
         """
         if not self.is_in_block or statistic_name in _WITHOUT_INTERVAL:
             return None

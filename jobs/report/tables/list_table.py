@@ -74,11 +74,9 @@ class ListTable:
 def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
     """Make a table of the first items of a list that each run returned, one row per item.
 
-    The maximum number of items per run is `view.limit`, or 10 if the table declares no limit.
-
-    Args:
-        view: declaration of the table in the sweep file. Its key `list_fact` is the path of the
-            list in the values that the benchmark returns, such as kernels.forward.
+    The maximum number of items per run is `view.limit`, or 10 if the table declares no limit. The
+    key `list_fact` of the view is the path of the list in the values that the benchmark returns,
+    such as kernels.forward.
 
     Raises:
         TableError: if the table names an unknown parameter, or if its `where` condition is invalid.

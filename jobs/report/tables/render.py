@@ -81,12 +81,9 @@ def _data_frame(table: ReportTable) -> pd.DataFrame:
 
 
 def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
-    """Return a Markdown table.
+    """Return a Markdown table, with all columns aligned "left", "center" or "right".
 
     Special characters are escaped. For example, names of kernels can contain `|`, `<` and `*`.
-
-    Args:
-        align: alignment of all columns: "left", "center" or "right".
     """
     table = tabulate(
         [list(map(_markdown_cell, row)) for row in zip(*columns.values(), strict=True)],

@@ -63,9 +63,8 @@ def make_report_table(
 ) -> ReportTable | None:
     """Make a table that the sweep file declares. Return None if the table has no rows.
 
-    Args:
-        for_programs: for CSV. References to code outside this project are in full, because short
-            names depend on the other values in a table. Intervals are in columns of their own.
+    For programs (CSV), references to code outside this project are in full, because short names
+    depend on the other values in a table. Intervals are in columns of their own.
 
     Raises:
         TableError: if the table cannot be made, for example because it names an unknown parameter.
@@ -112,11 +111,8 @@ def pivot_columns(
     """Yield the header, the cells and the records of each column of a table.
 
     If the table declares a baseline, a column of speedups follows each column of results. The
-    baseline column has no column of speedups.
-
-    Args:
-        for_programs: intervals are in columns of their own, instead of in the text of a cell. A
-            further column tells whether a speedup is paired.
+    baseline column has no column of speedups. For programs, intervals are in columns of their own,
+    instead of in the text of a cell, and a further column tells whether a speedup is paired.
     """
     for i, name in enumerate(pivot.rows):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys], None

@@ -43,9 +43,8 @@ class Speedup:
     def text(self, with_details: bool = True) -> str:
         """Return the speedup as text, such as `1.95x`.
 
-        Args:
-            with_details: add the interval, as in `1.95x [1.93, 1.97]`, or the mark of a ratio of
-                runs on different GPUs or hosts, as in `1.95x*`.
+        Details are the interval, as in `1.95x [1.93, 1.97]`, or the mark of a ratio of runs on
+        different GPUs or hosts, as in `1.95x*`.
         """
         if self.ratio is None:
             return self.instead
@@ -72,14 +71,9 @@ def speedup_column(
 ) -> list[Speedup] | None:
     """Return the speedups of a column relative to the baseline column, one per row.
 
-    Args:
-        baseline: dimensions and their values in the baseline column, such as
-            {"implementation": "naive"}. In all other dimensions, the baseline column has the same
-            values as `column`.
-
-    Returns:
-        One speedup per row. None if the table has no baseline column, or if `column` is the
-        baseline column.
+    `baseline` has dimensions and their values in the baseline column, such as {"implementation":
+    "naive"}. In all others, it has the values of `column`. None if the table has no baseline
+    column, or if `column` is it.
     """
     if not baseline:
         return None

@@ -24,11 +24,8 @@ MEMORY_GB = 1  # limit of the memory that a child may use in addition to that of
 def call_bounded(work: Callable[[Callable[[Any], None]], None]) -> tuple[list[Any], str | None]:
     """Call a function in a forked child process.
 
-    Args:
-        work: the function. Its argument is a function that sends a message to this process.
-
-    Returns:
-        The messages, and why the child ended before the function returned. None if it returned.
+    Its argument is a function that sends a message to this process. The result is the messages, and
+    why the child ended before the function returned, or None if it returned.
     """
     ours, theirs = Pipe(duplex=False)
     child = os.fork()

@@ -80,12 +80,9 @@ def format_value(number: Any, digits: int = 4) -> str:
 
 
 def format_share(number: Any, digits: int = 3) -> str:
-    """Format a fraction as a percentage, for example 0.1234 as 12.3%.
+    """Format a fraction as a percentage with some significant digits, e.g. 0.1234 as 12.3%.
 
     Values that are not numbers are converted with `str`.
-
-    Args:
-        digits: number of significant digits.
     """
     return (
         f"{format_number(100 * number, digits)}%"

@@ -138,11 +138,9 @@ class StudyTexts:
 
         A child process renders them, because a template can need any amount of CPU time and memory.
         If a block exceeds a limit, another child process renders the blocks after it. If a text
-        cannot be rendered, e.g. because an expression is invalid, the result has the error.
-
-        Args:
-            results: all results of the folder. A text can also use runs that are not in its table
-                because of the `where` condition of the table.
+        cannot be rendered, e.g. because an expression is invalid, the result has the error. Results
+        are all of the folder: a text can also use runs that the `where` condition of its table
+        excludes.
         """
         rendered = {view.name: Rendered() for view in views}
         left = [view for view in views if view.name in self._blocks]

@@ -70,11 +70,7 @@ GOLDEN = tl.constexpr(reference.GOLDEN)
 
 @triton.jit
 def mix(word):
-    """Return the same 32-bit hash as `reference.mix`.
-
-    Args:
-        word: uint32.
-    """
+    """Return the same 32-bit hash of a uint32 word as `reference.mix`."""
     word = (word ^ (word >> 16)) * tl.full((), MIX_1, tl.uint32)
     word = (word ^ (word >> 15)) * tl.full((), MIX_2, tl.uint32)
     return word ^ (word >> 16)
@@ -101,9 +97,9 @@ def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
 
     Args:
         table: int64 (n_rows, COLUMNS). Each row has the addresses and the number of elements of one
-            tensor. The constants above (PARAM, GRAD, ...) are the indices of the columns.
-        scalars: output, float32 (n_rows, SCALARS). The constants above (DECAY, ...) are the indices
-            of the columns.
+            tensor. The constants above (PARAM, GRAD, ...) are the columns.
+        scalars: output, float32 (n_rows, SCALARS). The constants above (DECAY, ...) are the
+            columns.
         keys: output, uint32 (n_rows,); reference.key(seed, index, t).
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -212,22 +208,16 @@ def adamw_kernel(
 ):  # fmt: skip
     """Update one block of a parameter and of its optimizer state in each program.
 
-    advance_kernel must run first, because it writes the scalars and the keys. Grid: (programs,).
+    advance_kernel must run first, because it writes the scalars and the keys. It describes them and
+    the table, whose rows here are parameters. With ALIGNED, all addresses are multiples of 16.
+    STATE_DTYPE is that of both moments. Grid: (programs,).
 
     Args:
-        table: int64 (rows, COLUMNS). Each row has the addresses and the number of elements of one
-            parameter. The constants above (PARAM, GRAD, ...) are the indices of the columns.
-        scalars: float32 (rows, SCALARS). For each parameter, the values in the update formula that
-            depend only on the step and the hyperparameters.
-        keys: uint32 (rows,). Random key of each parameter for this step.
-        blocks: int32 (programs, 2). For each program: the row of its parameter in the table, and
-            the index of its block in the parameter.
-        PARAM_DTYPE, GRAD_DTYPE, STATE_DTYPE: dtypes of the parameter, of the gradient, and of both
-            moments.
+        blocks: int32 (programs, 2): the row of a program's parameter in the table, and the index of
+            its block in the parameter.
         STOCHASTIC: whether to round bfloat16 tensors without a float32 copy stochastically.
-        ALIGNED: whether all tensor addresses are multiples of 16.
-        BLOCK: number of elements per block. It is a power of two, so that the indices of all
-            elements of a block have the same upper 32 bits.
+        BLOCK: elements per block, a power of two, so that the indices of all elements of a block
+            have the same upper 32 bits.
     """
     row = tl.load(blocks + 2 * tl.program_id(0)).to(tl.int64)
     block = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64)

@@ -60,10 +60,8 @@ class TableLayout(NamedTuple):
 def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
     """Return the addresses, sizes and variants of parameters, from which `Tables` can be created.
 
-    A variant is a set of properties for which the kernel is compiled separately.
-
-    Args:
-        block_size: number of elements that one program of the kernel updates.
+    A variant is a set of properties for which the kernel is compiled separately. One program of the
+    kernel updates block_size elements.
     """
     rows: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
@@ -101,10 +99,8 @@ class Tables:
     ) -> None:
         """Copy the addresses to the device, and allocate the other tensors that the kernels need.
 
-        Args:
-            like: previous Tables on the same device. If the numbers of elements, the variants and
-                the block size are the same as in `like`, all tensors except the table of addresses
-                are shared with `like`.
+        `like` is on the same device. If it has the same numbers of elements, variants and block
+        size, all tensors except the table of addresses are shared with it.
         """
         from systems.kernels.adamw import kernel
 
@@ -202,14 +198,7 @@ def constants(
     param: torch.dtype, grad: torch.dtype, state: torch.dtype,
     master: bool, stochastic: bool, aligned: bool, *, block_size: int = BLOCK_SIZE,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the compile-time arguments of `kernel.adamw_kernel`, by name.
-
-    Args:
-        param, grad, state: dtypes; state is that of both moments.
-        stochastic: whether to round bfloat16 tensors without a float32 copy stochastically.
-        aligned: whether all tensor addresses are multiples of 16.
-        block_size: number of elements per program; a power of two.
-    """
+    """Return the compile-time arguments of `kernel.adamw_kernel`, which describes them, by name."""
     import triton.language as tl
 
     types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

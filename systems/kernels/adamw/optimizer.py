@@ -93,14 +93,14 @@ class FusedAdamW(Optimizer):
             can be set per group.
         lr, betas, eps, weight_decay: as in torch.optim.AdamW, but lr must be a number.
         state_dtype: dtype of exp_avg and exp_avg_sq, float32 or bfloat16.
-        master_weights: whether 16-bit parameters have float32 master weights. None means that they
-            do if state_dtype is float32. float32 parameters never have master weights.
+        master_weights: whether 16-bit parameters have float32 master weights, which float32 ones
+            never have. None means that they do if state_dtype is float32.
         stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (moments, and
             parameters without master weights) stochastically. None means True. float16 tensors are
             always rounded to nearest.
-        seed: seed of the random bits, in [0, 2^32). Random bits are a hash of the seed, the step,
-            the index of the parameter and the index of the element. They use no random generator
-            and are the same on every device.
+        seed: of the random bits, in [0, 2^32). They are a hash of the seed, the step and the
+            indices of the parameter and the element, use no random generator and are the same on
+            every device.
 
     Raises:
         ValueError: if any option or parameter is invalid; the message names all of them.
@@ -350,10 +350,8 @@ class FusedAdamW(Optimizer):
     def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
         """Set master weights to the float32 values from which 16-bit parameters were cast.
 
-        The parameters are set to the same values, rounded to nearest.
-
-        Args:
-            masters: float32 tensors with the shapes of their parameters; they are copied.
+        The parameters are set to the same values, rounded to nearest. The masters, float32 with the
+        shapes of their parameters, are copied.
 
         Raises:
             ValueError: if a key is not a parameter of this optimizer or has no master weights, or

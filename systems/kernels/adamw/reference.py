@@ -25,12 +25,9 @@ GOLDEN = 0x9E3779B1
 
 
 def mix(word: Word) -> Word:
-    """Return a 32-bit hash of a 32-bit word.
+    """Return a 32-bit hash of a 32-bit word, an int or int64 tensor with values in [0, 2^32).
 
     The hash is a bijection, and each bit of the hash depends on every bit of the word.
-
-    Args:
-        word: int or int64 tensor, with values in [0, 2^32).
     """
     # Products of tensors may overflow int64, but their low 32 bits are correct.
     word = ((word ^ (word >> 16)) * MIX_1) & MASK
@@ -49,8 +46,7 @@ def stream(seed: int, index: int) -> int:
 def key(seed: int, index: int, step: int) -> int:
     """Return a 32-bit hash of a seed, a parameter and a step: the argument `key` of `random_bits`.
 
-    Args:
-        seed, index: of the optimizer and of the parameter in it, both in [0, 2^32).
+    `seed` is of the optimizer and `index` of the parameter in it, both in [0, 2^32).
     """
     return mix((stream(seed, index) + step) & MASK)
 
@@ -73,14 +69,9 @@ def random_bits(
     reason: keep number 1 or 2 fixed, and let the other take all its 2^16 values. Then number 3
     takes all 2^16 values equally often, to within one count.
 
-    Args:
-        key: from the function `key`.
-        start: index of the first element.
-        device: None means the CPU.
-
-    Returns:
-        Three int32 tensors (numel,) with values in [0, 2^16). They are used to round the parameter,
-        exp_avg and exp_avg_sq, in this order.
+    The first element has the index `start`, and the key is from the function `key`. The result is
+    three int32 tensors (numel,) with values in [0, 2^16), to round the parameter, exp_avg and
+    exp_avg_sq, in this order.
     """
     element = torch.arange(start, start + numel, dtype=torch.int64, device=device)
     word = mix((element & MASK) ^ mix(element >> 32) ^ key)
@@ -98,11 +89,8 @@ def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
     and the error is always less than one unit in the last place. A value above the largest finite
     bfloat16 may round to infinity.
 
-    The result has the shape of `value`.
-
-    Args:
-        value: float32.
-        bits: int32 with the same number of elements, uniform in [0, 2^16).
+    The result has the shape of `value`, which is float32. `bits` is int32 with as many elements,
+    uniform in [0, 2^16).
     """
     words = value.contiguous().view(torch.int32) + bits.view(value.shape)
     # A NaN whose mantissa is all ones would carry into its sign bit and become zero.
@@ -148,20 +136,19 @@ def adamw_reference(
     The last line uses m and v before they are rounded to their dtype. Terms that depend only on t
     and the hyperparameters are computed in float64, and all others in float32.
 
-    All tensors are contiguous.
+    All tensors are contiguous, and all except `step` have the shape of param.
 
     Args:
-        param: float32, bfloat16 or float16, any shape. If master is given, param is not read, and
-            is set to the new master weight, rounded to nearest.
-        grad: float32, bfloat16 or float16, with the shape of param.
-        exp_avg, exp_avg_sq: both float32 or both bfloat16, with the shape of param.
-        master: master weight, float32 with the shape of param, or None.
-        step: 0-dimensional int64 on the device of param. It is t - 1 before the call and t after
-            the call.
+        param: float32, bfloat16 or float16. If master is given, param is not read, and is set to
+            the new master weight, rounded to nearest.
+        grad: float32, bfloat16 or float16.
+        exp_avg, exp_avg_sq: both float32 or both bfloat16.
+        master: master weight, float32, or None.
+        step: 0-dimensional int64 on the device of param: t - 1 before and t after the call.
         stochastic_rounding: whether to round bfloat16 tensors without a float32 copy (m, v, and
-            param without a master weight) stochastically. If False, they are rounded to nearest.
-        seed, index: in [0, 2^32). They determine the random bits of stochastic rounding. An
-            optimizer passes its seed and the index of the parameter.
+            param without a master weight) stochastically and not to nearest.
+        seed, index: in [0, 2^32), of the optimizer and the parameter. They determine the random
+            bits.
     """
     step += 1
     t = int(step)

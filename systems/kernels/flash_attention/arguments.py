@@ -60,9 +60,7 @@ def tensor_errors(
 ) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
-    Args:
-        shapes, dtypes, devices: of q, k and v. FORMS describes the dimensions.
-        layout: a key of FORMS.
+    FORMS describes the dimensions by layout.
     """
     given = shapes
     if layout != LAYOUTS[0]:  # with heads before rows; an empty shape is always an error
@@ -94,8 +92,7 @@ def option_errors(
 ) -> list[str]:
     """Return a list of error messages for invalid options of `flash_attention`.
 
-    Args:
-        implementations: valid names, without "auto".
+    `implementations` are the valid names, without "auto".
     """
     errors = []
     valid = ["auto", *implementations]

@@ -37,12 +37,9 @@ _CAUSAL = ("is_causal", "causal")  # names of the parameter that selects the cau
 class ExternalAttention:
     """An attention function from outside this project.
 
-    Args:
-        reference: such as `my_kernels/flash.py:MyFlash`.
-
-    Attributes:
-        takes_heads: whether the function takes (batch, heads, seq_len, head_dim). Otherwise it
-            takes (batch * heads, seq_len, head_dim). `find_shape` corrects the first guess.
+    A reference is such as `my_kernels/flash.py:MyFlash`. With `takes_heads`, the function takes
+    (batch, heads, seq_len, head_dim), otherwise (batch * heads, seq_len, head_dim). `find_shape`
+    corrects the first guess.
 
     Raises:
         BadReference: if the reference names something that is not an attention function.
@@ -114,11 +111,9 @@ class ExternalAttention:
 
         The function is called with small inputs: first in the shape that functions of its form
         usually take, then in the other. The first shape with a right output is kept. If none is
-        right, the first without an exception is kept. Its errors then appear in the run.
-
-        Args:
-            like: (batch, heads, seq_len, head_dim), with the dtype, device, head_dim and the
-                largest seq_len of the inputs.
+        right, the first without an exception is kept. Its errors then appear in the run. `like` is
+        (batch, heads, seq_len, head_dim), with the dtype, device, head_dim and the largest seq_len
+        of the inputs.
 
         Raises:
             NotImplementedError: if the function launches a Triton kernel and there is no GPU.

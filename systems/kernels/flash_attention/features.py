@@ -23,9 +23,8 @@ def features(
 ) -> list[str]:
     """Return the features of FEATURES that a call of attention needs.
 
-    Args:
-        q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
-        is_causal, variant, return_lse: see `api.flash_attention`.
+    Tensors are (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim). The
+    options are those of `api.flash_attention`.
     """
     mask = variant.mask(is_causal)
     has_window = variant.window_left is not None or variant.window_right is not None

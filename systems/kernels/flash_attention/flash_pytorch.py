@@ -34,7 +34,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
         out = FlashAttentionPyTorch.apply(q, k, v, is_causal, scale)
 
-    The last two arguments are optional, with the defaults is_causal=False and scale=None.
+    The last two are optional: is_causal=False, and scale=None for 1/sqrt(head_dim).
 
     All computations are in float32 (float64 for float64 inputs), also under autocast. The results
     are rounded to the dtype of the inputs once at the end. On a GPU,
@@ -45,9 +45,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         q: (..., n_queries, head_dim), any float dtype, any strides.
         k: (..., n_keys, head_dim), with the leading dimensions and dtype of q.
         v: (..., n_keys, value_dim), with the leading dimensions and dtype of q.
-        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
-            left corner, as in torch).
-        scale: factor by which the scores are multiplied; None for 1/sqrt(head_dim).
+        is_causal: if True, query i sees only keys 0 to i (aligned to the upper left, as in torch).
 
     Returns:
         The attention output, (..., n_queries, value_dim), of q's dtype; zeros if n_keys is 0.
@@ -80,11 +78,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Return the gradients of q, k and v, and None for the other arguments.
-
-        Args:
-            dout: (..., n_queries, value_dim), any strides.
-        """
+        """Return the gradients of q, k and v, and None for the others. dout has any strides."""
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
@@ -104,7 +98,7 @@ def tiled_forward(
     The arguments are those of `FlashAttentionPyTorch`.
 
     Returns:
-        out: attention output, (..., n_queries, value_dim), of q's dtype.
+        out: (..., n_queries, value_dim), of q's dtype.
         lse: natural-log log-sum-exp of the scaled scores, (..., n_queries), float32 (float64 for
             float64 inputs); -inf if n_keys is 0.
     """
@@ -153,11 +147,8 @@ def tiled_backward(
 
     If a query sees only one key, the exact gradient of its score is 0, but this function returns a
     rounding error. It computes this gradient as a difference of two sums of the same terms, and the
-    terms are added in a different order in each sum.
-
-    Args:
-        q, k, v, out, lse, is_causal, scale: of `tiled_forward`.
-        dout: with out's shape, any strides.
+    terms are added in a different order in each sum. dout has out's shape and any strides. The
+    other arguments are those and the results of `tiled_forward`.
     """
     wide = lse.dtype
     t = _Tiles.of(q, k, is_causal)

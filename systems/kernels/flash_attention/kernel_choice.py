@@ -26,17 +26,9 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the attention output and its log-sum-exp with the Triton or the Hopper kernels.
 
-    Args:
-        q, k, v, is_causal, scale, variant, packing: see `triton.launch.flash_forward`. The Hopper
-            kernels need inputs for which `hopper.support.unsupported_reason` is None.
-        precision: of the float32 matmuls in the Triton kernels, "fp16x3" or "tf32". The Hopper
-            kernels ignore it.
-        kernels: "triton" or "hopper".
-        reuse_counters: whether the Hopper kernels keep their work counters for later calls; see
-            `hopper.forward_launch.flash_forward`. The Triton kernels ignore it.
-
-    Returns:
-        out, lse: see `triton.launch.flash_forward`.
+    The arguments and results are those of `triton.launch.flash_forward`, and reuse_counters is that
+    of `hopper.forward_launch.flash_forward`; `kernels` is "triton" or "hopper". The Hopper kernels
+    need inputs for which `hopper.support.unsupported_reason` is None, and ignore the precision.
     """
     if kernels == "hopper":
         return forward_launch.flash_forward(
@@ -71,17 +63,7 @@ def backward(
     the Hopper kernels do not support q. If torch requires deterministic algorithms, the Triton
     kernels are also used if head_dim is above 128, and if there are fewer blocks of keys than
     multiprocessors: the Hopper kernels would have to split the queries, which they cannot do in a
-    fixed order.
-
-    Args:
-        q, k, v, out, lse, dout, is_causal, scale, variant, packing, dlse: see
-            `triton.launch.flash_backward`.
-        precision: of the float32 matmuls in the Triton kernels, "fp16x3" or "tf32". The Hopper
-            kernels ignore it.
-        kernels: "triton" or "hopper".
-
-    Returns:
-        dq, dk, dv: None for gradients that are not needed.
+    fixed order. The other arguments and the results are those of `triton.launch.flash_backward`.
     """
     call = variant, packing is not None, v.shape[-1]
     deterministic = torch.are_deterministic_algorithms_enabled()

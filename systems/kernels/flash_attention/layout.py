@@ -54,11 +54,8 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     If the kernels do not support the strides of the tensor, the result is the layout of a
     contiguous copy. The kernels support strides under three conditions: the elements of a row are
     contiguous, the stride of the rows is below 2^23 elements (MAX_ROW_STRIDE), and all dimensions
-    before the last three can be viewed as one dimension (batch).
-
-    Args:
-        shape: (..., rows, head_dim).
-        strides: in elements.
+    before the last three can be viewed as one dimension (batch). The shape is (..., rows,
+    head_dim), and strides are in elements.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -96,11 +93,9 @@ def output_strides(
     In general, they are the strides of `torch.empty_like(input)`. A dense input and its output then
     have the same strides. The strides are instead those of a contiguous tensor if the input has
     more than four dimensions, if the stride of its last dimension is not 1, or if the kernels do
-    not support the strides of `torch.empty_like(input)`.
-
-    Args:
-        last_dim: size of the last dimension of the output; that of the input by default. If the
-            sizes differ, the output has the same order of dimensions in memory.
+    not support the strides of `torch.empty_like(input)`. The last dimension of the output has size
+    `last_dim`, by default that of the input. If the sizes differ, the output has the same order of
+    dimensions in memory.
     """
     if last_dim is not None and last_dim != shape[-1]:
         like, found, span = output_strides(shape, strides), [1] * len(shape), last_dim
@@ -124,10 +119,8 @@ def empty_like(x: Tensor, head_dim: int | None = None) -> Tensor:
     """Allocate an output tensor with the shape and dtype of x.
 
     If x is dense, the output generally has the strides of x. `output_strides` describes the
-    exceptions and the strides for other inputs.
-
-    Args:
-        head_dim: size of the last dimension of the output; that of x by default.
+    exceptions and the strides for other inputs. `head_dim`, if given, is the size of its last
+    dimension.
     """
     if head_dim is None or head_dim == x.shape[-1]:
         return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))

@@ -17,19 +17,16 @@ def naive(
     """Compute softmax(q k^T * scale) v, with all intermediate results in the inputs' dtype.
 
     This is equation 1 of "Attention Is All You Need" (Vaswani et al. 2017, section 3.2.1). The
-    function needs O(n_queries * n_keys) memory.
+    function needs O(n_queries * n_keys) memory. The result is (..., n_queries, value_dim), of q's
+    dtype.
 
     Args:
         q: (..., n_queries, head_dim).
         k, v: (..., n_keys, head_dim or value_dim), with the leading dimensions and dtype of q. They
             may have fewer heads, if their number divides that of q. Each head of k and v then
             belongs to as many consecutive heads of q.
-        is_causal: if True, query i attends only to keys 0 to i (the mask is aligned to the upper
-            left corner, as in torch).
+        is_causal: if True, query i sees only keys 0 to i (aligned to the upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
-
-    Returns:
-        (..., n_queries, value_dim), of q's dtype.
     """
     k, v = _with_heads_of(q, k, v)
     return torch.softmax(masked_scores(q, k, is_causal, scale), dim=-1) @ v
@@ -46,11 +43,9 @@ def naive_with_lse(
     """Compute a variant of attention and the log-sum-exp of the scores, from their definition.
 
     Unlike `naive`, the function computes float16 and bfloat16 inputs in float32, also under
-    autocast: results are merged by their log-sum-exp, which must not have errors of 16 bits.
-
-    Args:
-        q, k, v, scale: see `naive`.
-        is_causal: if True, query i attends only to keys up to its position (see `Variant`).
+    autocast: results are merged by their log-sum-exp, which must not have errors of 16 bits. The
+    arguments are those of `naive`. With is_causal, query i sees only keys up to its position (see
+    `Variant`).
 
     Returns:
         out: (..., n_queries, value_dim), of q's dtype; zero for a query that sees no key.
@@ -82,14 +77,8 @@ def naive_packed(
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of each packed sequence with `naive_with_lse`.
 
-    Args:
-        q, k, v: (heads, rows of all sequences, head_dim or value_dim).
-        packing: boundaries of the sequences. They are copied from the GPU.
-        is_causal, scale, variant: see `naive_with_lse`.
-
-    Returns:
-        out: (heads, rows of q, value_dim).
-        lse: (heads, rows of q).
+    q, k and v are (heads, rows of all sequences, head_dim or value_dim), the output is (heads, rows
+    of q, value_dim), and lse (heads, rows of q). The boundaries are copied from the GPU.
     """
     lengths_q, lengths_k = (
         starts.diff().tolist() for starts in (packing.starts_q, packing.starts_k)
@@ -118,14 +107,8 @@ def masked_scores(
 ) -> Tensor:
     """Return the scores q k^T * scale, with -inf for keys that a query does not see.
 
-    Args:
-        q: (..., n_queries, head_dim).
-        k: (..., n_keys, head_dim), with the leading dimensions and dtype of q.
-        is_causal, variant: see `naive`. A softcap is applied before the mask.
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
-
-    Returns:
-        (..., n_queries, n_keys), of q's dtype.
+    The scores are (..., n_queries, n_keys), of q's dtype. A softcap is applied before the mask. q
+    and k have the same leading dimensions and dtype. The arguments are those of `naive`.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = (q @ k.transpose(-2, -1)) * scale

@@ -59,10 +59,9 @@ def attention_reference(
         q: (..., n_queries, head_dim), any float dtype.
         k, v: (..., n_keys, head_dim or value_dim), with the leading dimensions of q, or with fewer
             heads (see `naive.naive`).
-        dout: gradient of the output, (..., n_queries, value_dim).
-        is_causal: if True, query i attends only to keys 0 to i, unless `variant` aligns the mask to
-            the lower right corner.
-        scale: multiplies the scores; 1/sqrt(head_dim) by default.
+        is_causal: if True, query i sees only keys 0 to i, unless `variant` aligns the mask to the
+            lower right.
+        scale: 1/sqrt(head_dim) by default.
     """
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         shape, group = k.shape, q.shape[-3] // k.shape[-3]

@@ -117,12 +117,8 @@ def unsupported_reason(
 ) -> str | None:
     """Return the reason why an implementation does not support these inputs, or None if it does.
 
-    The result also depends on this machine, for example on its GPU.
-
-    Args:
-        q, k, v: (batch, heads, seq_len, head_dim), or with is_packed (heads, rows, head_dim).
-        implementation: a key of the table ATTENTIONS.
-        variant, is_packed, return_lse: see `features.features`.
+    The result also depends on this machine, for example on its GPU. `implementation` is a key of
+    ATTENTIONS. `features.features` describes the other arguments.
     """
     needed = features(q, k, v, is_causal, variant, is_packed, return_lse)
     missing = [feature for feature in needed if feature not in HAS[implementation]]

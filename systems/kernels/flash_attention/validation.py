@@ -36,13 +36,8 @@ def qkv_errors(
 ) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
-    The list is empty if q, k and v are valid.
-
-    Args:
-        shapes, dtypes, devices: of q, k and v.
-        max_head_dim: None for no limit.
-        form: the valid dimensions, for messages.
-        given: the shapes in messages; `shapes` by default.
+    The list is empty if they are valid. `form` has the valid dimensions, and `given` the shapes for
+    messages, by default `shapes`. Without max_head_dim, there is no limit.
     """
     errors = []
     q, k, v = shapes
@@ -105,10 +100,8 @@ def check_kernel_inputs(
 ) -> None:
     """Check whether the Triton and Hopper kernels accept the inputs.
 
-    Args:
-        shapes, strides, dtypes, devices: of q, k and v, as returned by `signature`. All strides are
-            accepted.
-        precision: see `triton.launch.flash_forward`.
+    Shapes, strides, dtypes and devices are those of q, k and v, from `signature`. All strides are
+    accepted. `triton.launch.flash_forward` describes precision.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.

@@ -72,15 +72,7 @@ class WeightedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        """Return the weighted sum of each row of x.
-
-        Args:
-            x: (..., d).
-            w: (d,).
-
-        Returns:
-            Tensor (...).
-        """
+        """Return the weighted sum (...) of each row of x (..., d), with weights w (d,)."""
         ctx.save_for_backward(x, w)  # autograd checks these for in-place changes
         if not _runs_kernel(x):
             return weighted_sum_reference(x, w)
@@ -100,14 +92,9 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of x and w.
+        """Return the gradients of x (..., d) and w (d,), from the gradient dy (...) of the result.
 
-        Args:
-            dy: (...).
-
-        Returns:
-            dx (..., d) and dw (d,). If Triton kernels compute the gradients, a gradient that
-            autograd does not need is None.
+        If Triton kernels compute them, a gradient that autograd does not need is None.
         """
         x, w = ctx.saved_tensors
         needs_dx, needs_dw = ctx.needs_input_grad

@@ -64,14 +64,9 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute y[r] = sum over c of x[r, c] w[c], for ROWS rows in each program.
 
-    Grid: (ceil(n_rows / ROWS),). Tensors are float32, bfloat16 or float16.
-
-    Args:
-        x: (n_rows, d), any strides.
-        w: (d,), any stride.
-        y: output, (n_rows,), contiguous.
-        x_stride_row, x_stride_d, w_stride: in elements.
-        ROWS, COLUMNS: size of a tile; powers of two.
+    Grid: (ceil(n_rows / ROWS),). Tensors are float32, bfloat16 or float16. x (n_rows, d) and w (d,)
+    may have any strides, in elements. The output y (n_rows,) is contiguous. A tile is (ROWS,
+    COLUMNS), powers of two.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -102,14 +97,12 @@ def backward_kernel(
     p + 2 programs, and so on. The partial sum of dw of a program stays in registers until the end.
     A program reads each element of dy once for both gradients.
 
+    The other arguments are those of `forward_kernel`.
+
     Args:
-        dy: (n_rows,), any stride. `y.sum().backward()` passes an expanded scalar, with stride 0.
-        x: (n_rows, d), any strides.
-        w: (d,), any stride.
+        dy: (n_rows,), any stride; `y.sum().backward()` passes an expanded scalar, with stride 0.
         dx: output if NEEDS_DX, (n_rows, d), contiguous.
         dw_partial: output if NEEDS_DW, float32 (programs, d), contiguous. Its rows add up to dw.
-        dy_stride, x_stride_row, x_stride_d, w_stride: in elements.
-        ROWS, COLUMNS: size of a tile; powers of two.
     """
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     weight = tl.load(w + column * w_stride, mask=column < d, other=0.0).to(tl.float32)

@@ -13,14 +13,8 @@ from torch import Tensor
 def weighted_sum_reference(x: Tensor, w: Tensor) -> Tensor:
     """Return y[...] = sum over i of x[..., i] w[i].
 
-    The sum is computed in float32, or in float64 for float64 inputs.
-
-    Args:
-        x: (..., d), any floating-point dtype.
-        w: (d,), same dtype as x.
-
-    Returns:
-        Tensor (...) with the dtype of x.
+    The sum is computed in float32, or in float64 for float64 inputs. x is (..., d), of any
+    floating-point dtype, w (d,), and the result (...), with the same dtype.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) * w.to(wide)).sum(-1).to(x.dtype)
@@ -32,13 +26,8 @@ def weighted_sum_gradients(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Te
         dx[..., i] = dy[...] w[i]
         dw[i] = sum over all rows of dy[...] x[..., i]
 
-    They are computed in float32, or in float64 for float64 inputs.
-
-    Args:
-        dy: (...), same dtype as x.
-
-    Returns:
-        dx (..., d) and dw (d,), with the dtype of x.
+    They are computed in float32, or in float64 for float64 inputs. dy is (...), and the gradients
+    (..., d) and (d,) have the dtype of x.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     column = dy.to(wide)[..., None]

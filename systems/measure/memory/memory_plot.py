@@ -21,11 +21,7 @@ _NARROWEST = 0.1
 
 
 def draw_timeline(timeline: Timeline, owners: Sequence[Owner], title: str, path: Path) -> None:
-    """Draw the GPU memory in use over time as a PNG file, stacked by kind such as activations.
-
-    Args:
-        owners: tensors of the kinds weights, gradients and optimizer state.
-    """
+    """Draw the GPU memory in use over time as a PNG file, stacked by kind as in `timeline_data`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,10 +69,8 @@ def timeline_data(timeline: Timeline, owners: Sequence[Owner], title: str) -> St
     """Return the GPU memory in use over time, by kind such as activations, in GiB.
 
     If the timeline has more than `MAX_POINTS` events, it is divided into parts with an equal number
-    of events. Of each part, the time is kept at which the most bytes are in use.
-
-    Args:
-        owners: tensors of the kinds weights, gradients and optimizer state.
+    of events. Of each part, the time is kept at which the most bytes are in use. Owners are the
+    tensors of the kinds weights, gradients and optimizer state.
     """
     total = timeline.active_bytes()
     parts = np.array_split(np.arange(len(total)), min(MAX_POINTS, len(total)))
@@ -107,9 +101,8 @@ def _layers(
 def _axis(timeline: Timeline) -> tuple[np.ndarray, np.ndarray, list[float]]:
     """Return the x axis of the figure, on which short phases are widened.
 
-    Returns:
-        The x positions of the curves, the time at each x position (in allocator events), and the x
-        positions of the phase boundaries.
+    The result is the x positions of the curves, the time at each (in allocator events), and the x
+    positions of the phase boundaries.
     """
     narrowest = max(1.0, _NARROWEST * timeline.events)
     x: list[float] = []

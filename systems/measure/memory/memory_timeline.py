@@ -135,13 +135,10 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Return the bytes in use at each time of the step, as an array.
+        """Return the bytes in use at each time of the step, of all or of the chosen allocations.
 
         Time is counted in allocator events. Element i is the number of bytes in use after i events.
         Element 0 is for the start of the step.
-
-        Args:
-            chosen: for each allocation, whether it is counted. None means all.
         """
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
@@ -162,9 +159,7 @@ class Timeline:
     def phase_of(self, start: int) -> str:
         """Return the name of the phase in which an allocation was made.
 
-        Args:
-            start: as in `Allocation.start`. For 0, the result is "before", because the allocation
-                was made before the step.
+        For start 0, it is "before", because the allocation was made before the step.
         """
         if start == 0:
             return "before"
@@ -172,14 +167,10 @@ class Timeline:
 
 
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
-    """Return the phases and allocations of a training step from a snapshot of torch's allocator.
+    """Return phases and allocations of a step from the result of `torch.cuda.memory._snapshot`.
 
-    `mark_phase` must be called at the start of each phase and at the end of the last phase. Each
-    call leaves a mark in the snapshot. The step lasts from the first to the last mark.
-
-    Args:
-        snapshot: result of `torch.cuda.memory._snapshot`.
-        phases: in order.
+    `mark_phase` must be called at the start of each phase, in order, and at the end of the last
+    phase. Each call leaves a mark in the snapshot. The step lasts from the first to the last mark.
 
     Raises:
         ValueError: if the number of marks is not the number of phases plus 1. The allocator keeps
@@ -270,9 +261,8 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
     """Return the bytes in use at one time, by kind of memory such as weights or activations.
 
-    Args:
-        kinds: of each allocation, as returned by the function `kinds`.
-        time: number of allocator events since the start of the step.
+    `kinds` has the kind of each allocation, from the function `kinds`. Time is in allocator events
+    since the start of the step.
     """
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):

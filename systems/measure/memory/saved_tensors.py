@@ -47,12 +47,9 @@ class SavedTensor:
 def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> list[SavedTensor]:
     """Run a forward pass, and return the storages that it saves for backward.
 
-    Each storage is listed once, in the order in which the storages are first saved.
-
-    Args:
-        forward: keeps its autograd graph alive.
-        excluded: tensors that are not listed even if they are saved, such as parameters and
-            buffers. Saving them uses no additional memory.
+    Each storage is listed once, in the order in which the storages are first saved. `forward` keeps
+    its autograd graph alive. Excluded tensors, such as parameters and buffers, are not listed.
+    Saving them uses no additional memory.
     """
     existing = list(excluded)
     seen = {storage_address(tensor) for tensor in existing}
@@ -89,12 +86,9 @@ def block_report(
 ) -> dict[str, Any]:
     """Measure the tensors that a block saves for backward, and the gradients of the block.
 
-    Args:
-        forward: function that applies the block as in training, for example under autocast.
-        block: the block, such as one transformer layer. Its parameters and buffers do not count as
-            saved tensors.
-        x: input of the block, which must require a gradient. It counts as a saved tensor if the
-            block saves it.
+    `forward` applies the block as in training, for example under autocast. Its input x must require
+    a gradient, and counts as a saved tensor if the block saves it. Parameters and buffers of the
+    block do not.
 
     Returns:
         A dict with these keys. Sizes are in bytes.

@@ -43,10 +43,8 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
     The result also contains the line from which its function was called.
 
-    If the stack contains no line of this project, use the innermost line of the stack.
-
-    Args:
-        frames: innermost first.
+    If the stack contains no line of this project, use the innermost line of the stack. `frames` has
+    the innermost first.
     """
     stack = list(frames)
     if not stack:

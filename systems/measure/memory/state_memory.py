@@ -34,9 +34,6 @@ def state_bytes(
 
     If a tensor is a DTensor, only the shard of this rank counts. The state of an optimizer includes
     that of inner optimizers, in which a sharded optimizer may keep the state of its shard.
-
-    Returns:
-        A dict with the keys weights_bytes, gradients_bytes and optimizer_state_bytes.
     """
     weights = list(parameters)
     kinds: dict[str, Iterable[Tensor | None]] = {

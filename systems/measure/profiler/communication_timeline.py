@@ -172,10 +172,7 @@ def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: P
     Each panel shows one step of one variant of training. All panels have the same time scale. Each
     rank has two rows. The upper row shows computation, colored by phase. The lower row shows
     communication: orange while the rank computes, and red while the rank computes nothing
-    (exposed).
-
-    Args:
-        panels: timelines in rank order, by the name of the panel.
+    (exposed). `panels` has the timelines in rank order, by the name of the panel.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

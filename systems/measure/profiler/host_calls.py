@@ -33,9 +33,8 @@ _PURPOSES = (
 def purpose(name: str) -> str:
     """Return the purpose of a CUDA call that launches no work, by the name of the call.
 
-    Returns:
-        "memory" (requests and returns memory), "loading" (loads code or reads its attributes),
-        "waiting" (waits for the GPU) or "other".
+    It is "memory" (requests and returns memory), "loading" (loads code or reads its attributes),
+    "waiting" (waits for the GPU) or "other".
     """
     lower = name.lower()
     for found, parts in _PURPOSES:
@@ -49,10 +48,8 @@ def host_times(
 ) -> list[dict[str, Any]]:
     """Split the time of each step by what the host does.
 
-    Args:
-        categories: see `systems.measure.profiler.trace.by_category`. The trace begins with the
-            first step of the process.
-        steps: times in microseconds, in order.
+    `categories` is the result of `trace.by_category`. The trace begins with the first step of the
+    process. Steps are in order and in microseconds.
 
     Returns:
         For each step, milliseconds by name. Calls of several threads at the same time count once,

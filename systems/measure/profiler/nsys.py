@@ -41,14 +41,8 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
 
     nsys writes its recordings to a report file. It records only while the CUDA profiler is on, that
     is, from the module's call of torch.cuda.profiler.start to its call of torch.cuda.profiler.stop.
-
-    Args:
-        params_json: contents of PARAMS.json.
-        folder: folder for the report file.
-
-    Returns:
-        The contents of FACTS.json, and the file name of the report or of the recording under the
-        key `report`.
+    The result is the content of FACTS.json, and under the key `report` the file name of the report
+    or of the recording, in `folder`.
 
     Raises:
         RuntimeError: if nsys or the module fails, or if a file is missing after the run. The output

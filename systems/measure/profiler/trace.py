@@ -35,9 +35,6 @@ def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
     """Return the events of CUDA calls that launched GPU work, by correlation id.
 
     The CUDA call and the kernel that it launched have the same correlation id.
-
-    Args:
-        categories: as returned by `by_category`.
     """
     return {
         event["args"]["correlation"]: event

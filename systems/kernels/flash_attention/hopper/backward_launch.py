@@ -81,10 +81,8 @@ def unsupported_reason(
     kernels are faster than `triton.launch.flash_backward`. Measured with 16 causal heads of 16k
     tokens on an H200, they take 2.5 ms instead of 3.6 ms with head_dim 64, and 4.7 ms instead of
     6.5 ms with head_dim 128. If only some gradients are needed, the Triton kernels do less work.
-
-    Args:
-        variant, is_packed: see `registry.unsupported_reason`.
-        value_dim: head dimension of v; that of q by default.
+    `variant` and `is_packed`: see `registry.unsupported_reason`. The head dimension of v is that of
+    q by default.
     """
     if not (needs_dq and needs_dkdv):
         return (
@@ -103,10 +101,7 @@ def d192_supports(
     columns, and it supports more inputs. `d192_backward_kernel` rounds probabilities to the dtype
     before it computes dQ and dK. In float16, probabilities below 6e-5 lose precision, and those
     below 3e-8 become 0. A large gradient of the output would make the errors of dQ and dK large, so
-    float16 is left to `d256_backward_kernel`.
-
-    Args:
-        constants: see `KernelOptions`.
+    float16 is left to `d256_backward_kernel`. `constants` are described by `KernelOptions`.
     """
     has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
     has_feature = constants["PACKED"] or constants["SOFTCAP"]
@@ -136,25 +131,23 @@ def flash_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
 
-    q, k, v, out or dout is copied first if the kernels do not support its address or strides.
+    q, k, v, out or dout is copied first if the kernels do not support its address or strides. The
+    inputs and options are those of `forward_launch.flash_forward`, and out and lse its results.
 
     Args:
-        q, k, v: as given to `forward_launch.flash_forward`: bfloat16 or float16.
-        out: as returned by `flash_forward`.
-        lse: as returned by `flash_forward`; it must be contiguous.
+        lse: contiguous.
         dout: gradient of out, with out's shape and dtype.
-        is_causal, scale, variant, packing: as given to `flash_forward`.
         dlse: float32, with the shape of lse; None for zeros.
-        n_splits: number of ranges into which the queries are split; the result of
-            `splits.backward_splits` by default. With packed sequences, with a left bound of the
-            mask, if head_dim is not 64, 128, 192 or 256, and if v has another one, it is 1, and
-            another number is an AssertionError.
-        deterministic: whether the gradients are bitwise equal in every call. n_splits must then be
-            1 or None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
+        n_splits: number of ranges into which the queries are split; by default from
+            `splits.backward_splits`. With packed sequences, a left bound of the mask, a head_dim
+            other than 64, 128, 192 or 256, or another head_dim of v, it is 1, and another number is
+            an AssertionError.
+        deterministic: whether gradients are bitwise equal in every call. n_splits must then be 1 or
+            None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
 
     Returns:
-        dq, dk, dv: with the shapes and dtype of q, k and v. Without `deterministic`, the rounding
-            errors of dq differ from call to call.
+        dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq
+            differ from call to call.
 
     Raises:
         ValueError: if q, k, v, out and dout do not have the same dtype, or head_dim is too large
@@ -194,12 +187,9 @@ class HopperBackwardPlan:
     Args:
         dtype: of all tensors except lse.
         shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
-        strides: strides of q, k, v, out, dout, dq, dk and dv, in elements. TMA must support all of
-            them.
-        scale: None means 1/sqrt(head_dim).
-        n_splits: number of ranges into which the queries are split; None means the result of
-            `backward_splits`, or 1 if a split is impossible or makes no sense.
-        packed: None if the sequences are not packed.
+        strides: of q, k, v, out, dout, dq, dk and dv, in elements. TMA must support all of them.
+        n_splits: ranges into which the queries are split; None for the result of `backward_splits`,
+            or 1 if a split is impossible or makes no sense.
     """
 
     def __init__(

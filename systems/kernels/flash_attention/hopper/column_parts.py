@@ -47,8 +47,7 @@ def zeros(TILE: gl.constexpr, IN_PARTS: gl.constexpr):
 def operands(p, TILE: gl.constexpr, IN_PARTS: gl.constexpr):
     """Return p as left operands of WGMMAs, a tuple with one for each tensor of a sum.
 
-    Args:
-        p: 16-bit (64, n), in the registers of the result of a WGMMA. They are not copied.
+    p is 16-bit (64, n), in the registers of the result of a WGMMA. They are not copied.
     """
     if IN_PARTS:
         low: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE // 2, 16])
@@ -65,14 +64,10 @@ def operands(p, TILE: gl.constexpr, IN_PARTS: gl.constexpr):
 
 @gluon.jit
 def add_product(p, tile, sums, IN_PARTS: gl.constexpr):
-    """Issue the asynchronous WGMMAs that add p times a tile to a sum.
+    """Issue the asynchronous WGMMAs that add p times a tile (n, TILE) in shared memory to a sum.
 
-    Args:
-        p: result of `operands`. Its registers must not change before the WGMMAs are complete.
-        tile: (n, TILE), in shared memory.
-
-    Returns:
-        The new sum, which is valid after a wait.
+    p is the result of `operands`. Its registers must not change before the WGMMAs are complete. The
+    new sum is returned, and is valid after a wait.
     """
     if IN_PARTS:
         LOW: gl.constexpr = sums[0].shape[1]
@@ -88,11 +83,7 @@ def add_product(p, tile, sums, IN_PARTS: gl.constexpr):
 
 @gluon.jit
 def wait(sums, p, IN_PARTS: gl.constexpr):
-    """Wait for all WGMMAs, and return the sum.
-
-    Args:
-        sums, p: result and first argument of `add_product`.
-    """
+    """Wait for all WGMMAs, and return the sum of `add_product`. p is its first argument."""
     if IN_PARTS:
         low, high, _, _ = warpgroup_mma_wait(0, deps=[sums[0], sums[1], p[0], p[1]])
         done = (low, high)
@@ -156,8 +147,7 @@ def store_to_rows(
 def store_to_shared(buffer, sums, IN_PARTS: gl.constexpr):
     """Store a sum to shared memory, for TMA to copy it from there.
 
-    Args:
-        buffer: (64, TILE), with the dtype of the tensor in global memory.
+    The buffer is (64, TILE), with the dtype of the tensor in global memory.
     """
     dtype: gl.constexpr = buffer.dtype
     if IN_PARTS:

@@ -61,30 +61,24 @@ def flash_forward(
     n_splits: int | None = None,
     reuse_counters: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax(q k^T * scale) v, and the log-sum-exp of the scaled scores.
+    """Compute softmax(q k^T * scale) v and the log-sum-exp of the scaled scores by Hopper kernels.
 
-    Uses the Hopper kernels.
-
-    q, k or v is copied first if the kernels do not support its address or strides.
+    q, k or v is copied first if the kernels do not support its address or strides. The results, and
+    the arguments that are not listed, are those of `triton.launch.flash_forward`.
 
     Args:
         q: (..., heads, n_queries, head_dim), bfloat16 or float16, head_dim one of HEAD_DIMS.
         k, v: (..., heads, n_keys, head_dim), with the dtype, device and leading dimensions of q,
-            except that the number of heads may be a divisor of that of q, and the head_dim of v may
-            be 128 if that of q is above 128.
-        is_causal, scale, variant, packing: see `triton.launch.flash_forward`.
-        tile: the result of `forward_tile` by default.
-        n_splits: number of ranges into which the keys are split; the result of
-            `splits.forward_splits` by default. With packed sequences, with a left bound of the
-            mask, and if head_dim is below 128 but not 64, it is 1, and another number is an
-            AssertionError.
-        reuse_counters: whether to keep the work counters for later calls. These are two integers in
-            GPU memory, with which the programs of the kernel share the work. A custom operator must
-            pass False: torch.compile may run the operator with the memory pool of a CUDA graph, and
-            memory of this pool must not be kept for later calls.
-
-    Returns:
-        out, lse: see `triton.launch.flash_forward`.
+            but the number of heads may be a divisor of that of q, and the head_dim of v may be 128
+            if that of q is above 128.
+        tile: by default from `forward_tile`.
+        n_splits: number of ranges into which the keys are split; by default from
+            `splits.forward_splits`. With packed sequences, with a left bound of the mask, and if
+            head_dim is below 128 but not 64, it is 1, and another number is an AssertionError.
+        reuse_counters: whether to keep the work counters for later calls: two integers in GPU
+            memory, with which the programs share the work. A custom operator must pass False:
+            torch.compile may run it with the memory pool of a CUDA graph, whose memory must not be
+            kept for later calls.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.
@@ -123,12 +117,9 @@ class HopperForwardPlan:
     Args:
         dtype: of q, k, v and out.
         shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
-        strides: strides of q, k, v and out, in elements. TMA must support all of them.
-        scale: None means 1/sqrt(head_dim).
-        tile: None means the result of `forward_tile`.
-        n_splits: number of ranges into which the keys are split; None means the result of
-            `forward_splits`, or 1 if a split is impossible or makes no sense.
-        packed: None if the sequences are not packed.
+        strides: of q, k, v and out, in elements. TMA must support all of them.
+        n_splits: ranges into which the keys are split; None for the result of `forward_splits`, or
+            1 if a split is impossible or makes no sense.
     """
 
     def __init__(

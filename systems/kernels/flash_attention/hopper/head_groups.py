@@ -35,11 +35,8 @@ def tiles_seen(
     """Return how many tiles each block processes, at least 1.
 
     In the forward pass, rows are queries and columns are keys. In the backward pass, rows are keys
-    and columns are the queries that see them.
-
-    Args:
-        block, tile: rows per block, and columns per tile.
-        before, after: row i has the columns from i - before to i + after.
+    and columns are the queries that see them. Row i has the columns from i - before to i + after. A
+    block has `block` rows, and a tile has `tile` columns.
     """
     counts = []
     for first in range(0, n_rows, block):
@@ -63,12 +60,8 @@ def tiles_of_blocks(
     The lengths of packed sequences are known only on the GPU. They are assumed to be evenly
     distributed, from an eighth of the longest to the longest. Their blocks are assumed to start in
     the order of decreasing length. If there are more than MAX_BLOCKS blocks of all heads, the rest
-    of the sequences is left out.
-
-    Args:
-        lengths: number of queries and of keys of a head, of all sequences if they are packed.
-        block, tile: rows per block and per tile.
-        by_keys: whether blocks consist of keys and tiles of queries, or the opposite.
+    of the sequences is left out. `lengths` are the queries and keys of a head, of all sequences if
+    they are packed. With `by_keys`, blocks consist of keys and tiles of queries, else the opposite.
     """
 
     def of_sequence(n_queries: int, n_keys: int) -> list[int]:
@@ -98,9 +91,8 @@ def tiles_of_blocks(
 def even_sizes(n_heads: int, least: int, most: int) -> list[int]:
     """Return the sizes of groups, ascending, that divide heads most evenly into 1, 2, ... groups.
 
-    Args:
-        least, most: smallest and largest size. If no other one is between them, the result is
-            `least`, or n_heads if there are fewer heads.
+    The sizes are from `least` to `most`. If there is none between them, the result is `least`, or
+    n_heads if there are fewer heads.
     """
     sizes = [
         size
@@ -114,11 +106,9 @@ def utilization(lengths: Sequence[int], n_heads: int, group: int, multiprocessor
     """Return the fraction of the time in which the multiprocessors work, from 0 to 1.
 
     A multiprocessor that has ended a block takes the next one: the first block of all heads of a
-    group, then the second one of all heads, and so on, then those of the next group.
-
-    Args:
-        lengths: durations of the blocks of a head, in the order of execution.
-        group: heads per group. The last group may have fewer.
+    group, then the second one of all heads, and so on, then those of the next group. `lengths` are
+    the durations of the blocks of a head, in the order of execution. The last group may have fewer
+    heads than `group`.
     """
     ends = [0] * multiprocessors
     for first in range(0, n_heads, group):
@@ -134,9 +124,8 @@ def balanced_group(
 ) -> int:
     """Return the first group size with a good utilization, or else the one with the best.
 
-    Args:
-        tiles: number of tiles of each block of a head, in the order of execution.
-        sizes: the preferred ones first.
+    `tiles` are those of each block of a head, in the order of execution. Preferred sizes come
+    first.
     """
     if min(tiles) == max(tiles) or len(tiles) * n_heads > MAX_BLOCKS:
         return sizes[0]

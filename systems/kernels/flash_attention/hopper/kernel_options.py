@@ -60,11 +60,8 @@ def kernel_options(
 ) -> KernelOptions:
     """Return the arguments of the Hopper kernels for these options of attention.
 
-    Args:
-        is_causal, variant: see `triton.launch.flash_forward`.
-        packed: None if the sequences are not packed.
-        lengths: number of queries and of keys per head.
-        scale: None means 1/sqrt(head_dim).
+    `lengths` are the numbers of queries and of keys per head. For the others, see
+    `triton.launch.flash_forward`.
     """
     mask = variant.mask(is_causal)
     if packed is None:  # bounds beyond all keys change nothing

@@ -25,11 +25,8 @@ def packed_block(blocks, item, n_heads, group):
     """Return the sequence, the block and the head of a work item.
 
     Heads are processed in groups. The tensors that the programs of a group have in common fit
-    together in the L2 cache.
-
-    Args:
-        blocks: the list that `packed_blocks_kernel` has written.
-        item: index of the work item, below n_heads times the number of blocks.
+    together in the L2 cache. `blocks` is the list of `packed_blocks_kernel`. `item` is below
+    n_heads times the number of blocks.
     """
     n_blocks = tl.load(blocks)
     first = item // (n_blocks * group) * group
@@ -45,11 +42,8 @@ def padded_start(starts, sequence, total, BLOCK: tl.constexpr):
 
     The results of consecutive sequences differ by at least the length of the first of them, rounded
     up to whole blocks. The rows of all n sequences need no more than (total + n * BLOCK) rows.
-
-    Args:
-        starts: boundaries of the sequences, int32 (n_sequences + 1,).
-        sequence: index of the sequence, or several indices.
-        total: number of rows of the tensor without padding.
+    `starts` are the boundaries of the sequences, int32 (n_sequences + 1,). `total` is the number of
+    rows of the tensor without padding. `sequence` may be several indices.
     """
     start = tl.minimum(tl.maximum(tl.load(starts + sequence), 0), total)
     return (start + sequence * BLOCK) // BLOCK * BLOCK
@@ -59,10 +53,7 @@ def padded_start(starts, sequence, total, BLOCK: tl.constexpr):
 def padded_tile(starts, tile, n_sequences, total, BLOCK: tl.constexpr, PACKED: tl.constexpr):
     """Return to which rows of which sequence a block of padded rows belongs.
 
-    Args:
-        starts, total, BLOCK: see `padded_start`.
-        tile: index of the block of padded rows.
-        PACKED: if False, all rows belong to one sequence.
+    `tile` is the index of the block. Without PACKED, all rows belong to one sequence.
 
     Returns:
         start: first row of the sequence in the tensor without padding.
@@ -102,10 +93,9 @@ def packed_blocks_kernel(
     Args:
         starts: boundaries of the sequences, int32 (n_sequences + 1,).
         blocks: int32 (2 * (most + 1),), output. The first element is the number of blocks. After
-            two elements, each block has two: its sequence, and its index in the sequence, counted
-            from the start.
-        most: upper bound of the number of blocks. Overlapping sequences may have more blocks, which
-            are left out.
+            two elements, each block has two: its sequence, and its index in it, counted from the
+            start.
+        most: upper bound of the number of blocks. More, of overlapping sequences, are left out.
         CHUNK: number of blocks, and of sequences, that are compared at a time.
     """
     sequence = tl.program_id(0)

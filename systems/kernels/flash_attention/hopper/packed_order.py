@@ -12,15 +12,9 @@ class PackedOrder:
     """Prepared launch of `packed_blocks_kernel`.
 
     A call with the boundaries of the sequences, int32 (n_sequences + 1,), returns the list of their
-    blocks, which is described there.
-
-    Args:
-        n_rows: of all sequences.
-        longest: rows of the longest sequence.
-        from_end: whether the blocks at the start of a sequence take the longest.
-
-    Attributes:
-        n_blocks: an upper bound of the number of blocks.
+    blocks, which is described there. `n_rows` are those of all sequences, and `longest` those of
+    the longest one. With `from_end`, the blocks at the start of a sequence take the longest.
+    `n_blocks` is an upper bound of the number of blocks.
     """
 
     def __init__(self, n_sequences: int, n_rows: int, longest: int, block: int, from_end: bool):

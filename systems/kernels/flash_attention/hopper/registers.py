@@ -20,11 +20,8 @@ def row_maximum(s, layout: gl.constexpr):
     """Return the maximum of each row of s.
 
     The function first computes the maxima of groups of values. This avoids one long chain of
-    dependent instructions.
-
-    Args:
-        s: (rows, n), in registers, where n is a multiple of 32.
-        layout: of the result (rows,).
+    dependent instructions. s is (rows, n) in registers, n a multiple of 32. `layout` is that of the
+    result (rows,).
     """
     rows: gl.constexpr = s.shape[0]
     s = gl.max(s.reshape([rows, s.shape[1] // 32, 32]), 1)
@@ -64,14 +61,9 @@ def reciprocal(x):
 
 @gluon.jit
 def pack(p, dtype: gl.constexpr):
-    """Round p to 16 bits, and pack each two adjacent values of a row into one int32.
+    """Round float32 (rows, n) to 16 bits, and pack two adjacent values of a row into one int32.
 
-    Args:
-        p: float32 (rows, n), in registers.
-        dtype: bfloat16 or float16.
-
-    Returns:
-        int32 (rows, n / 2). The value with the lower column is in the low 16 bits.
+    The value with the lower column is in the low 16 bits. `dtype` is bfloat16 or float16.
     """
     low, high = gl.split(p.reshape([p.shape[0], p.shape[1] // 2, 2]))
     pair: gl.constexpr = "cvt.rn.bf16x2.f32" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32"
@@ -82,14 +74,9 @@ def pack(p, dtype: gl.constexpr):
 
 @gluon.jit
 def unpack(packed, dtype: gl.constexpr):
-    """Return the 16-bit values that `pack` has packed into int32. This compiles to no instructions.
+    """Return the 16-bit values (rows, n) that `pack` has packed into int32, with the same dtype.
 
-    Args:
-        packed: result of `pack`, int32 (rows, n / 2).
-        dtype: as given to `pack`.
-
-    Returns:
-        (rows, n), in the registers of the argument of `pack`.
+    They are in the registers of the argument of `pack`. This compiles to no instructions.
     """
     low = packed.to(gl.int16).to(dtype, bitcast=True)
     high = (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
@@ -112,11 +99,9 @@ def store_rows(pointer, value, first, n_rows, row_stride, COLUMNS: gl.constexpr 
 
     Args:
         pointer: address of row 0 of the tensor, whose rows are contiguous.
-        value: tile (rows, columns), in registers. It is converted to the dtype of the tensor.
-        row_stride: stride between rows, in elements. If the compiler does not know that it is even
-            (see `in_elements`), 16-bit values are stored one by one.
-        COLUMNS: number of columns of the tensor, or 0 if it has those of the tile. Further columns
-            of the tile are not stored.
+        row_stride: in elements. Unless the compiler knows that it is even (see `in_elements`),
+            16-bit values are stored one by one.
+        COLUMNS: columns of the tensor, or 0 if as many as of the tile. Further ones are not stored.
     """
     layout: gl.constexpr = value.type.layout
     row = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))

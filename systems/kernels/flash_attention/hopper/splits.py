@@ -49,8 +49,7 @@ def block_of_keys(head_dim: int) -> int:
 def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
     """Return whether backward has work for all multiprocessors without a split.
 
-    Args:
-        k_shape: (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
+    `k_shape` is (batch, heads, n_keys, head_dim), or packed (heads, rows, head_dim).
     """
     return (
         math.prod(k_shape[:-2]) * -(-k_shape[-2] // block_of_keys(k_shape[-1])) >= multiprocessors
@@ -69,15 +68,10 @@ def forward_splits(
     """Return the number of ranges into which the forward pass splits the keys.
 
     A split lets several work items share a block of queries, one for each range of keys. The result
-    is 1 if all heads together have at least two blocks per multiprocessor.
-
-    Args:
-        n_programs: batch * heads.
-        n_blocks: of queries per head.
-        n_tiles: number of tiles of keys that the last block of queries processes. Without a causal
-            mask, all blocks process n_tiles tiles. With a causal mask, the number of tiles is
-            assumed to grow linearly with the index of the block.
-        partial_bytes: size of the partial outputs of one range of keys.
+    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
+    heads, and `n_blocks` the blocks of queries per head. The last one processes n_tiles tiles of
+    keys. The others do too, or with a causal mask a number that is assumed to grow linearly with
+    the index of the block. `partial_bytes` is the size of the partial outputs of one range.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -106,15 +100,10 @@ def backward_splits(
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
-    A split lets several work items share a block of keys, one for each range of queries. The
-    result is 1 if all heads together have at least two blocks per multiprocessor.
-
-    Args:
-        n_programs: batch * heads of k and v.
-        n_blocks: of keys per head.
-        n_tiles: number of tiles of 64 queries per head.
-        head_dim: 64, 128, 192 or 256.
-        q_per_kv: heads of q per head of k and v.
+    A split lets several work items share a block of keys, one for each range of queries. The result
+    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
+    heads of k and v, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64 queries per head,
+    and head_dim 64, 128, 192 or 256. `q_per_kv` are the heads of q per head of k.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1

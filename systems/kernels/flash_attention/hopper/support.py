@@ -29,9 +29,8 @@ def unsupported_reason(
 ) -> str | None:
     """Return the reason why the Hopper kernels do not support q, or None if they support q.
 
-    Args:
-        value_dim: head dimension of v; that of q by default.
-        variant, is_packed: see `registry.unsupported_reason`.
+    `variant` and `is_packed`: see `registry.unsupported_reason`. The head dimension of v is that of
+    q by default.
     """
     call = q.device, q.dtype, q.shape[-1], variant.softcap, is_packed, value_dim
     if torch.compiler.is_compiling():  # torch.compile warns of lru_cache

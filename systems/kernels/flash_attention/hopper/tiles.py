@@ -100,12 +100,8 @@ def forward_tile(
 ) -> HopperTile:
     """Return the tile sizes that are the fastest for the given inputs of the forward pass.
 
-    Args:
-        head_dim: of q and k, one of HEAD_DIMS.
-        n_queries: of the longest sequence with is_packed.
-        value_dim: head dimension of v; that of q by default.
-        heads_per_multiprocessor: batch * heads, divided by the number of multiprocessors. It is not
-            used with is_packed.
+    With `is_packed`, n_queries is that of the longest sequence. `heads_per_multiprocessor` is batch
+    * heads per multiprocessor, not used with `is_packed`. v has the head_dim of q by default.
     """
     short_length = SHORT_LENGTH_PACKED if is_packed else SHORT_LENGTH
     if is_causal and n_queries <= short_length and head_dim == 64:
@@ -120,10 +116,8 @@ def forward_tile(
 def kernel_head_dim(head_dim: int) -> int:
     """Return the columns of a tile for this head_dim of the tensors: 64, 128 or 256.
 
-    TMA pads tiles with zeros in shared memory, so the tensors need no padding.
-
-    Args:
-        head_dim: one of HEAD_DIMS.
+    TMA pads tiles with zeros in shared memory, so the tensors need no padding. head_dim is one of
+    HEAD_DIMS.
     """
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 

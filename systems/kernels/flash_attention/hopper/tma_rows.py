@@ -57,10 +57,7 @@ def row_maps(
 
     The tiles have the given numbers of rows of one head and of columns. A tile may extend past the
     last row of its head, or past the last column. The elements outside of the head are read as
-    zeros and are not written, whatever follows in memory.
-
-    Args:
-        shape: (batch, heads, n_rows, head_dim), with head_dim one of HEAD_DIMS.
-        strides: in elements.
+    zeros and are not written, whatever follows in memory. The shape is (batch, heads, n_rows,
+    head_dim), with head_dim one of HEAD_DIMS. Strides are in elements.
     """
     return TensorMaps(dtype, shape, strides, (1, 1, rows, columns))

@@ -34,11 +34,9 @@ def flash_attn_4(
 ) -> Tensor:
     """Compute attention with `flash_attn.cute`.
 
-    Its tensors are (batch, rows, heads, head_dim), so this function passes transposed views and
-    returns one. Its masks are aligned to the lower right corner.
-
-    Args:
-        q, k, v: (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim).
+    Tensors are (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim). Its own are
+    (batch, rows, heads, head_dim), so this function passes transposed views and returns one. Its
+    masks are aligned to the lower right corner.
     """
     _keep_compiled_kernels()
     from flash_attn.cute import flash_attn_func, flash_attn_varlen_func

@@ -17,12 +17,8 @@ def flex(
 
     torch compiles a kernel for each new shape. The number of compiled shapes is limited by
     torch._dynamo.config.recompile_limit (8 by default). Past this limit, torch warns and uses the
-    uncompiled function, which materializes the score matrix.
-
-    Args:
-        q: (batch, heads, seq_len, head_dim).
-        k, v: the same, or with fewer heads (see `naive`).
-        is_causal, scale: see `naive`.
+    uncompiled function, which materializes the score matrix. q is (batch, heads, seq_len,
+    head_dim). k and v may have fewer heads, as for `naive`.
 
     Raises:
         RuntimeError: if torch has no kernel for these inputs.

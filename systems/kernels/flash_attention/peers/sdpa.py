@@ -29,11 +29,8 @@ def sdpa(
 ) -> Tensor:
     """Compute attention with one backend of `torch.nn.functional.scaled_dot_product_attention`.
 
-    Args:
-        q: (batch, heads, seq_len, head_dim).
-        k, v: the same, or with fewer heads (see `naive`).
-        is_causal, scale: see `naive`.
-        implementation: "sdpa_flash", "sdpa_cudnn", "sdpa_efficient" or "sdpa_math".
+    The backends are sdpa_flash, sdpa_cudnn, sdpa_efficient and sdpa_math. q is (batch, heads,
+    seq_len, head_dim). k and v may have fewer heads, as for `naive`.
 
     Raises:
         RuntimeError: if the backend does not support these inputs; see `sdpa_unsupported_reason`.
@@ -61,11 +58,7 @@ def sdpa_unsupported_reason(
 ) -> str | None:
     """Return the reason why a backend of torch's attention does not support q, k and v, or None.
 
-    None means that the backend supports these inputs on this machine.
-
-    Args:
-        q, k, v: (batch, heads, seq_len, head_dim).
-        implementation: as in `sdpa`.
+    None means that it supports these inputs, (batch, heads, seq_len, head_dim), on this machine.
     """
     if implementation == "sdpa_math":
         return None

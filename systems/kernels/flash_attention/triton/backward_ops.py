@@ -86,9 +86,8 @@ def delta_kernel(
     Grid: (number of blocks of ROWS queries * batch * heads,).
 
     Args:
-        out, dout: O and dO, (batch, heads, n_queries, HEAD_DIM).
-        delta: float32 (batch, heads, n_queries), contiguous. The kernel writes it.
-        out_*, dout_*: strides of out and dout, in elements.
+        out, dout: (batch, heads, n_queries, HEAD_DIM). Strides are in elements.
+        delta: float32 (batch, heads, n_queries), contiguous, output.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     n_blocks = tl.cdiv(n_queries, ROWS)
@@ -110,11 +109,8 @@ def units(peaks, head, kv_head, n_programs, FP16X3: tl.constexpr):
     With FP16X3 (float32 inputs that are split into float16 halves), each head of q, k, v and dO is
     divided by a power of two, its unit. A matrix product must be multiplied by the units of its
     operands. The factor for dV also undoes the multiplication of the softmax P by 2^14 (TOP_POWER).
-    Without FP16X3, all factors are 1.
-
-    Args:
-        head, kv_head: index of the head of q and dO, and of the head of k and v.
-        peaks, n_programs: as in `tile_ops.peak_of`.
+    Without FP16X3, all factors are 1. `head` is that of q and dO, and `kv_head` that of k and v.
+    See `tile_ops.peak_of` for the others.
     """
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
     if FP16X3:
@@ -144,14 +140,10 @@ def add_scaled(
 
     With FP16X3, dS is converted to float16 halves. Its magnitudes have no known bound, so each row
     is first divided by a power of two (see `tile_ops.scaled`). The same row of the sum has the same
-    scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged.
-
-    Args:
-        peak: largest magnitude of each row of dS in the earlier calls.
-        ds: float32.
-        other: the second operand of the product (see `tile_ops.load_operand`).
-        factor: see `tile_ops.add_product`.
-        DTYPE: dtype to which ds is rounded without FP16X3.
+    scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged. `peak` has the
+    largest magnitude of each row of dS in the earlier calls. `ds` is float32; without FP16X3 it is
+    rounded to DTYPE. `other` is an operand of `tile_ops.load_operand`, and `factor` is that of
+    `tile_ops.add_product`.
     """
     if FP16X3:
         ds, peak, correction = scaled(ds, peak)

@@ -80,14 +80,10 @@ class TritonPlan:
     """Base class of the launch plans of the forward and backward passes.
 
     A launch plan holds the kernel launches of a pass, prepared for inputs with fixed shapes,
-    strides, dtypes and device.
-
-    Args:
-        shapes, strides, dtypes, devices: of q, k and v, as returned by `validation.signature`. They
-            must be valid (see `validation.check_kernel_inputs`).
-        is_causal, scale, precision, variant: as given to `launch.flash_forward`.
-        packed: None if the sequences are not packed. Packed tensors are (heads, rows of all
-            sequences, head_dim).
+    strides, dtypes and device. Shapes, strides, dtypes and devices are those of q, k and v, from
+    `validation.signature`. They must be valid (see `validation.check_kernel_inputs`). The options
+    are as given to `launch.flash_forward`. Packed tensors are (heads, rows of all sequences,
+    head_dim).
     """
 
     def __init__(
@@ -140,10 +136,7 @@ class TritonPlan:
         """Allocate an output with the dtype of q, and the shape of q, k, v or the attention output.
 
         The strides are those of the input if the input is dense (see `layout.output_strides`).
-
-        Args:
-            index: 0 for q (used for dq), 1 for k (used for dk), 2 for v (used for dv), 3 for the
-                attention output.
+        Index 0 stands for q (used for dq), 1 for k (dk), 2 for v (dv), 3 for the attention output.
         """
         return torch.empty_strided(
             self.shapes[index], self.output_strides[index], dtype=self.dtype, device=self.device
@@ -188,10 +181,7 @@ class TritonPlan:
         The kernels need them to undo a scaling. Otherwise, an input is copied only if the kernels
         do not support its strides. The last two tensors are the boundaries of packed sequences of
         queries and of keys. Tensors that do not exist are replaced by a placeholder, which the
-        kernels do not read.
-
-        Args:
-            tensors: q, k, v, and also dout in backward.
+        kernels do not read. In backward, the inputs are q, k, v and dout.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
@@ -226,19 +216,14 @@ class TritonPlan:
         longest: int | None,
         peaks: Tensor,
     ) -> Tensor:
-        """Split up to four float32 tensors into float16 halves.
+        """Split up to four float32 tensors with the layout `of` into float16 halves.
+
+        The result is float16 (number of tensors, 2, batch, heads, rows, head_dim). In the second
+        dimension, index 0 is the high half, and index 1 is the low half.
 
         Args:
-            tensors: all with the layout `of`.
             n_seen: number of rows of each head that are read; later rows are replaced by zeros.
-            starts: boundaries of the packed sequences, or a placeholder.
-            longest: rows of the longest packed sequence; None without packed sequences.
-            peaks: zeros. The method writes the largest magnitude of each head here (see
-                `tile_ops.peak_of`).
-
-        Returns:
-            The halves, float16 (number of tensors, 2, batch, heads, rows, head_dim). In the second
-            dimension, index 0 is the high half, and index 1 is the low half.
+            peaks: zeros, output: the largest magnitude of each head (see `tile_ops.peak_of`).
         """
         shape = (len(tensors), 2, *of.shape)
         halves = torch.empty(shape, dtype=torch.float16, device=self.device)
@@ -281,12 +266,8 @@ class TritonPlan:
         """Prepare the launch of a kernel.
 
         The launch has one program for each block of rows of each head and each range of the inner
-        loop.
-
-        Args:
-            kernel: forward_kernel, dkdv_kernel or dq_kernel.
-            of: layout of q or k. The rows of this tensor are divided into blocks.
-            constants: values of the constexpr parameters that only this kernel has.
+        loop. `of` is the layout of q or k, whose rows are divided into blocks. `constants` are the
+        values of the constexpr parameters that only this kernel has.
         """
         block, longest = (
             (tile.block_k, self.max_keys) if of is self.k else (tile.block_q, self.max_queries)
@@ -305,14 +286,10 @@ class TritonPlan:
         """Return the number of ranges into which an inner loop is split, and the rows per range.
 
         Each program has a block of queries and loops over keys, or has a block of keys and loops
-        over queries. With several ranges, a separate program processes each range of the loop.
-
-        Args:
-            of: layout of q if a program has a block of queries; layout of k if it has a block of
-                keys.
-            n_splits: requested number of ranges; None for the result of
-                `work_splits.default_splits`, or 1 if the mask has a left bound. A block then sees
-                few of the ranges.
+        over queries. With several ranges, a separate program processes each range of the loop. `of`
+        is the layout of q or k, of which a program has a block. By default, n_splits is the result
+        of `work_splits.default_splits`, or 1 if the mask has a left bound: a block then sees few of
+        the ranges.
         """
         if of is self.k:
             length, block, programs = self.max_queries, tile.block_q, -(-of.rows // tile.block_k)

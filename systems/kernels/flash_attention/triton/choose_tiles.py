@@ -51,10 +51,7 @@ def tuned_tiles(
 
     They come from `tile_table.TABLE`, from the saved result of an earlier search, or from a new
     search for the fastest tile sizes. The module docstring says when a search is used. A new search
-    takes about a minute.
-
-    Args:
-        n_heads: batch size times number of heads.
+    takes about a minute. n_heads includes the batch size.
 
     Raises:
         ValueError: if the environment variable FLASH_ATTENTION_AUTOTUNE is set to a value other
@@ -107,10 +104,7 @@ def cache_path(
     The path depends on the properties of the inputs, on the GPU, on the version of Triton and on
     the source code of the kernels. Similar inputs have the same path. For example, n_queries,
     n_keys and n_heads change the path only if their number of binary digits changes. So the lengths
-    1,024 and 2,047 have the same path.
-
-    Args:
-        n_heads: batch size times number of heads.
+    1,024 and 2,047 have the same path. n_heads includes the batch size.
     """
     import triton
 

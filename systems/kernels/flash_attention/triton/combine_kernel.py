@@ -41,16 +41,14 @@ def combine_kernel(
 
     Grid: (number of blocks of ROWS rows * batch * heads,).
 
+    n_programs is batch * heads, strides are in elements, and COLUMNS is HEAD_DIM rounded up to a
+    power of two, at least 16. The log-sum-exps are contiguous float32: partial_lse (splits, batch,
+    heads, n_rows), -inf for a query that sees no key of the split, and the output lse (batch,
+    heads, n_rows).
+
     Args:
-        partials: partial outputs, float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        partial_lse: log-sum-exps of the partial outputs, float32 (splits, batch, heads, n_rows),
-            contiguous; -inf for a query that sees no key of the split.
-        out: the combined output, (batch, heads, n_rows, HEAD_DIM). The kernel writes it.
-        lse: the combined log-sum-exp, float32 (batch, heads, n_rows), contiguous. The kernel writes
-            it.
-        out_*: strides of out, in elements.
-        n_programs: batch * heads.
-        COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
+        partials: float32 (splits, batch, heads, n_rows, HEAD_DIM), contiguous.
+        out: output, (batch, heads, n_rows, HEAD_DIM).
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks
@@ -93,14 +91,13 @@ def sum_kernel(
     """Add partial gradients in float32, for one gradient or for two (dK and dV).
 
     Each partial gradient was computed from one range (split) of the inner loop of the backward
-    pass.
+    pass. The sums, outputs, are (batch, heads, n_rows, HEAD_DIM). With one gradient, `other` is not
+    written.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of gradients).
 
     Args:
         partials: float32 (number of gradients, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-        out, other: the two sums, (batch, heads, n_rows, HEAD_DIM). The kernel writes them. With one
-            gradient, the kernel writes only out.
 
     `combine_kernel` describes the other arguments.
     """

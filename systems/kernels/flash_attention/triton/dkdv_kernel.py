@@ -152,33 +152,24 @@ def dkdv_kernel(
     """Compute the gradients dK and dV of a block of keys and values from one range of the queries.
 
     The queries may be split into several ranges (splits). A separate program then processes each
-    split, and it processes this range of all heads of queries that have the head of keys.
+    split, and it processes this range of all heads of queries that have the head of keys. BLOCK_Q
+    is the tile of the inner loop, whose loads of queries and dout are pipelined in STAGES. DK and
+    DV tell what to compute.
 
     Grid: (number of blocks of keys * batch * heads of keys * splits,).
 
     Args:
-        query: (batch, heads, total_queries, HEAD_DIM).
-        dout: gradient of the attention output, (batch, heads, total_queries, VALUE_DIM).
-        key: (batch, heads / Q_PER_KV, total_keys, HEAD_DIM).
-        value: (batch, heads / Q_PER_KV, total_keys, VALUE_DIM).
-        peaks: largest magnitude of each head of query, key, value and dout (see
-            `tile_ops.peak_of`); read only with FP16X3.
-        lse: natural-log log-sum-exp of the scaled scores, float32 (batch, heads, total_queries),
-            contiguous.
-        delta: result of `delta_kernel`, float32 (batch, heads, total_queries), contiguous.
+        dout: gradient of the output, (batch, heads, total_queries, VALUE_DIM), split as query with
+            FP16X3.
+        peaks: as in `forward_kernel`, and also of dout.
+        lse, delta: float32 (batch, heads, total_queries), contiguous: natural-log log-sum-exp of
+            the scaled scores, and the result of `delta_kernel`.
         dkey, dvalue: outputs, (splits, *shape of key) and (splits, *shape of value): gradients from
-            the queries of each split. They have the dtype of the inputs, or float32 if there are
-            several splits.
+            the queries of each split. Their dtype is that of the inputs, or float32 with several
+            splits.
         queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
-        group: number of heads of keys that are processed together, so that their queries and dout
-            stay in the L2 cache (see `tile_ops.schedule`).
-        BLOCK_Q: number of queries per tile of the inner loop.
-        BLOCK_K: number of keys per block.
-        FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
-            query, key, value and dout are contiguous tensors with an additional first dimension of
-            size 2 (high half and low half).
-        STAGES: number of stages of the software pipeline that loads queries and dout.
-        DK, DV: whether to compute dK and dV.
+        group: heads of keys that are processed together, so that their queries and dout stay in the
+            L2 cache (see `tile_ops.schedule`).
 
     `forward_kernel` describes the other arguments.
     """

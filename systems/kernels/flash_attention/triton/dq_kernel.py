@@ -112,15 +112,9 @@ def dq_kernel(
 
     Args:
         dquery: output, (splits, batch, heads, total_queries, HEAD_DIM): gradient from the keys of
-            each split. It has the dtype of the inputs, or float32 if there are several splits.
-        keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
-        group: number of heads that are processed together, so that their keys and values stay in
-            the L2 cache (see `tile_ops.schedule`).
-        BLOCK_Q: number of queries per block.
-        BLOCK_K: number of keys per tile of the inner loop.
-        STAGES: number of stages of the software pipeline that loads keys and values.
+            each split. Its dtype is that of the inputs, or float32 with several splits.
 
-    `dkdv_kernel` describes the other arguments.
+    `dkdv_kernel` describes dout, peaks, lse and delta, and `forward_kernel` the others.
     """
     n_blocks = tl.cdiv(total_queries, BLOCK_Q)
     if PACKED:

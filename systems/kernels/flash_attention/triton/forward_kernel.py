@@ -149,42 +149,39 @@ def forward_kernel(
     Grid: (number of blocks of queries * batch * heads * splits,). With PACKED, batch is the number
     of sequences, and the number of blocks is that of the longest sequence.
 
+    `mask_ops.mask_bounds` describes left, right, IS_CAUSAL and LOWER_RIGHT. left and right are read
+    only with HAS_LEFT and HAS_RIGHT.
+
     Args:
         query: (batch, heads, total_queries, HEAD_DIM).
         key: (batch, heads / Q_PER_KV, total_keys, HEAD_DIM).
         value: (batch, heads / Q_PER_KV, total_keys, VALUE_DIM).
-        peaks: largest magnitude of each head of query, key and value (see `tile_ops.peak_of`); read
-            only with FP16X3.
+        peaks: largest magnitude of each head of query, key and value (see `tile_ops.peak_of`). Only
+            with FP16X3.
         starts_q, starts_k: boundaries of the sequences (see `mask_ops.sequence_rows`); read only
             with PACKED.
         out: output, (splits, batch, heads, total_queries, VALUE_DIM): attention over the keys of
-            each split. It has the dtype of the inputs, or float32 if there are several splits.
+            each split. Its dtype is that of the inputs, or float32 with several splits.
         lse: output, float32 (splits, batch, heads, total_queries), contiguous: natural-log
             log-sum-exp of the scaled scores; -inf for a query that sees no key.
         *_split, *_batch, *_head, *_row: strides in elements; with PACKED, *_batch is 0.
         n_programs: batch * heads.
         n_heads: number of heads of queries.
-        total_queries, total_keys: number of rows of query and key. With PACKED, these are the rows
-            of all sequences, and the tensors have no batch dimension.
+        total_queries, total_keys: rows of query and key. With PACKED, these are the rows of all
+            sequences, and the tensors have no batch dimension.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
-        group: number of heads that are processed together, so that their keys and values stay in
-            the L2 cache (see `tile_ops.schedule`).
-        left, right: bounds of the mask (see `mask_ops.mask_bounds`); read only with HAS_LEFT and
-            HAS_RIGHT.
+        group: heads that are processed together, so that their keys and values stay in the L2 cache
+            (see `tile_ops.schedule`).
         scale_log2e: scale of the scores times log2(e), not negative.
         cap_log2e: softcap times log2(e); read only with SOFTCAP.
-        BLOCK_Q: number of queries per block.
-        BLOCK_K: number of keys per tile of the inner loop.
+        BLOCK_K: number of keys per tile of the inner loop. BLOCK_Q queries are a block.
         BLOCK_D, BLOCK_V: HEAD_DIM and VALUE_DIM rounded up to a power of two, at least 16.
-        Q_PER_KV: number of heads of queries for each head of keys.
         PACKED: whether the rows belong to several sequences, as described in `mask_ops`.
-        IS_CAUSAL, LOWER_RIGHT: properties of the mask (see `mask_ops.mask_bounds`).
         SOFTCAP: see `base_plan.softcap_form`.
-        FP16X3: whether the inputs are float32 tensors that are split into float16 halves. Then
-            query, key and value are contiguous tensors with an additional first dimension of size 2
-            (high half and low half).
+        FP16X3: whether float32 inputs are split into float16 halves. query, key and value are then
+            contiguous, with an additional first dimension of size 2 (high half and low half).
         PRECISION: input precision of tl.dot for float32 tiles, "tf32" or "ieee".
-        STAGES: number of stages of the software pipeline that loads keys and values.
+        STAGES: stages of the software pipeline that loads keys and values.
     """
     n_blocks = tl.cdiv(total_queries, BLOCK_Q)
     if PACKED:

@@ -77,10 +77,8 @@ def peak_kernel(
     If a head contains NaN, its peak is NaN. The kernel finds the maximum with integer operations on
     the bits of the magnitudes, because magnitudes have the same order as their bits.
 
-    The grid and all arguments except `peaks` are those of `parts_kernel`.
-
-    Args:
-        peaks: output, as described by `tile_ops.peak_of`. It must be zeros before the launch.
+    The grid and all arguments except `peaks` are those of `parts_kernel`. The output `peaks` is
+    described by `tile_ops.peak_of`. It must be zeros before the launch.
     """
     x, head, _, _, _ = _tile(
         first_whole, second_whole, third_whole, fourth_whole, starts, whole_batch, whole_head,
@@ -103,17 +101,15 @@ def parts_kernel(
     high half of a number is the number rounded to float16, and the low half is the rounding error.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split). With PACKED,
-    batch is the number of sequences, and the number of blocks is that of the longest sequence.
+    total_rows are those of all sequences, batch is the number of sequences, and the number of
+    blocks is that of the longest sequence.
 
     Args:
-        *_whole: float32 (batch, heads, total_rows, HEAD_DIM), all with the same strides.
+        *_whole: float32 (batch, heads, total_rows, HEAD_DIM), with the same strides, in elements.
         starts: boundaries of the sequences (see `mask_ops.sequence_rows`); read only with PACKED.
-        peaks: largest magnitude of each head, as computed by `peak_kernel`.
         out: output, float16 (number of tensors, 2, batch, heads, total_rows, HEAD_DIM), contiguous.
             In the second dimension, index 0 is the high half, and index 1 is the low half.
-        whole_*: strides of the tensors to split, in elements.
-        total_rows: number of rows of each tensor; with PACKED, those of all sequences.
-        n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
+        n_seen: rows of each sequence that are read; later rows are replaced by zeros.
         COLUMNS: HEAD_DIM rounded up to a power of two, at least 16.
     """
     x, head, first, start, n_rows = _tile(

@@ -65,25 +65,22 @@ def flash_forward(
             leading dimension (heads) may be smaller, if it divides that of q. Heads of k are then
             shared: head h of q has the head h // (heads of q / heads of k) of k and v.
         v: (..., n_keys, value_dim), with the leading dimensions of k, and value_dim from 1 to 256.
-        is_causal: if True, query i attends only to keys 0 to i, unless `variant` aligns the mask to
-            the lower right corner.
-        scale: factor by which the scores are multiplied; None for 1/sqrt(head_dim).
-        variant: window, alignment of the mask and softcap (see `variant.Variant`).
-        packing: boundaries of packed sequences (see `variant.Packing`); None if q, k and v have
-            one sequence for each batch element. Packed tensors are (heads, rows of all sequences,
+        is_causal: if True, query i sees only keys 0 to i, unless `variant` aligns the mask to the
+            lower right.
+        scale: None for 1/sqrt(head_dim).
+        variant: window, alignment of the mask and softcap.
+        packing: boundaries of packed sequences. Packed tensors are (heads, rows of all sequences,
             head_dim).
-        precision: precision of the matmuls of float32 inputs, "fp16x3" or "tf32". It is described
-            below.
-        tiles: tile sizes; None for those of `choose_tiles.tuned_tiles`.
-        n_splits: number of ranges into which the keys are split, with one program for each range;
-            None for the result of `work_splits.default_splits`.
+        precision: of the matmuls of float32 inputs, "fp16x3" or "tf32", described below.
+        tiles: None for those of `choose_tiles.tuned_tiles`.
+        n_splits: ranges into which the keys are split, with one program for each; None for the
+            result of `work_splits.default_splits`.
 
     Returns:
-        out: attention output, (..., n_queries, value_dim), of q's dtype. If q is dense, the
-            dimensions of out have the same order in memory. It is zero for a query that sees no
-            key.
-        lse: natural-log log-sum-exp of the scaled scores, float32 (..., n_queries), contiguous. It
-            is -inf for a query that sees no key.
+        out: (..., n_queries, value_dim), of q's dtype. If q is dense, the dimensions of out have
+            the same order in memory. Zero for a query that sees no key.
+        lse: natural-log log-sum-exp of the scaled scores, float32 (..., n_queries), contiguous;
+            -inf for such a query.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.
@@ -131,15 +128,13 @@ def flash_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Compute the gradients of attention with respect to q, k and v.
 
+    The other arguments are those of `flash_forward`, and out and lse its results; lse must be
+    contiguous.
+
     Args:
-        q, k, v, is_causal, scale, variant, packing, precision, tiles: as given to `flash_forward`.
-        out, lse: as returned by `flash_forward`; lse must be contiguous.
-        dout: gradient of out, with out's shape and dtype. Any strides, but dout is copied if the
-            kernels do not support its strides. An example is the gradient of `out.sum()`, whose
-            strides are 0.
-        n_splits_dkdv: number of ranges into which the queries are split to compute dK and dV; None
-            for the result of `work_splits.default_splits`.
-        n_splits_dq: number of ranges into which the keys are split to compute dQ; None for the
+        dout: with out's shape and dtype. It is copied if the kernels do not support its strides,
+            for example the strides 0 of the gradient of `out.sum()`.
+        n_splits_dkdv: ranges of queries for dK and dV, and n_splits_dq of keys for dQ; None for the
             result of `work_splits.default_splits`.
         dlse: gradient of lse, float32 with lse's shape; None if it is zero.
 

@@ -30,11 +30,8 @@ def sequence_rows(starts, head, n_heads, total, PACKED: tl.constexpr):
     """Return the first row and the number of rows of the sequence to which a head belongs.
 
     Boundaries outside the tensor are moved to its ends, so that no kernel reads or writes outside.
-
-    Args:
-        starts: boundaries of the sequences, int32 (n_sequences + 1,); read only with PACKED.
-        head: index of the head among the heads of all sequences.
-        n_heads: per sequence.
+    `starts` are the boundaries, int32 (n_sequences + 1,), read only with PACKED. `head` is the
+    index among the heads of all sequences, n_heads of each.
     """
     if PACKED:
         starts += head // n_heads
@@ -50,10 +47,8 @@ def sequence_rows(starts, head, n_heads, total, PACKED: tl.constexpr):
 def sequence_base(pointer, head, n_heads, first, batch_stride, head_stride, row_stride):
     """Return the address of the first row of a sequence of a head.
 
-    Args:
-        pointer: address of a tensor (batch, heads, rows, head_dim).
-        head, n_heads, batch_stride, head_stride: see `tile_ops.head_base`.
-        first: as returned by `sequence_rows`.
+    The tensor at `pointer` is (batch, heads, rows, head_dim). `first` is from `sequence_rows`, and
+    `tile_ops.head_base` describes the others.
     """
     base = head_base(pointer, head, n_heads, batch_stride, head_stride)
     return base + first.to(tl.int64) * row_stride
@@ -64,9 +59,7 @@ def rows_before(head, n_heads, total, first, PACKED: tl.constexpr):
     """Return the number of rows before a sequence in a contiguous tensor (..., heads, total, n).
 
     With PACKED, the tensor has the heads of one batch element; else those of all batch elements.
-
-    Args:
-        first: as returned by `sequence_rows`.
+    `first` is from `sequence_rows`.
     """
     if PACKED:
         rows = (head % n_heads).to(tl.int64) * total + first
@@ -89,11 +82,9 @@ def n_matrices(n_programs, n_heads, PACKED: tl.constexpr):
 def mask_bounds(left, right, n_queries, n_keys, IS_CAUSAL: tl.constexpr, LOWER_RIGHT: tl.constexpr):
     """Return (lower, upper): query i sees the keys from i + lower to i + upper.
 
-    Args:
-        left, right: number of keys before and after its position that a query sees.
-        IS_CAUSAL: whether right is 0. As a constant, it saves registers.
-        LOWER_RIGHT: whether the last query has the position of the last key. Otherwise, the first
-            query has the position of the first key.
+    `left` and `right` are the numbers of keys before and after its position that a query sees. With
+    IS_CAUSAL, right is 0; as a constant, it saves registers. With LOWER_RIGHT, the last query has
+    the position of the last key, else the first that of the first.
     """
     lower, upper = -left, right
     if IS_CAUSAL:
@@ -111,10 +102,8 @@ def seen_keys(
 ):  # fmt: skip
     """Return the tiles of a range of keys that a block of queries sees.
 
-    The range starts at a multiple of BLOCK_K. It ends at another one, or at the last key.
-
-    Args:
-        first_key, last_key: first key of the range, and the key after its end.
+    The range starts at first_key, a multiple of BLOCK_K. It ends before last_key, another one or
+    n_keys.
 
     Returns:
         first, full_start, full_end, last: keys before `first` and from `last` on are not seen. All
@@ -145,10 +134,8 @@ def seen_by_queries(
 ):  # fmt: skip
     """Return the tiles of a range of queries that see a block of keys.
 
-    The range starts at a multiple of BLOCK_Q. It ends at another one, or at the last query.
-
-    Args:
-        first_query, last_query: first query of the range, and the query after its end.
+    The range starts at first_query, a multiple of BLOCK_Q. It ends before last_query, another one
+    or the number of queries.
 
     Returns:
         first, full_start, full_end, last: queries before `first` and from `last` on see no key of
@@ -176,12 +163,9 @@ def seen_by_queries(
 def masked_tile(position, full_start, full_end, HAS_BEFORE: tl.constexpr):
     """Return the first row of a tile that needs a mask.
 
-    The tiles that need a mask are those before full_start and those from full_end on. A loop over
-    them goes from first + full_end - full_start to last, in steps of a tile. Its positions below
-    full_end stand for the tiles before full_start.
-
-    Args:
-        full_start, full_end: results of `seen_keys` or `seen_by_queries`.
+    By `seen_keys` or `seen_by_queries`, the tiles that need a mask are those before full_start and
+    those from full_end on. A loop over them goes from first + full_end - full_start to last, in
+    steps of a tile. Its positions below full_end stand for the tiles before full_start.
     """
     start = position
     if HAS_BEFORE:
@@ -193,11 +177,9 @@ def masked_tile(position, full_start, full_end, HAS_BEFORE: tl.constexpr):
 def within_bounds(
     visible, queries, keys, lower, upper, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
 ):
-    """Return the elements of `visible` whose query sees their key.
+    """Return the elements of `visible`, a bool tile or True, whose query sees their key.
 
-    Args:
-        visible: bool tile, or True.
-        queries, keys: indices, which broadcast to the tile.
+    The indices `queries` and `keys` broadcast to the tile.
     """
     if HAS_RIGHT:
         visible = visible & (keys <= queries + upper)
@@ -210,9 +192,7 @@ def within_bounds(
 def tanh(x, IS_PRECISE: tl.constexpr):
     """Return tanh(x) = 1 - 2 / (exp(2 x) + 1) of float32 numbers.
 
-    Args:
-        IS_PRECISE: whether the relative error is also small for x near 0. Otherwise, the absolute
-            error is small.
+    With IS_PRECISE, the relative error is small also for x near 0, otherwise the absolute error.
     """
     result = 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2E)) + 1.0)
     if IS_PRECISE:

@@ -32,14 +32,9 @@ def fp16_split_launch(
     The high half of a number is the number rounded to float16, after a division by a power of two.
     The low half is the rounding error. Call the launch with four float32 tensors, the boundaries of
     packed sequences (or a placeholder), the peaks as computed by `peak_kernel`, and the output
-    tensor. Only the first `count` of the four tensors are split; the others are placeholders.
-
-    Args:
-        count: 1 to 4.
-        of: layout (sizes and strides) of all tensors, in which batch is the number of sequences if
-            they are packed.
-        n_seen: number of rows of each sequence that are read; later rows are replaced by zeros.
-        longest: number of rows of the longest sequence if sequences are packed; None otherwise.
+    tensor. Only the first `count` of the four tensors are split; the others are placeholders. They
+    have the layout `of`, in which batch is the number of sequences if they are packed, `longest`
+    rows at most. Rows of a sequence from n_seen on are replaced by zeros.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
@@ -110,11 +105,8 @@ def sum_launch(
 def memory_bound_constants(of: Layout) -> dict[str, int]:
     """Return the constexpr arguments of a memory-bound kernel by name.
 
-    Each program of such a kernel processes one block of rows of one head.
-
-    Returns:
-        A dict with the keys HEAD_DIM, ROWS (number of rows per program) and COLUMNS (HEAD_DIM
-        rounded up to a power of two, at least 16).
+    Each program of such a kernel processes one block of rows of one head. ROWS is the number of
+    rows per program, and COLUMNS is HEAD_DIM rounded up to a power of two, at least 16.
     """
     columns = block_d(of.head_dim)
     return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}

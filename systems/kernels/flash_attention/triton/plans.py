@@ -28,11 +28,7 @@ class ForwardPlan(TritonPlan):
     """Launch plan of `launch.flash_forward`: its kernel launches for inputs with fixed properties.
 
     A call of the plan with q, k, v and the packed sequences, if any, runs the forward pass.
-
-    Args:
-        inputs: the arguments of `TritonPlan`.
-        n_splits: number of ranges into which the keys are split, with one program for each range;
-            None for the result of `work_splits.default_splits`.
+    `inputs` are the arguments of `TritonPlan`, and n_splits that of `launch.flash_forward`.
     """
 
     def __init__(self, *inputs: Any, n_splits: int | None):
@@ -74,12 +70,8 @@ class BackwardPlan(TritonPlan):
     """Launch plan of `launch.flash_backward`: its kernel launches for inputs with fixed properties.
 
     A call of the plan with q, k, v, out, lse, dout, the packed sequences, if any, and the gradient
-    of lse, if any, runs the backward pass.
-
-    Args:
-        inputs: the arguments of `TritonPlan`.
-        out_strides, dout_strides: strides of out and dout, in elements.
-        n_splits_dkdv, n_splits_dq, needs_dq, needs_dkdv: as given to `launch.flash_backward`.
+    of lse, if any, runs the backward pass. `inputs` are the arguments of `TritonPlan`. Strides are
+    in elements. The others are as given to `launch.flash_backward`.
     """
 
     def __init__(

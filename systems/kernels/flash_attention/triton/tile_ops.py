@@ -39,10 +39,8 @@ INFINITE_BITS = tl.constexpr(0x7F800000)  # infinity in float32, as an integer
 def head_base(pointer, head, n_heads, batch_stride, head_stride):
     """Return the address of the first row of a head in a tensor (batch, heads, rows, head_dim).
 
-    Args:
-        head: index of the head among the heads of all batch elements.
-        n_heads: number of heads per batch element.
-        batch_stride, head_stride: in elements.
+    `head` is the index among the heads of all batch elements, n_heads of each. Strides are in
+    elements.
     """
     batch = (head // n_heads).to(tl.int64)
     return pointer + batch * batch_stride + (head % n_heads).to(tl.int64) * head_stride
@@ -55,13 +53,9 @@ def load_tile(
 ):  # fmt: skip
     """Load a tile (ROWS, COLUMNS) of one head.
 
-    Columns from HEAD_DIM on are zero.
-
-    Args:
-        base: address of the first row of the head.
-        row_stride: in elements.
-        RAGGED: True if the tile may extend past the last row of the head; its rows past the end are
-            then zero. If False, rows are loaded without a mask.
+    Columns from HEAD_DIM on are zero. `base` is the address of the first row of the head, and the
+    stride is in elements. With RAGGED, the tile may extend past the last row of the head, and its
+    rows past the end are zero. Otherwise, rows are loaded without a mask.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -87,11 +81,8 @@ def load_operand(
     """Load a tile (ROWS, COLUMNS) of one head as an operand of a matmul.
 
     The operand is a tuple of one tile. With FP16X3 (float32 inputs that are split into float16
-    halves), it is a tuple of two tiles, the high half and the low half.
-
-    Args:
-        half_stride: distance from the high half to the low half in memory, in elements; used only
-            with FP16X3.
+    halves), it is a tuple of two tiles, the high half and the low half. The low half is half_stride
+    elements after the high half in memory.
 
     `load_tile` describes the other arguments.
     """
@@ -138,11 +129,9 @@ def power_of_two(x):
 def peak_of(peaks, tensor, head, n_programs):
     """Return the address of the peak of one head. The peak is the largest magnitude of the head.
 
-    Args:
-        peaks: peaks of the heads of all tensors: the bits of float32 numbers, as int32. The shape
-            is (number of tensors, n_programs rounded up to a multiple of 4).
-        head: index of the head among the heads of all batch elements.
-        n_programs: batch * heads.
+    `peaks` has those of all tensors: the bits of float32 numbers as int32 (number of tensors,
+    n_programs rounded up to a multiple of 4). `head` is the index among the heads of all batch
+    elements, n_programs = batch * heads.
     """
     return peaks + tensor * ((n_programs + 3) // 4 * 4) + head
 
@@ -168,15 +157,11 @@ def scaled(x, peak):
 
     The function is called once for each tile of a sum of matmuls. The power of two of a row depends
     on the peak of the row: its largest magnitude in this call and all earlier calls. The power of
-    two can therefore increase from call to call.
+    two can therefore increase from call to call. x is a float32 tile. `peak` is from the previous
+    call, or `SMALLEST` in the first.
 
-    Args:
-        x: float32 tile.
-        peak: as returned by the previous call; `SMALLEST` in the first call.
-
-    Returns:
-        the scaled x, the new peaks, and a factor for each row. The caller must multiply the sum of
-        the earlier matmuls by these factors, which converts it to the new scale.
+    The result is the scaled x, the new peaks, and a factor for each row. The caller must multiply
+    the sum of the earlier matmuls by these factors, which converts it to the new scale.
     """
     new_peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
     row_unit = power_of_two(new_peak) * TOP_INVERSE
@@ -186,11 +171,7 @@ def scaled(x, peak):
 
 @triton.jit
 def unscaled(total, peak):
-    """Undo the scaling of `scaled` in the final sum of matmuls.
-
-    Args:
-        peak: as returned by the last call of `scaled`.
-    """
+    """Undo the scaling of `scaled` in the final sum of matmuls, with the peak of its last call."""
     return total * (power_of_two(peak) * TOP_INVERSE)[:, None]
 
 
@@ -207,12 +188,9 @@ def transposed(x, FP16X3: tl.constexpr):
 def product(a, b, FP16X3: tl.constexpr, PRECISION: tl.constexpr):
     """Return the matrix product of a and b in float32.
 
-    Args:
-        a, b: operands as returned by `load_operand` or `as_operand`: (high half, low half) with
-            FP16X3, otherwise a tuple of one tile.
-        FP16X3: if True, the result is the sum of three matmuls: low * high, high * low and high *
-            high. The matmul low * low is negligible and is left out.
-        PRECISION: input precision of tl.dot for float32 tiles, "tf32" or "ieee".
+    The operands are from `load_operand` or `as_operand`. With FP16X3, the result is the sum of
+    three matmuls: low * high, high * low and high * high. low * low is negligible and left out.
+    PRECISION is the input precision of tl.dot for float32 tiles, "tf32" or "ieee".
     """
     if FP16X3:
         total = tl.dot(a[1], b[0])
@@ -249,11 +227,8 @@ def store_tile(
 ):  # fmt: skip
     """Store a tile (ROWS, COLUMNS) of one head, converted to the dtype of the tensor.
 
-    Rows past the end of the head and columns from HEAD_DIM on are not stored.
-
-    Args:
-        base: address of the first row of the head.
-        row_stride: in elements.
+    Rows past the end of the head and columns from HEAD_DIM on are not stored. `base` is the address
+    of the first row of the head, and the stride is in elements.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -268,12 +243,9 @@ def store_tile(
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
     """Load ROWS contiguous numbers of one head, which has one number for each row.
 
-    An example is the log-sum-exps of ROWS queries.
-
-    Args:
-        base: address of the number of the first row of the head.
-        RAGGED: True if the range may extend past the last row; the numbers past the end are then
-            zero. If False, numbers are loaded without a mask.
+    An example is the log-sum-exps of ROWS queries. `base` is the address of the number of the first
+    row. With RAGGED, the range may extend past the last row, and the numbers past the end are zero.
+    Otherwise, they are loaded without a mask.
     """
     row = tl.arange(0, ROWS)
     pointers = base + first + row
@@ -297,15 +269,10 @@ def schedule(
 
     Heads are processed in groups. The tensors that the programs of a group have in common fit
     together in the L2 cache. In a causal pass, the items of a head have different lengths. Within a
-    group, the long items start first, and the short items fill the gaps at the end.
-
-    Args:
-        item: index of the program.
-        n_programs: batch * heads.
-        rows_per_split: number of rows in each range except the last.
-        HAS_RIGHT: whether the mask has a right bound, as a causal mask has.
-        BY_KEYS: True if a block consists of keys and the inner loop goes over queries; False if a
-            block consists of queries and the inner loop goes over keys.
+    group, the long items start first, and the short items fill the gaps at the end. n_programs is
+    batch * heads. Each split except the last has rows_per_split rows. With HAS_RIGHT, the mask has
+    a right bound, as a causal mask has. With BY_KEYS, a block consists of keys and the inner loop
+    goes over queries; else the opposite.
     """
     # Order of the blocks in a causal pass, without splits: from the last to the first block of
     # queries, or from the first to the last block of keys. With splits, the order is rotated for

@@ -31,11 +31,7 @@ STAGES = (2, 3, 4)
 
 
 def candidates(name: str) -> list[Tile]:
-    """Return all tiles (tile sizes and launch options) that the search tries for a kernel.
-
-    Args:
-        name: "forward", "dkdv" or "dq".
-    """
+    """Return all tiles (sizes and launch options) to try for "forward", "dkdv" or "dq"."""
     shapes = SHAPES_KV if name == "dkdv" else SHAPES_Q
     return [Tile(*shape, stages) for shape in shapes for stages in STAGES]
 
@@ -55,12 +51,8 @@ def search(
 
     Each candidate runs repeatedly for about 20 ms. Its time is the median time of one pass. If
     `tile_table.TABLE` has a separate tile for dV, the tiles for dK and dV are not searched; they
-    are those of the table.
-
-    Args:
-        n_heads: batch size times number of heads. The other properties of the inputs are as in
-            `launch.flash_forward`.
-        report: called with one line of text for each candidate.
+    are those of the table. n_heads includes the batch size. The other properties are as in
+    `launch.flash_forward`. `report` gets a line of text for each candidate.
 
     Raises:
         RuntimeError: if all candidates of a kernel fail on this GPU.

@@ -158,11 +158,8 @@ def configuration(
 ) -> Configuration:
     """Return the tile sizes of all kernels from TABLE, which has an entry for each kind of input.
 
-    Args:
-        head_dim: 1 to 256.
-        dtype: float32, bfloat16 or float16.
-        precision: of float32 matmuls, "fp16x3" or "tf32"; ignored for other dtypes.
-        softcap: whether the scores have a softcap. Then SOFTCAP_TABLE is used if it has an entry.
+    head_dim is 1 to 256, and dtype float32, bfloat16 or float16. precision is that of float32
+    matmuls, "fp16x3" or "tf32". With a softcap, SOFTCAP_TABLE is used if it has an entry.
     """
     key = kind(dtype, precision), block_d(head_dim)
     return SOFTCAP_TABLE.get(key, TABLE[key]) if softcap else TABLE[key]

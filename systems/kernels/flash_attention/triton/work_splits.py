@@ -21,12 +21,8 @@ def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
 
     A separate program then processes each range. The number of ranges is chosen so that the kernel
     has about 2 * slots programs. There are at most 32 ranges. If there are several ranges, each
-    range except the last has at least 4 tiles.
-
-    Args:
-        n_programs: without a split.
-        n_tiles: of the longest inner loop.
-        slots: number of programs that can run on the GPU at the same time.
+    range except the last has at least 4 tiles. n_programs is without a split, n_tiles that of the
+    longest inner loop, and `slots` the number of programs that can run on the GPU at the same time.
     """
     if n_programs == 0:
         return 1
@@ -41,12 +37,8 @@ def split_rows(
 
     The inner loop goes over the rows of a tensor, one tile at a time, and a separate program
     processes each range of rows. Each range consists of whole tiles, so there may be fewer ranges
-    than requested. The last range may have fewer rows than the others.
-
-    Args:
-        n_programs: without a split.
-        slots: number of programs that can run on the GPU at the same time.
-        n_splits: requested; None for the result of `default_splits`.
+    than requested. The last range may have fewer rows than the others. `default_splits` describes
+    n_programs and `slots`, and its result is the default of n_splits.
     """
     n_tiles = -(-length // block)
     if n_splits is None:
@@ -58,12 +50,8 @@ def split_rows(
 def split_tiles(n_tiles: int, n_splits: int) -> tuple[int, int]:
     """Divide an inner loop over tiles into ranges of about equal length.
 
-    Args:
-        n_tiles: 1 or more.
-
-    Returns:
-        The number of ranges, which is at most n_splits, and the number of tiles per range. The last
-        range may have fewer tiles.
+    The result is the number of ranges, at most n_splits, and the tiles per range. n_tiles is at
+    least 1. The last range may have fewer tiles.
 
     Raises:
         ValueError: if n_splits is below 1.

@@ -331,14 +331,12 @@ def d128_backward_kernel(
             64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
             64) for every 64 queries.
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
-            64 rows. They are outputs if SPLIT and PACKED are False, and are not used otherwise.
+            64 rows. Outputs without SPLIT and PACKED, not used otherwise.
         counter: not used.
-        dkey, dvalue: outputs if SPLIT or PACKED is True, written without TMA. With SPLIT, they are
-            float32, the gradients from the queries of each range. With PACKED, they are dK and dV.
-            They are not used otherwise.
-        SPLIT: whether the queries are split into several ranges.
-        COLUMNS: number of columns that the matmuls use: 96 if the tensors have at most 96, else
-            128. With SPLIT or PACKED, it must be 128.
+        dkey, dvalue: outputs with SPLIT or PACKED, written without TMA, and not used otherwise.
+            With SPLIT, they are float32, the gradients from the queries of each range.
+        COLUMNS: columns that the matmuls use: 96 if the tensors have at most 96, else 128. With
+            SPLIT or PACKED, it must be 128.
     """
     if not SPLIT:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it

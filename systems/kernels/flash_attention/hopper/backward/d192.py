@@ -475,8 +475,7 @@ def d192_backward_kernel(
         q_desc, do_desc: TMA descriptors, with tiles of (1, 1, 64, 64).
         k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of (1, 1, 32, 64).
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 3, 64), with tiles of (64,
-            64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (192,
-            64) for every 64 queries.
+            64), as in `d128_backward_kernel`. The transposed tiles of dQ / scale are (192, 64).
         PACKED, SOFTCAP, SPLIT, DETERMINISTIC: must be False.
     """
     gl.static_assert(not (PACKED or SOFTCAP or SPLIT or DETERMINISTIC))

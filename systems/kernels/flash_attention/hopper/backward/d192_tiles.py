@@ -126,14 +126,9 @@ def allocate(k_desc, lse_desc):
 
 @gluon.jit
 def keys_of_box(wide, narrow, box):
-    """Return 64 columns of the tile of keys K or V, transposed.
+    """Return 64 columns of the tile of keys K or V, transposed: (64, 64 keys) and (64, 32 keys).
 
-    Args:
-        wide, narrow: the parts of K or V in `Shared`.
-        box: index of the 64 columns, 0 to 2.
-
-    Returns:
-        The wide part (64 columns, 64 keys) and the narrow part (64 columns, 32 keys).
+    `wide` and `narrow` are its parts in `Shared`, and `box` is the index of the 64 columns, 0 to 2.
     """
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], wide.dtype)
     both = wide.index(2 * box)._reinterpret(wide.dtype, [WIDE, BOX], layout)  # two boxes

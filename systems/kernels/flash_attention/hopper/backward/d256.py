@@ -395,14 +395,13 @@ def d256_backward_kernel(
             The tiles of q and k have 256 columns, those of dO and V have 256, or 128 if VALUE_HIGH
             is 0, and those of dK and dV have 128.
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 4, 64), with tiles of (64,
-            64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (256,
-            64) for every 64 queries.
+            64), as in `d128_backward_kernel`. The transposed tiles of dQ / scale are (256, 64).
         turns: not used.
         DETERMINISTIC: must be False. Additions to dQ have no fixed order.
-        HIGH: number of columns past the first 128 that the matmuls use: 64 if the tensors have at
-            most 192 columns, otherwise 128.
-        VALUE_HIGH: the same for V, dO and dV. It is HIGH, or 0 if their tensors have at most 128
-            columns. SPLIT must then be False.
+        HIGH: columns past the first 128 that the matmuls use: 64 if the tensors have at most 192
+            columns, otherwise 128.
+        VALUE_HIGH: the same for V, dO and dV: HIGH, or 0 if their tensors have at most 128 columns.
+            SPLIT must then be False.
     """
     gl.static_assert(not DETERMINISTIC)
     if not SPLIT:

@@ -137,11 +137,7 @@ class Dealer:
 
         Each call of `take` publishes one index. Call number `turn` of this method, counted from 0,
         returns the index of call number `turn` of `take`. The warpgroup that computes dQ and both
-        consumers call this method.
-
-        Args:
-            turn: number of earlier calls by the same warps.
-            WARPS: number of warps that call this method together.
+        consumers call this method. `WARPS` warps call it together.
         """
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
@@ -363,8 +359,8 @@ def backward_kernel(
     num_warps=4, the number of warps of the warpgroup that computes dQ.
 
     Args:
-        q_desc, do_desc: TMA descriptors of Q and dO, (batch, q_heads, n_queries, 64), with tiles of
-            64 rows.
+        q_desc, do_desc: TMA descriptors of Q and dO, (batch, q_heads, n_queries, 64), tiles of 64
+            rows.
         k_desc, v_desc: TMA descriptors of K and V, (batch, heads, n_keys, 64), with tiles of 64
             rows.
         lse_desc, minus_delta_desc: TMA descriptors of the outputs log2_lse and minus_delta of
@@ -372,40 +368,36 @@ def backward_kernel(
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded, 64), with tiles of (64, 64).
             It must be zeros. The kernel adds dQ / scale to it, as one transposed tile for every 64
             queries.
-        counter: int32 (1,), must be zero. The kernel uses it to count the work items that programs
-            have taken, except the first one of each program.
-        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward.turns`. It
-            is used only if DETERMINISTIC is True.
+        counter: int32 (1,), must be zero. Counts the work items that programs have taken, except
+            the first one of each program.
+        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward.turns`.
+            Used only if DETERMINISTIC.
         dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
             queries of each split. Their dtype is that of Q, or float32 with several splits.
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
         blocks: the blocks of 128 keys of packed sequences, as listed by
-            `packed_blocks.packed_blocks_kernel`. starts_q, starts_k and blocks are read only if
-            PACKED is True.
+            `packed_blocks.packed_blocks_kernel`. Like starts_q and starts_k, read only if PACKED.
         dk_split, dk_batch, dk_head, dk_row: strides of dkey, in units of 8 elements.
         dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
         n_programs: batch * heads.
-        n_heads: heads, the number of heads of k and v.
         n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
             rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
             `packed_blocks.padded_start` places them.
         queries_per_split: number of queries in each split except the last, a multiple of 64.
         group: number of heads whose work items run at about the same time, so that their data stay
             in the L2 cache (see `tile_ops.schedule`).
-        n_items: number of work items: splits * batch * heads * blocks of 128 keys. Not used if
-            PACKED is True.
-        left, right: number of keys before and after its position that a query sees. They are used
-            only if BOUNDED is True, and right only if IS_CAUSAL is False.
+        n_items: splits * batch * heads * blocks of 128 keys. Not used if PACKED.
+        left, right: number of keys before and after its position that a query sees. Used only if
+            BOUNDED, and right only if not IS_CAUSAL.
         scale_log2e: scale times log2(e). With SOFTCAP, this times 2 / softcap.
-        cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
-        IS_CAUSAL: whether a query sees only the keys up to its position.
+        cap_log2e: softcap times log2(e). Used only if SOFTCAP.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
             i has the position of key i. True if PACKED is True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. There must be one split.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
-        DETERMINISTIC: whether work items add to dQ in a fixed order, see the module
-            `backward.turns`. There must be one split.
+        DETERMINISTIC: whether work items add to dQ in a fixed order, see `backward.turns`. There
+            must be one split.
     """
     if PACKED:
         n_items = gl.load(blocks) * n_heads

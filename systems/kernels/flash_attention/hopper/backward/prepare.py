@@ -36,22 +36,17 @@ def prepare_kernel(
     Grid: (n_padded // ROWS * batch * heads,).
 
     Args:
-        out, dout: attention output O and its gradient dO, (batch, heads, n_queries, HEAD_DIM). The
-            elements of a row are contiguous.
-        lse: float32 (batch, heads, n_queries), contiguous: log-sum-exp with the natural logarithm.
-        dlse: float32 (batch, heads, n_queries), contiguous: gradient of lse. It is read only if
-            HAS_DLSE is True.
-        starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
-            True.
+        out, dout: O and dO, (batch, heads, n_queries, HEAD_DIM), strides in elements. The elements
+            of a row are contiguous.
+        lse: float32 (batch, heads, n_queries), contiguous, natural logarithm.
+        dlse: gradient of lse, with its dtype, shape and layout. Read only if HAS_DLSE.
+        starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED.
         log2_lse: float32 (batch, heads, n_padded), contiguous, output: lse in base 2. Past
             n_queries it is inf, so that the backward kernels compute probabilities of 0.
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. It is 0 past
             n_queries, and for a query that sees no key.
-        dq_sum: float32 (batch * heads * n_padded * DQ_COLUMNS,), output: zeros, to which the
-            backward kernels add dQ.
-        counter: int32 (1,), output: zero. `backward_kernel` counts work items with it.
-        out_batch, out_head, out_row, dout_batch, dout_head, dout_row: strides of out and dout, in
-            elements.
+        dq_sum: float32 (batch * heads * n_padded * DQ_COLUMNS,), output: zeros.
+        counter: int32 (1,), output: zero.
         n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
             is padded, and starts where `packed_blocks.padded_start` places it.
         COLUMNS: HEAD_DIM or more, a power of two.

@@ -96,17 +96,10 @@ def allocate(
     KV_SLOTS: gl.constexpr, Q_SLOTS: gl.constexpr, DS_SLOTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
     KV_READERS: gl.constexpr, DS_READERS: gl.constexpr, DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
-    """Allocate the rings of slots in shared memory and their mbarriers.
+    """Allocate `Shared`: the rings of slots in shared memory and their mbarriers.
 
-    Args:
-        q_desc, k_desc, lse_desc, dq_desc: TMA descriptors, which give the dtypes, tile sizes and
-            layouts.
-        KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS: number of slots of the rings of K and V, of Q, dO,
-            lse and -delta, of dS^T, and of dQ^T.
-        KV_READERS, DS_READERS: number of warpgroups that read K or V, and dS^T.
-
-    Returns:
-        `Shared`, the rings and mbarriers.
+    The TMA descriptors give the dtypes, tile sizes and layouts. The rings are of K and V, of Q, dO,
+    lse and -delta, of dS^T, and of dQ^T. READERS are the warpgroups that read K or V, and dS^T.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     dtype: gl.constexpr = k_desc.dtype
@@ -144,10 +137,8 @@ def allocate(
 def copy(desc, coord, barrier, shared):
     """Load a tile from global into shared memory by TMA, asynchronously.
 
-    Args:
-        barrier: notified by TMA when it has written the tile.
-        shared: tile in shared memory. It may lack leading dimensions of size 1 that the tiles of
-            desc have.
+    TMA notifies the barrier when it has written the tile. `shared` may lack leading dimensions of
+    size 1 that the tiles of desc have.
     """
     tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
     tma.async_copy_global_to_shared(desc, coord, barrier, tile)
@@ -161,14 +152,8 @@ def load_item(
     """Load the tensors of one work item into shared memory by TMA, asynchronously.
 
     The producer warp calls this function. For each load, it first waits until the slot in shared
-    memory is empty.
-
-    Args:
-        turn: number of work items that this program has already processed.
-        n: number of tiles of queries in these earlier work items.
-
-    Returns:
-        Value of n for the next work item.
+    memory is empty. This program has already processed `turn` work items with n tiles of queries. n
+    for the next work item is returned.
     """
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[3]
     row_bytes: gl.constexpr = 2 * HEAD_DIM * k_desc.dtype.primitive_bitwidth // 8
@@ -208,12 +193,9 @@ def row_of(shared, layout: gl.constexpr):
     """Load lse or -delta of a tile of 64 queries from shared memory, one number per query.
 
     `prepare_kernel` has stored the 64 numbers in an order in which each four numbers of a thread
-    are contiguous, and in which the threads that load together use different banks.
-
-    Args:
-        shared: the 64 numbers in shared memory, as stored by `prepare_kernel`.
-        layout: register layout of a tile of S^T, with one column per query. Number i of the result
-            belongs to column i.
+    are contiguous, and in which the threads that load together use different banks. `layout` is the
+    register layout of a tile of S^T, with one column per query. Number i of the result belongs to
+    column i.
     """
     loaded: gl.constexpr = gl.DistributedLinearLayout(
         [[1], [2], [16], [32]], [[4], [8], [0], [0], [0]], [[0], [0]], [], [BLOCK_Q]
@@ -240,10 +222,8 @@ def store_dq(dq, shared):
 
     The tile is stored as (8, 64, 8), with 8 queries contiguous. The threads that store together
     then use different banks of shared memory, as they do not in the swizzled layouts of TMA. The
-    sum in global memory has the same order, which `convert_kernel` undoes.
-
-    Args:
-        dq: float32 (64 of head_dim, 64 queries), in registers.
+    sum in global memory has the same order, which `convert_kernel` undoes. dq is float32 (64 of
+    head_dim, 64 queries), in registers.
     """
     order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
     tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
@@ -254,11 +234,8 @@ def store_dq(dq, shared):
 def add_dq(dq_desc, dq, row, shared):
     """Add a tile of dQ^T to global memory by TMA, asynchronously.
 
-    Args:
-        dq: float32 (64 of head_dim, 64 queries), in registers.
-        row: row of dq_desc at which the tile starts.
-        shared: buffer in shared memory, which TMA reads. The caller must not overwrite it before
-            the addition has read it.
+    dq is as in `store_dq`, and `row` the row of dq_desc at which the tile starts. TMA reads the
+    buffer `shared`, which the caller must not overwrite before the addition has read it.
     """
     store_dq(dq, shared)
     fence_async_shared()

@@ -25,22 +25,18 @@ def convert_kernel(
 
     Grid: (n_padded // ROWS * batch * heads,).
 
+    `prepare_kernel` describes the other arguments.
+
     Args:
         dq_sum: float32 (batch, heads, n_padded // ROWS, DQ_COLUMNS // 64, ROWS // 8, 64, 8),
             contiguous: dQ / scale. The dimensions of a tile of ROWS queries are the high part of
             the column, the high part of the query, and the low parts of both (see
             `backward.rings.add_dq`).
-        dquery: (batch, heads, n_queries, HEAD_DIM), output: dQ, rounded to the dtype of dquery. The
-            elements of a row are contiguous.
-        starts_q: boundaries of packed sequences, int32 (n_sequences + 1,). Read only if PACKED is
-            True.
-        dq_batch, dq_head, dq_row: strides of dquery, in elements.
-        n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
-            is padded, and starts where `packed_blocks.padded_start` places it.
+        dquery: (batch, heads, n_queries, HEAD_DIM), strides in elements, output: dQ, rounded to its
+            dtype. The elements of a row are contiguous.
         COLUMNS: DQ_COLUMNS or more, a power of two.
         DQ_COLUMNS: number of columns of the sum of dQ, HEAD_DIM or more.
         ROWS: number of queries per tile. Each program converts one tile.
-        PACKED: whether rows belong to packed sequences. n_queries are then the rows of all.
     """
     n_blocks = n_padded // ROWS
     head = tl.program_id(0) // n_blocks

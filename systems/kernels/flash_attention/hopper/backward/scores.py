@@ -27,12 +27,9 @@ def add_times(a, b, sum, COLUMNS: gl.constexpr, ADDS: gl.constexpr = True):
     """Issue the asynchronous WGMMAs of sum + a b^T, float32 (rows of a, rows of b).
 
     There are two WGMMAs if COLUMNS is three quarters of the columns of the tiles, otherwise one.
-    The caller must wait for them before it uses the result.
-
-    Args:
-        a, b: tiles in shared memory.
-        COLUMNS: number of columns of a and b that are multiplied: all or three quarters.
-        ADDS: False if `sum` is zeros, which then need no registers.
+    The caller must wait for them before it uses the result. a and b are tiles in shared memory.
+    COLUMNS of them are multiplied: all or three quarters. Without ADDS, `sum` is zeros, which then
+    need no registers.
     """
     LOW: gl.constexpr = a.shape[1] // 2
     HIGH: gl.constexpr = a.shape[1] // 4
@@ -51,11 +48,8 @@ def probabilities(s, lse, problem, item, first_key, first_query, MASKED: gl.cons
     """Return P^T of a tile, and P^T times the derivative of the capped by the scaled scores.
 
     Without a softcap, this derivative is 1. With a softcap, tanh(x) is 1 - 2 r with r = 1 / (1 +
-    exp(2 x)), and its derivative is 4 (r - r^2).
-
-    Args:
-        s: S^T, float32 (keys, queries), in registers.
-        lse: of the queries, in base 2.
+    exp(2 x)), and its derivative is 4 (r - r^2). s is S^T, float32 (keys, queries), in registers.
+    lse is in base 2.
     """
     if problem.SOFTCAP:
         r = reciprocal(1.0 + gl.exp2(s * problem.scale_log2e))
@@ -76,10 +70,8 @@ def hide(p, problem, item, first_key, first_query, KEY_AXIS: gl.constexpr):
 
     A key is hidden from a query if the mask excludes it. A key is missing if the tile extends past
     the last key. The score of a missing key is 0, so its probability would be exp2(-lse). This
-    value may be inf, and the matmul for dQ would then compute inf * 0 = NaN.
-
-    Args:
-        KEY_AXIS: dimension of p with one index per key, 0 or 1. The other one has one per query.
+    value may be inf, and the matmul for dQ would then compute inf * 0 = NaN. KEY_AXIS is the
+    dimension of p with one index per key, 0 or 1.
     """
     QUERY_AXIS: gl.constexpr = 1 - KEY_AXIS
     of_keys: gl.constexpr = gl.SliceLayout(QUERY_AXIS, p.type.layout)

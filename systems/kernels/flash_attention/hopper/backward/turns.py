@@ -37,11 +37,8 @@ from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q, HALF_K
 def pass_dq(shared, dq, n, place, SLOTS: gl.constexpr):
     """Pass a tile of dQ^T to the adder through shared memory.
 
-    Args:
-        dq: float32 (64 of head_dim, 64 queries), in registers.
-        n: number of earlier calls of this warpgroup.
-        place: index of the slot, as in `add_in_order`.
-        SLOTS: number of slots that this warpgroup uses in turn.
+    dq is float32 (64 of head_dim, 64 queries), in registers. n is the number of earlier calls of
+    this warpgroup, which uses SLOTS slots in turn. `place` is explained in `add_in_order`.
     """
     mbarrier.wait(shared.dq_empty.index(place), (n // SLOTS & 1) ^ 1)
     store_dq(dq, shared.dq.index(place))
@@ -55,14 +52,9 @@ def add_in_order(
 ):  # fmt: skip
     """Add all tiles of dQ of a work item to global memory by TMA. The adder calls this function.
 
-    Args:
-        n: number of tiles in earlier work items of this program.
-        SLOTS: number of tiles of dQ^T for which the ring has room, 1 or 2.
-        HALVES: number of parts of 64 columns that are passed separately: head_dim / 64. Part h of a
-            tile is in the place (n % SLOTS) * HALVES + h of the ring.
-
-    Returns:
-        Value of n for the next work item.
+    n is the number of tiles in earlier work items of this program, and n for the next work item is
+    returned. The ring has room for SLOTS tiles of dQ^T, 1 or 2. HALVES parts of 64 columns are
+    passed separately (head_dim / 64). Part h of a tile is in the place (n % SLOTS) * HALVES + h.
     """
     for which in range(problem.Q_PER_KV):
         q_head = item.head * problem.Q_PER_KV + which

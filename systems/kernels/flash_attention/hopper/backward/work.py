@@ -232,12 +232,9 @@ class WorkItem:
 def row_before(problem, item, row, i, HEAD_DIM: gl.constexpr):
     """Return the row at which a consumer's part of dQ^T of the previous tile starts.
 
-    It is a row of the sum of dQ. The sum has HEAD_DIM rows for each tile of 64 queries.
-
-    Args:
-        row: row for tile 0 of the head of q.
-        i: number of tiles of this head before the present one. The tile before the first one is the
-            last tile of the previous head.
+    It is a row of the sum of dQ. The sum has HEAD_DIM rows for each tile of 64 queries. `row` is
+    that for tile 0 of the head of q. i is the number of tiles of this head before the present one.
+    The tile before the first one is the last tile of the previous head.
     """
     if problem.BOUNDED:
         found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM

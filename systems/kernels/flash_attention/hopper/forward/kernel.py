@@ -126,11 +126,8 @@ def capped(s, scale_log2e, cap_log2e):
     """Return the capped scores in base 2, minus the cap: cap_log2e * (tanh(x) - 1).
 
     The formula is tanh(x) - 1 = -2 / (1 + exp(2 x)). Its absolute error is near cap_log2e * 2^-22.
-
-    Args:
-        s: scores before they are scaled.
-        scale_log2e: 2 * log2(e) * scale / cap, so that exp2(s * scale_log2e) is exp(2 x).
-        cap_log2e: the cap times log2(e).
+    s is not scaled. scale_log2e is 2 * log2(e) * scale / cap, so that exp2(s * scale_log2e) is
+    exp(2 x). cap_log2e is the cap times log2(e).
     """
     return reciprocal(1.0 + gl.exp2(s * scale_log2e)) * (-2.0 * cap_log2e)
 
@@ -392,48 +389,42 @@ def hopper_forward_kernel(
             of q have 256. With SHARED_RING, each copy loads a box of 64 columns, a third of a tile.
         k_desc, v_desc: TMA descriptors of k and v, (batch, heads // Q_PER_KV, n_keys, head_dim),
             with tiles of BLOCK_K rows.
-        out: the output. It is used if PACKED is True, for the last rows of a sequence, and if
-            COLUMNS is above 128.
+        out: the output. Used if PACKED, for the last rows of a sequence, and if COLUMNS is above
+            128.
         partials: float32 (splits, batch, heads, n_queries, VALUE_COLUMNS), contiguous, output:
-            attention over the keys of each split. It is written only if SPLIT is True.
+            attention over the keys of each split. Written only if SPLIT.
         lse: float32 (splits, batch, heads, n_queries), contiguous, output: log-sum-exp (natural
             logarithm) of the scaled scores over the keys of each split; -inf for a query that sees
             no key of the split.
-        counters: int32 (2,), must be zeros. The first counts the work items that programs have
-            taken, except the first one of each program. The second counts the programs that have
-            finished. The kernel resets both to zero at the end.
+        counters: int32 (2,), must be zeros: the work items that programs have taken, except the
+            first one of each program, and the programs that have finished. The kernel resets both
+            at the end.
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
         blocks: the blocks of CONSUMERS * 64 queries of packed sequences, as listed by
-            `packed_blocks.packed_blocks_kernel`. starts_q, starts_k and blocks are read only if
-            PACKED is True.
-        n_work: number of work items: blocks of CONSUMERS * 64 queries * batch * heads * splits.
-            Not used if PACKED is True.
+            `packed_blocks.packed_blocks_kernel`. Like starts_q and starts_k, read only if PACKED.
+        n_work: blocks of CONSUMERS * 64 queries * batch * heads * splits. Not used if PACKED.
         n_programs: batch * heads.
         n_heads: number of heads of q.
         keys_per_split: number of keys in each split except the last, a multiple of BLOCK_K.
         group: number of heads whose work items run at about the same time, so that their keys and
             values stay in the L2 cache (see `tile_ops.schedule`).
-        left, right: number of keys before and after its position that a query sees. They are used
-            only if BOUNDED is True, and right only if IS_CAUSAL is False.
-        out_batch, out_head, out_row: strides of out, in units of 8 elements. They are used where
-            out is used.
-        scale_log2e: scale of the scores times log2(e), not negative, and positive if BOUNDED is
-            True. With SOFTCAP, see `capped`.
-        cap_log2e: softcap times log2(e). It is used only if SOFTCAP is True.
+        left, right: number of keys before and after its position that a query sees. Used only if
+            BOUNDED, and right only if not IS_CAUSAL.
+        out_batch, out_head, out_row: strides of out, in units of 8 elements.
+        scale_log2e: scale of the scores times log2(e), not negative, and positive if BOUNDED. With
+            SOFTCAP, see `capped`.
+        cap_log2e: softcap times log2(e). Used only if SOFTCAP.
         CONSUMERS: number of consumer warpgroups, 2 or 3.
-        COLUMNS: number of columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The
-            tensors may have fewer. Missing columns are read as zeros.
-        VALUE_COLUMNS: number of columns of v and the output. Up to 128, it is 64, 96 or 128, and
-            the tensors may have fewer, but only if SPLIT is False. Missing columns are read as
-            zeros and are not written.
+        COLUMNS: columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The tensors may
+            have fewer. Missing columns are read as zeros.
+        VALUE_COLUMNS: the same of v and the output. Up to 128, it is 64, 96 or 128, and the tensors
+            may have fewer, but only if SPLIT is False. Missing columns are not written.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
-        IS_CAUSAL: whether a query sees only the keys up to its position.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
             i has the position of key i. True if PACKED is True. MASKED must then be True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. SPLIT must then be False.
-        STAGES: number of slots in shared memory for tiles of keys, and also number of slots for
-            tiles of values.
+        STAGES: slots in shared memory for tiles of keys, and as many for tiles of values.
         SHARED_RING: whether keys and values share STAGES slots. COLUMNS must then be 192, and v
             must have the head_dim of q.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.

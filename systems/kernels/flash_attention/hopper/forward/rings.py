@@ -34,9 +34,7 @@ from systems.kernels.flash_attention.hopper.forward.work import ROWS, publish
 def place_of_keys(n, first, SHARED_RING: gl.constexpr):
     """Return the number of the use of their ring by the keys of tile n.
 
-    Args:
-        n: number of the tile, over all work items of the program.
-        first: number of the first tile of the work item.
+    n and `first`, the first tile of the work item, are counted over all work items of the program.
     """
     place = n
     if SHARED_RING:
@@ -48,8 +46,7 @@ def place_of_keys(n, first, SHARED_RING: gl.constexpr):
 def place_of_values(n, last, SHARED_RING: gl.constexpr):
     """Return the number of the use of their ring by the values of tile n.
 
-    Args:
-        last: number of the last tile of the work item.
+    `last` is the last tile of the work item, counted as n.
     """
     place = n
     if SHARED_RING:
@@ -165,14 +162,8 @@ def skip(n_tiles, n, first, last, barriers, STAGES: gl.constexpr, SHARED_RING: g
     """Release the keys and values of the next n_tiles tiles without reading them.
 
     A slot is released after it is filled. Otherwise, the arrival at `empty` could count for the
-    previous phase.
-
-    Args:
-        n: number of tiles that this consumer has released so far.
-        first, last: numbers of the first and last tile of the work item.
-
-    Returns:
-        The value of n for the next tile.
+    previous phase. n tiles were released before by this consumer, and its value for the next tile
+    is returned. `first` and `last` are the first and last tile of the work item.
     """
     _, _, k_full, k_empty, v_full, v_empty, _, _ = barriers
     for _ in range(n_tiles):

@@ -168,8 +168,8 @@ class WorkItem:
         Tiles are numbered from 0, the one that starts with key first_key.
 
         Returns:
-            begin, end: the tiles begin to end - 1 are processed, at least one. Queries past the
-                last one need no tile, and get one.
+            begin, end: tiles begin to end - 1 are processed, at least one. Queries past the last
+                one need no tile, and get one.
             full_start, full_end: all queries see all keys from full_start to full_end - 1. Other
                 tiles need a mask. Set only if the problem is BOUNDED.
         """
@@ -197,12 +197,9 @@ def next_work(next_work, full, empty, turn):
     """Return the index of the next work item, as published by the producer warp.
 
     The function waits until the index is published. An index of n_work or more means that no work
-    item is left.
-
-    Args:
-        next_work: ring of two indices in shared memory.
-        full, empty: mbarriers of this ring (see the module `forward.kernel`).
-        turn: number of work items that this program has already processed.
+    item is left. `next_work`, a ring of two indices in shared memory, has the mbarriers full and
+    empty (see the module `forward.kernel`). `turn` is the number of work items that this program
+    has processed.
     """
     slot = turn % 2
     mbarrier.wait(full.index(slot), turn // 2 & 1)
