@@ -5,9 +5,9 @@
 #   scripts/gpu_box.sh OUT [SWEEP ...]        for example: scripts/gpu_box.sh out sweeps/flash.yaml
 #
 # Results are written to logs/$RESULTS/<sweep>. If this folder already has results, the sweep is
-# resumed. The archive OUT/results.tar.gz contains the folder logs/$RESULTS and the folder box/, which
-# has the tables of the sweeps and the logs of the tests and sweeps. The script exits with 1 if a test
-# or a sweep failed.
+# resumed. The archive OUT/results.tar.gz contains the folder logs/$RESULTS, the folder logs/diffs with
+# the uncommitted changes that were measured, and the folder box/ with the tables of the sweeps and the
+# logs of the tests and sweeps. The script exits with 1 if a test or a sweep failed.
 #
 # A copy of the checkout without .git needs the file .code_state.json, which `python -m jobs carry` writes
 # in the checkout, or the variables GIT_COMMIT and GIT_DIRTY. Otherwise records have no commit.
@@ -82,7 +82,9 @@ for sweep in "$@"; do
     tail -n 6 "$box/$name.log"
     "$python" aggregate.py "$results/$name" >"$box/$name.md" 2>>"$box/$name.log" || failed=1
 done
-mkdir -p "$results"
-tar -czf "$out/results.tar.gz" "$results" -C "$(dirname "$box")" box
+mkdir -p "$results" logs/diffs
+# The name of a diff is a hash of its content. All sweeps have the same one, so one copy is kept.
+find "$results" -path '*/diffs/*.diff' -exec mv -t logs/diffs {} ';'
+tar -czf "$out/results.tar.gz" "$results" logs/diffs -C "$(dirname "$box")" box
 step "done, exit $failed"
 exit "$failed"

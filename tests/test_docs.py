@@ -116,6 +116,11 @@ def test_every_key_of_a_sweep_file_is_documented(model: type[BaseModel], prefix:
             assert f"`{prefix}{key}`" in text, key
 
 
+def test_every_study_is_listed() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]", (DOCS / "studies.md").read_text(), re.M)
+    assert sorted(listed) == sorted(path.stem for path in (ROOT / "sweeps").glob("*.yaml"))
+
+
 def test_every_value_and_status_is_documented() -> None:
     sweeps, folders = (
         (DOCS / name).read_text() for name in ("sweep_files.md", "results_folders.md")

@@ -6,6 +6,7 @@ commit.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -110,6 +111,21 @@ def test_records_of_older_versions_are_known() -> None:
     )
     assert older == OLDER
     assert len(records) > 1000
+
+
+def test_every_diff_of_a_record_is_in_one_folder() -> None:
+    """The reference results share logs/diffs. Results folders of users have their own diffs."""
+    named = {
+        state["diff"]
+        for folder in FOLDERS
+        for record in read_records(folder)[0]
+        for state in (record.environment["git"], *record.environment.get("code", []))
+        if "diff" in state
+    }
+    diffs = {path.stem: path.read_bytes() for path in (ROOT / "logs" / "diffs").glob("*.diff")}
+    assert named == diffs.keys()
+    assert not list((ROOT / "logs").glob("h[12]00/*/diffs/*.diff")), "move them to logs/diffs"
+    assert all(hashlib.sha256(diff).hexdigest().startswith(name) for name, diff in diffs.items())
 
 
 # ---- source hashes -------------------------------------------------------------------------------
