@@ -159,13 +159,12 @@ def _print_tables(
         if not views:
             known = ", ".join(view.name for view in sweep.tables) or "none"
             _fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
-    rendered = {} if texts is None else texts.render_all(observation, views, results)
     for view in views:
         try:
             for_programs = output_format is Format.csv
             table = make_report_table(observation, view, results, for_programs)
-            if table is not None and view.name in rendered:
-                table.text = rendered[view.name].use(table.warnings.append)
+            if table is not None and texts is not None:
+                table.text = texts.render(observation, view, results, table.warnings.append)
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:
