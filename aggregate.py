@@ -24,7 +24,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs.command_line.completion import conditions, results_folders, sweep_files
+from jobs.command_line.completion import results_folders, sweep_files
 from jobs.command_line.invocation import command, of_another_module
 from jobs.command_line.parsers import as_fraction, as_path
 from jobs.commands.where import Where, matching, matching_runs
@@ -277,7 +277,6 @@ def compare_times(
             metavar="CONDITION",
             help="Only the runs that satisfy this condition, for example 'seq_len > 4096'. It may "
             "contain parameters and benchmark. [default: all runs]",
-            autocompletion=conditions,
         ),
     ] = None,
     output_format: Annotated[

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.command_line.completion import key_values, results_folders, sweep_files
+from jobs.command_line.completion import results_folders, sweep_files
 from jobs.command_line.invocation import command
 from jobs.command_line.parsers import as_path
 from jobs.command_line.plain_console import plain_console
@@ -76,7 +76,6 @@ def submit(
             help="Overrides of the sweep file. KEY is a benchmark parameter (dtype=bf16; a list "
             "such as 'seq_len=[128,256]' runs every value), a key of the sweep file (repeats=3), "
             "or a nested key (slurm.partition=h100).",
-            autocompletion=key_values,
         ),
     ] = None,
     cluster: Annotated[

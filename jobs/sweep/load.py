@@ -92,31 +92,6 @@ def load_sweep(
     return LoadedSweep(sweep, benchmarks, document)
 
 
-def load_sweep_benchmarks(
-    path: Path, overrides: list[str] | tuple[str, ...] = ()
-) -> Benchmarks | None:
-    """Load the benchmarks of a sweep file whose other keys may be incomplete or invalid.
-
-    Args:
-        path: path of the YAML file, or of a stock sweep.
-        overrides: `key=value` from the command line. Only the key `benchmark` is used.
-
-    Returns:
-        The benchmarks. None if the file or a benchmark cannot be loaded.
-
-    Raises:
-        InputError: if there is no such file.
-    """
-    problems: list[Problem] = []
-    document = _read(sweep_file(path), problems, ())
-    if not isinstance(document.data, dict):
-        return None
-    for argument in overrides:
-        if argument.startswith("benchmark="):
-            apply_override(document, argument, [], problems)
-    return _benchmarks(document, problems)
-
-
 # ---- reading and merging -------------------------------------------------------------------------
 
 
