@@ -51,7 +51,6 @@ def load_sweep(
     overrides: list[str] | tuple[str, ...] = (),
     filter: str | None = None,
     cluster: Path | None = None,
-    option: str = "--filter",
 ) -> LoadedSweep:
     """Read and validate a sweep file.
 
@@ -63,7 +62,6 @@ def load_sweep(
             grid.
         filter: a comparison, such as `seq_len <= 1024`. Runs that do not match it are left out.
         cluster: path of a cluster file with default values for `slurm` and `resources`, or None.
-        option: name of the option that gave the filter, for error messages.
 
     Raises:
         InputError: if a file, an override or the filter is invalid. The error lists all problems
@@ -76,7 +74,7 @@ def load_sweep(
     benchmarks = _apply_overrides(document, overrides, problems)
     if filter is not None:
         document.data["filter"] = filter
-        document.positions[("filter",)] = Position(option)
+        document.positions[("filter",)] = Position("--where")
     unread = {problem.position for problem in problems}
     found: list[Problem] = []
     sweep = validate_schema(document, found)
@@ -110,7 +108,7 @@ def _read_sweep(path: Path, problems: list[Problem]) -> Document:
     if "filter" in document.data:
         where = document.at_key(("filter",))
         problems.append(
-            Problem(where, "'filter' is not a key of a sweep file; use the option --filter")
+            Problem(where, "'filter' is not a key of a sweep file; use the option --where")
         )
         del document.data["filter"]
     return document

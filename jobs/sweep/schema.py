@@ -282,7 +282,7 @@ class Sweep(Axes):
     timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []
-    filter: str | None = None  # the value of --filter
+    filter: str | None = None  # the value of --where
 
     def parameters(self) -> list[str]:
         """Return the names of the parameters that the sweep sets. All others have defaults."""
