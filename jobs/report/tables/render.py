@@ -53,11 +53,10 @@ def render(table: ReportTable, to: Format) -> str:
     if to is Format.html:
         below = [f"<p>{escape(text)}</p>" for text in (notes, table.text) if text]
         return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
-    comments = [line for line in (table.heading, notes) if line]
-    if to is Format.latex:
-        comments = [f"% {line}\n" for line in comments]
-        return "".join(comments) + _table(table, "latex_booktabs")
-    return "".join(f"# {line}\n" for line in comments) + _csv(table.columns)
+    is_latex = to is Format.latex
+    mark = "%" if is_latex else "#"
+    comments = "".join(f"{mark} {line}\n" for line in (table.heading, notes) if line)
+    return comments + (_table(table, "latex_booktabs") if is_latex else _csv(table.columns))
 
 
 def _csv(columns: dict[str, list[str]]) -> str:
