@@ -11,7 +11,6 @@ reversed every round. One of the four candidates is judged.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -176,9 +175,6 @@ def main() -> None:
     blocks = parser.parse_args().blocks
     if blocks < 100 or blocks % 100:
         parser.error(f"--blocks must be a positive multiple of 100, got {blocks}")
-    import statsmodels.stats.multitest  # noqa: F401
-
-    gc.freeze()  # multipletests() collects garbage, which is slow if all modules are searched
     titles = ["noise", "allocations x rounds", "false", "exit 1", "covered", "half-width", "same"]
     titles += [f"finds {slowdown:.0%}" for slowdown in SLOWDOWNS] + ["2% same"]
     print(f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}")

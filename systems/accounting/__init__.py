@@ -3,10 +3,6 @@
 The formulas are pure functions and need only the standard library. Some functions take the name of
 a device. These functions return None if the required datasheet value of that device is not in
 `hardware.py`.
-
-`python -m systems.accounting` prints how communication and memory of parallel training are
-computed. The command also uses the modules `feed_forward` and `xxl_model`, whose functions are not
-exported here.
 """
 
 from systems.accounting.attention import (

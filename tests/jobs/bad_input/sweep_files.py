@@ -16,7 +16,7 @@ _CASES: list[tuple[str, str]] = [
     ("'': 1", "unknown key ''"),
     ("fixed.size: 1", "unknown key 'fixed.size'"),
     (f"{'k' * 900}: 1", "unknown key 'kkkkkkk"),
-    (ONE + "filter: size == 1", "'filter' is not a key of a sweep file; use the option --filter"),
+    (ONE + "filter: size == 1", "'filter' is not a key of a sweep file; use the option --where"),
     (ONE + "description: 5", "description: got 5, expected a valid string"),
     (ONE + "description: [a]", "description: got ['a'], expected a valid string"),
     # ---- fixed
