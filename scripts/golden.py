@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # In the sbatch scripts of a dry run
-NEW_SUBMISSION = r"submissions/\d{8}-\d{6}-\d+-\w{4}(?=/slurm/)"
+NEW_SUBMISSION = r"submissions/\d{8}-\d{6}-\d+-\w{4}(?=/slurm|/jobs)"
 WARM_UP = "import aggregate, pandas, scipy.stats, matplotlib.figure, tabulate, typer, pydantic"
 # Executes commands, each in a process that has the modules already, and saves what they print.
 RUN_ALL = """
