@@ -13,6 +13,8 @@ from tests.jobs.harness import ROOT, TESTS_OWN
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgSign=false")
 # A benchmark that returns a constant, to tell which version of its file was executed.
 BENCHMARK = """\
+import os
+
 from systems.benchmark import BenchmarkParams
 
 PRELOAD = ()
@@ -22,7 +24,8 @@ class Params(BenchmarkParams):
 
 def run(params):
     import helper
-    return {"samples_ms": {"forward": [1.0]}, "facts": {"code": helper.VALUE}}
+    facts = {"code": helper.VALUE, "round": os.environ.get("RUN_ROUND")}
+    return {"samples_ms": {"forward": [1.0]}, "facts": facts}
 """
 SWEEP = "{name: own, benchmark: own.bench, grid: {index: [%s]}, runs_per_job: 1}"
 

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, own_repository, project_checkout
-from tests.jobs.harness import facts, records
+from tests.jobs.harness import call, facts, records
 
 
 def codes(found: list[Record]) -> list[tuple[str, str]]:
@@ -35,8 +35,10 @@ def submit(own: Checkout, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
+    """Tables show the present code, and status shows both. The same command resumes."""
     old = own.git("rev-parse", "HEAD~1")
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=2").splitlines()
+    assert [line.endswith(" compare logs/own") for line in told[-2:]] == [True, False], told
     lines = [line for line in told if line.startswith("[")]
     assert [(x.split()[0], *x.split()[5:9]) for x in lines[1:4]] == [
         ("[2/6]", "round", "1/2", "after", "own.bench"),
@@ -54,14 +56,16 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     assert [state["commit"] for state in states] == [old, own.git("rev-parse", "HEAD")]
     assert [state["dirty"] for state in states] == [False, False]
 
-
-@pytest.mark.slow
-def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own: Checkout) -> None:
-    command = ("--against", "HEAD~1")
-    submit(own, *command, "blocks.rounds=1")
-    assert "nothing to submit" in submit(own, *command, "blocks.rounds=1")
-    submit(own, *command, "blocks.rounds=2")
-    assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
+    note = f"note: the runs of {old[:10]} are not in tables: "
+    out = own.folder / "logs/own"
+    shown = call("aggregate", out, "--format", "csv")
+    rows = [line for line in shown.stdout.splitlines() if line.startswith("1.000")]
+    assert note in shown.stderr and len(rows) == 1, shown
+    status = json.loads(call("jobs", "status", out, "--json").stdout)
+    assert status["counts"] == {"ok": 6}
+    assert "nothing to submit" in submit(own, "--against", "HEAD~1", "blocks.rounds=2")
+    submit(own, "--against", "HEAD~1", "blocks.rounds=3")
+    assert [r.block.round for r in records(out)[6:] if r.block] == [2, 2, 2]
 
 
 @pytest.mark.slow
@@ -78,26 +82,16 @@ def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
-    told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
-    assert [line.endswith(" compare logs/own") for line in told] == [True, False], told
-    note = f"note: the runs of {own.git('rev-parse', 'HEAD~1')[:10]} are not in tables: "
-    assert note in own.python("aggregate", "logs/own").stdout
-    status = json.loads(own.python("jobs", "status", "logs/own", "--json").stdout)
-    assert status["counts"] == {"ok": 3}
-    shown = own.python("aggregate", "logs/own", "--format", "csv").stdout
-    assert shown.count("1.000") == 1, shown
-
-
-@pytest.mark.slow
-def test_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
+def test_ranks_run_the_code_of_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
+    """They are started for each run of a round, of which only the first ones include the check."""
+    own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)
     (other / "helper.py").write_text("VALUE = 'theirs'\n")
     submit(own, "--against", str(other), "blocks.rounds=1")
-    (other / "helper.py").write_text("VALUE = 'later'\n")
     found = records(own.folder / "logs/own")
     assert [code for _, code in codes(found)] == ["theirs", "new", "theirs"]
+    assert [json.loads(facts(r)["round"])["check"] for r in found] == [True, True, False]
     assert found[0].environment["checkout"]["dirty"] is True
     assert found[0].checkout.startswith("other-")
 
@@ -121,13 +115,6 @@ def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     assert states[0] != states[1] == project.git("rev-parse", "HEAD")
     copy = project.folder / "logs/own/snapshots" / found[0].checkout
     assert (copy / "systems").is_dir() and not (copy / "jobs").exists()
-
-
-@pytest.mark.slow  # faster: test_both_versions_of_the_code_are_measured_in_turn
-def test_ranks_run_the_other_code(own: Checkout) -> None:
-    own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
-    submit(own, "--against", "HEAD~1", "blocks.rounds=1")
-    assert [code for _, code in codes(records(own.folder / "logs/own"))] == ["old", "new", "old"]
 
 
 @pytest.mark.parametrize(
