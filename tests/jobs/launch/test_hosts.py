@@ -210,7 +210,7 @@ exec setpriv --reuid 65534 --clear-groups --inh-caps=-all --bounding-set=-all "$
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_of_another_user_that_are_hidden_count_as_alive(tmp_path: Path) -> None:
     """With hidepid, /proc does not show that they are alive."""
     unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HIDDEN, "sh"]
