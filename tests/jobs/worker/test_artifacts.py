@@ -49,7 +49,7 @@ def test_a_run_that_leaves_nothing_has_no_folder(out: Path) -> None:
 def test_logs_says_where_they_are(out: Path) -> None:
     killed = next(record for record in records(out) if record.status == "killed")
     silent = next(record for record in records(out) if record.params["tag"] == 1)
-    logs = run("jobs", "logs", killed.run, "--in", out).stdout
+    logs = call("jobs", "logs", killed.run, "--in", out).stdout
     folder = out / "artifacts" / f"{killed.run}-"
     assert f"# artifacts in {folder}" in logs
     assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
