@@ -162,13 +162,13 @@ def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.Monkey
         "fixed": {"implementation": reference, "head_dim": 64},
     }
     own.write("own.yaml", json.dumps(sweep | {"grid": {"seq_len": [128], "dtype": ["fp32"]}}))
-    done = own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
+    done = own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
     assert done.returncode == 2, done.stdout
     assert (
         f"got '{reference}' in an untracked file; run: git add my_kernels/flash.py" in done.stdout
     )
     own.git("add", "my_kernels")
-    assert own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
+    assert own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
 
 
 @pytest.fixture

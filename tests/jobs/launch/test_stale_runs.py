@@ -13,12 +13,12 @@ from jobs.results.manifest import Executor, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
 from tests.jobs.checkout import Checkout, own_repository
-from tests.jobs.harness import ROOT, records
+from tests.jobs.harness import records
 from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
 
 
 def submit(own: Checkout, *options: str) -> str:
-    done = own.python("jobs.submit", "own.yaml", "--local", *options, project=ROOT)
+    done = own.call("jobs.submit", "own.yaml", "--local", *options)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
