@@ -6,6 +6,7 @@ test_slurm.py tests the same with jobs that Slurm holds.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,33 +151,30 @@ def test_retry_takes_a_snapshot_again(tmp_path: Path, project: Checkout) -> None
 @pytest.mark.slow
 def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
+    out = tmp_path / "refused"
 
-    def refused(*options: str, folder: Checkout = own, by: Path = project.folder) -> str:
-        out = tmp_path / "refused"
-        done = folder.python("jobs.submit", "own.yaml", "--out", out, *options, project=by)
-        assert done.returncode == 2 and len(done.stdout.splitlines()) == 1, done.stdout
+    def told(where: Checkout, code: int, *options: str) -> str:
+        done = where.call("jobs.submit", "own.yaml", "--out", out, "--snapshot", *options)
+        assert done.returncode == code, done.stdout
         assert not out.exists()
         return done.stdout
 
-    assert "--snapshot is not allowed together with --debug" in refused("--debug", "--snapshot")
+    assert "--snapshot is not allowed together with --debug" in told(own, 2, "--debug")
     own.git("rm", "-q", "--cached", "own/bench.py")
-    told = refused("--local", "--snapshot")
-    assert "'own.bench'" in told and "run: git add own/bench.py" in told
+    untracked = told(own, 2, "--local")
+    assert "'own.bench'" in untracked and "run: git add own/bench.py" in untracked
     own.git("add", "own/bench.py")
-    assert "1 (0 done" in submitted(
-        own, tmp_path / "refused", "--dry-run", "--snapshot", project=project.folder
-    )
-    nowhere = Checkout.__new__(Checkout)
+    assert "1 (0 done" in told(own, 0, "--dry-run")
+    nowhere = Checkout.__new__(Checkout)  # not a repository
     nowhere.folder = tmp_path / "nowhere"
-    (nowhere.folder / "own").mkdir(parents=True)
-    (nowhere.folder / "own" / "bench.py").write_text(BENCHMARK)
-    (nowhere.folder / "own.yaml").write_text(SWEEP % "0")
-    told = submitted(nowhere, tmp_path / "out", "--dry-run", "--snapshot", project=project.folder)
-    assert "own/bench.py is not in the snapshot: its repository is not copied" in told
+    nowhere.write("own/bench.py", BENCHMARK)
+    nowhere.write("own.yaml", SWEEP % "0")
+    note = "own/bench.py is not in the snapshot: its repository is not copied"
+    assert note in told(nowhere, 0, "--dry-run")
     bare = tmp_path / "bare"
     for name in ("jobs", "systems"):
-        (bare / name).parent.mkdir(exist_ok=True)
-        project.git("archive", "-o", str(tmp_path / f"{name}.tar"), "HEAD", name)
-        nowhere.python("tarfile", "-e", tmp_path / f"{name}.tar", bare)
-    told = refused("--local", "--snapshot", folder=nowhere, by=bare)
-    assert "--snapshot requires a git repository around the current folder" in told
+        shutil.copytree(project.folder / name, bare / name)
+    arguments = ["jobs.submit", "own.yaml", "--out", out, "--snapshot", "--local"]
+    done = nowhere.python(*arguments, project=bare)
+    assert done.returncode == 2 and not out.exists()
+    assert "--snapshot requires a git repository around the current folder" in done.stdout
