@@ -84,8 +84,6 @@ def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
     assert cancel.returncode == 2 and f"runs on host {here}; run this" in cancel.stdout
     plan = on(other_host, "jobs.submit", sweep, "--out", out, "--dry-run").stdout
     assert "2 queued or running" in plan
-    forced = on(other_host, "jobs.submit", sweep, "--out", out, "--dry-run", "--force").stdout
-    assert "3 (0 done, 0 queued or running)" in forced
 
     queue.kill()
     queue.communicate()
