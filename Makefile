@@ -52,8 +52,8 @@ test: $(VENV)/installed-test
 
 # make test-slow        run the tests that make test skips, such as long compilations and sweeps/cpu
 test-slow: $(VENV)/installed-test
-	$(PYTEST) -m 'slow and not gpu' $(SELECTED)
-	$(call interpreted,-m slow)
+	$(PYTEST) -m 'slow and not gpu and not exhaustive' $(SELECTED)
+	$(call interpreted,-m 'slow and not exhaustive')
 
 # make test-all         run make test and make test-slow
 test-all: test test-slow
