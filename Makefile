@@ -77,7 +77,7 @@ test-exhaustive: $(VENV)/installed-test
 	$(PYTEST) $(EXHAUSTIVE) $(SELECTED)
 	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
 	$(call interpreted,$(EXHAUSTIVE))
-	$(call interpreted,-m 'slow or not exhaustive',CHECK_OVERFLOW=1)
+	$(call interpreted,-m 'slow or not exhaustive' --depends all,CHECK_OVERFLOW=1)
 
 # make test-gpu         run the tests that need an NVIDIA GPU (some need two GPUs)
 test-gpu: $(VENV)/installed-test

@@ -48,8 +48,6 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 FIRST = [
     "test_slurm.py",
     "test_slurm_interruptions.py",
-    "test_slurm_containers.py",
-    "test_slurm_blocks.py",
     "test_flash_pytorch.py",
     "test_fsdp.py",
     "test_stop.py",
@@ -110,8 +108,8 @@ def gpu_memory_for_other_processes(request: pytest.FixtureRequest) -> Iterator[N
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Distribute the tests over several processes (make test), whole files at a time.
 
-    All files whose tests need ranks go to the same process. The tests of `INDEPENDENT` files are
-    distributed one by one.
+    All files whose tests need ranks go to the same process, and so do those that need the Slurm
+    cluster. The tests of `INDEPENDENT` files are distributed one by one.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -127,12 +125,15 @@ def _scope(nodeid: str) -> str:
     if nodeid.startswith(INDEPENDENT):
         return nodeid
     file = nodeid.partition("::")[0]
-    return "ranks" if _needs_ranks(file) else file
+    return _shared(file) or file
 
 
 @functools.cache
-def _needs_ranks(file: str) -> bool:
-    return "(ranks" in (Path(__file__).parents[1] / file).read_text()
+def _shared(file: str) -> str | None:
+    """Return the name of the session fixture that the tests of a file share, if there is one."""
+    text = (Path(__file__).parents[1] / file).read_text()
+    words = {"ranks": "(ranks", "slurm": "slurm_cluster: "}
+    return next((name for name, word in words.items() if word in text), None)
 
 
 @pytest.fixture

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
-from tests.jobs.harness import ROOT, TESTS_OWN
+from tests.jobs.harness import ROOT, TESTS_OWN, call
 
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgSign=false")
 # A benchmark that returns a constant, to tell which version of its file was executed.
 BENCHMARK = """\
+import os
+
 from systems.benchmark import BenchmarkParams
 
 PRELOAD = ()
@@ -22,7 +26,8 @@ class Params(BenchmarkParams):
 
 def run(params):
     import helper
-    return {"samples_ms": {"forward": [1.0]}, "facts": {"code": helper.VALUE}}
+    facts = {"code": helper.VALUE, "round": os.environ.get("RUN_ROUND")}
+    return {"samples_ms": {"forward": [1.0]}, "facts": facts}
 """
 SWEEP = "{name: own, benchmark: own.bench, grid: {index: [%s]}, runs_per_job: 1}"
 
@@ -70,6 +75,24 @@ class Checkout:
             text=True,
             timeout=240,
         )
+
+    def call(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Like `python` with this project, but call the command in the test's process."""
+        sys.path.insert(0, str(self.folder))
+        try:
+            with contextlib.chdir(self.folder):
+                return call(*arguments)
+        finally:
+            sys.path.remove(str(self.folder))
+            for name, module in list(sys.modules.items()):
+                if any(Path(path).is_relative_to(self.folder) for path in _paths(module)):
+                    del sys.modules[name]
+
+
+def _paths(module: ModuleType) -> list[str]:
+    """Return the path of a module, or the folders of a package."""
+    path = getattr(module, "__file__", None)
+    return [path] if path else list(getattr(module, "__path__", []))
 
 
 def own_repository(folder: Path, indices: str = "0") -> Checkout:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from jobs.code import git
+from jobs.code import state as state_module
 from jobs.code.measured_files import measured_files
-from jobs.code.state import read_state, repository_root, write_carried
+from jobs.code.state import project_state, read_state, repository_root, write_carried
 from jobs.run import Run, Shape
 from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
-from tests.jobs.harness import facts, only_record, records
+from tests.jobs.harness import call, only_record
 
 
 @pytest.fixture(scope="module")
@@ -108,24 +109,22 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
 
     own.write("helper.py", "VALUE = 'edited'\n")
     commit = own.git("rev-parse", "HEAD")
-    told = submit(own, out, project.folder)
+    told = submit(own, out, project.folder, "--save-untracked")
     assert "note: 1 result of older code measured again; --keep-stale keeps it" in told
     (code,) = only_record(out, index=1).environment["code"]
     assert (code["commit"], code["dirty"]) == (commit, True)
     diff = (out / "diffs" / f"{code['diff']}.diff").read_text()
-    assert "+VALUE = 'edited'" in diff and "hunter2" not in diff
+    assert "+VALUE = 'edited'" in diff and "hunter2" in diff
     own.write("own/bench.py", BENCHMARK + "# changed\n")
     assert "skipping 2 runs with a result" in submit(own, out, project.folder)
-    submit(own, out, project.folder, "--force", "--save-untracked", "--filter", "index == 0")
-    (code,) = records(out)[-1].environment["code"]
-    assert "hunter2" in (out / "diffs" / f"{code['diff']}.diff").read_text()
 
 
 @pytest.mark.slow
 def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
     """The next run of the job has imported the old code, and its record says so.
 
-    The code that was measured is unknown, so the records have no hash of it.
+    The code that was measured is unknown, so the records have no hash of it. The benchmark is in a
+    checkout of this project but outside its packages, so it is code of its own.
     """
     own = project_checkout(tmp_path / "sweeps")
     edit = "    from pathlib import Path\n    Path(__file__).open('a').write('EDITED = 1')\n"
@@ -144,6 +143,7 @@ def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
         assert (before["dirty"], after["dirty"]) == (False, True)
         assert after["changed_since_job_start"] and "changed_since_job_start" not in before
     assert first["sha256"] != second["sha256"]
+    assert first["repository"] == "sweeps" and first["commit"] == environments[0]["git"]["commit"]
 
 
 @pytest.mark.slow
@@ -162,90 +162,77 @@ def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.Monkey
         "fixed": {"implementation": reference, "head_dim": 64},
     }
     own.write("own.yaml", json.dumps(sweep | {"grid": {"seq_len": [128], "dtype": ["fp32"]}}))
-    done = own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
+    done = own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
     assert done.returncode == 2, done.stdout
     assert (
         f"got '{reference}' in an untracked file; run: git add my_kernels/flash.py" in done.stdout
     )
     own.git("add", "my_kernels")
-    assert own.python("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
+    assert own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
 
 
 @pytest.fixture
-def carried(tmp_path: Path, project: Checkout) -> Path:
-    """A copy of the project without .git, with the file that `jobs carry` wrote."""
-    done = project.python("jobs", "carry", project=project.folder)
-    assert done.returncode == 0 and ".code_state.json" in done.stdout, done.stdout
+def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A copy of a repository without .git that counts as this project, and the carried commit."""
+    source = Checkout(tmp_path / "source")
+    source.write("jobs/__init__.py", "")
+    commit = source.commit(helper="VALUE = 'old'\n")
+    write_carried(source.folder)
     copy = tmp_path / "copy"
-    shutil.copytree(project.folder, copy, ignore=shutil.ignore_patterns(".git", "logs"))
-    (project.folder / ".code_state.json").unlink()
-    return copy
+    shutil.copytree(source.folder, copy, ignore=shutil.ignore_patterns(".git"))
+    monkeypatch.setattr(state_module, "ROOT", copy)
+    return copy, commit
 
 
-def state_in(folder: Path) -> dict[str, Any]:
-    """Return the state that a process in a copy of the project finds."""
-    code = "import json, pathlib as p; from jobs.code.state import project_state as s; "
-    code += "o = p.Path('out'); print(json.dumps(s(o).entry(o)))"
-    (folder / "tell.py").write_text(code)
-    here = Checkout.__new__(Checkout)  # not a repository
-    here.folder = folder
-    done = here.python("tell", project=folder)
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+def project_entry(results: Path) -> dict[str, Any]:
+    return project_state(results).entry(results)
 
 
-def test_a_carried_state_is_verified(carried: Path, project: Checkout) -> None:
-    commit = project.git("rev-parse", "HEAD")
-    clean = state_in(carried)
+def test_a_carried_state_is_verified(carried: tuple[Path, str], tmp_path: Path) -> None:
+    copy, commit = carried
+    clean = project_entry(tmp_path)
     assert clean == {"commit": commit, "dirty": False, "untracked": [], "source": "carried"}
-    with (carried / "systems" / "benchmark.py").open("a") as file:
-        file.write("# tampered\n")
-    (carried / "helper.py").unlink()
-    tampered = state_in(carried)
+    with (copy / "jobs" / "__init__.py").open("a") as file:
+        file.write("tampered = 1\n")
+    (copy / "helper.py").unlink()
+    tampered = project_entry(tmp_path)
     assert (tampered["commit"], tampered["dirty"]) == (commit, True)
-    assert tampered["changed"] == ["helper.py", "systems/benchmark.py"]
+    assert tampered["changed"] == ["helper.py", "jobs/__init__.py"]
 
 
-def test_a_carried_state_has_the_diff(tmp_path: Path) -> None:
+def test_a_copy_with_a_damaged_carried_state_has_no_commit(
+    carried: tuple[Path, str], tmp_path: Path
+) -> None:
+    (carried[0] / ".code_state.json").write_text("{")
+    nothing = project_entry(tmp_path)
+    assert (nothing["commit"], nothing["dirty"], nothing["source"]) == (None, "unknown", "unknown")
+    assert ".code_state.json cannot be read" in nothing["why"]
+
+
+def test_another_repository_around_the_project(carried: tuple[Path, str], tmp_path: Path) -> None:
+    (carried[0] / ".code_state.json").unlink()
+    around = Checkout(tmp_path)
+    around.write("other.py", "")
+    around.git("add", "other.py")
+    around.git("commit", "-q", "-m", "first")
+    state = project_entry(tmp_path / "results")
+    assert state["commit"] is None and "does not track copy/jobs/__init__.py" in state["why"]
+
+
+def test_a_carried_state_has_the_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checkout(tmp_path / "own")
     commit = own.commit(old="x = 1\n")
     own.write("old.py", "x = 2 # \udcff".encode(errors="surrogateescape").decode("latin-1"))
     (own.folder / "new.py").touch()
-    assert own.python("jobs", "carry").returncode == 0
+    monkeypatch.chdir(own.folder)
+    assert ".code_state.json" in call("jobs", "carry").stdout
     before = read_state(own.folder, tmp_path)
     shutil.rmtree(own.folder / ".git")
     after = read_state(own.folder, tmp_path)
     assert (after.commit, after.dirty, after.untracked) == (commit, True, ("new.py",))
     assert after.diff == before.diff and not after.changed
-    refused = own.python("jobs", "carry")
+    refused = call("jobs", "carry")
     assert refused.returncode == 2 and "must be in a git repository" in refused.stdout
-
-
-def test_a_copy_with_a_damaged_carried_state_has_no_commit(carried: Path) -> None:
-    (carried / ".code_state.json").write_text("{")
-    nothing = state_in(carried)
-    assert (nothing["commit"], nothing["dirty"], nothing["source"]) == (None, "unknown", "unknown")
-    assert ".code_state.json cannot be read" in nothing["why"]
-
-
-def test_another_repository_around_the_project(tmp_path: Path, carried: Path) -> None:
-    (carried / ".code_state.json").unlink()
-    around = Checkout(tmp_path)
-    around.write("other.py", "")
-    around.git("add", "other.py")
-    around.git("commit", "-q", "-m", "first")
-    state = state_in(carried)
-    assert state["commit"] is None and "does not track copy/jobs/__init__.py" in state["why"]
-
-
-def test_facts_of_the_checkout(tmp_path: Path, project: Checkout) -> None:
-    """A benchmark in a checkout of this project but outside its packages is code of its own."""
-    out = tmp_path / "out"
-    submit(project, out, project.folder)
-    record = only_record(out)
-    assert facts(record)["code"] == "old"
-    (code,) = record.environment["code"]
-    assert code["repository"] == "sweeps" and code["commit"] == record.environment["git"]["commit"]
 
 
 def test_a_carried_state_explains_a_copy_in_an_older_repository(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ class Scenario:
         """Return the path of the file that a run waits for. "" and "requeued" name no file."""
         return until if until in ("", "requeued") else str(self.folder / until)
 
-    def submit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def submit(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Call `python -m jobs.submit` with this sweep."""
-        return self.call("jobs.submit", self.write_sweep(), "--out", "out", *arguments)
+        command = ["jobs.submit", self.write_sweep(), "--out", "out", *arguments]
+        return self.call(*command, **environment)
 
     def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Submit the sweep in a separate process, as a user does."""
@@ -62,13 +63,13 @@ class Scenario:
         path.write_text(json.dumps(self.sweep))  # JSON is YAML
         return str(path)
 
-    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Call `python -m ARGUMENTS` in the scenario's folder.
 
         From there, a job can import the project only through PYTHONPATH.
         """
         with contextlib.chdir(self.folder):
-            return call(*arguments, environment=self.cluster.environment)
+            return call(*arguments, environment=self.cluster.environment | environment)
 
     def run_alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a separate process in the scenario's folder."""
@@ -83,17 +84,6 @@ class Scenario:
             command,
             cwd=self.folder,
             env=os.environ | self.cluster.environment | project | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def start_alone(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command as a separate process in the scenario's folder, and return it."""
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=os.environ | self.cluster.environment | {"PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

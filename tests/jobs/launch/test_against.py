@@ -11,7 +11,7 @@ import pytest
 
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, own_repository, project_checkout
-from tests.jobs.harness import facts, records
+from tests.jobs.harness import call, facts, records
 
 
 def codes(found: list[Record]) -> list[tuple[str, str]]:
@@ -28,15 +28,17 @@ def own(tmp_path: Path) -> Checkout:
 
 
 def submit(own: Checkout, *arguments: str) -> str:
-    done = own.python("jobs.submit", "own.yaml", "--local", "--out", "logs/own", *arguments)
+    done = own.call("jobs.submit", "own.yaml", "--local", "--out", "logs/own", *arguments)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
 @pytest.mark.slow
 def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
+    """Tables show the present code, and status shows both. The same command resumes."""
     old = own.git("rev-parse", "HEAD~1")
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=2").splitlines()
+    assert [line.endswith(" compare logs/own") for line in told[-2:]] == [True, False], told
     lines = [line for line in told if line.startswith("[")]
     assert [(x.split()[0], *x.split()[5:9]) for x in lines[1:4]] == [
         ("[2/6]", "round", "1/2", "after", "own.bench"),
@@ -54,14 +56,16 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     assert [state["commit"] for state in states] == [old, own.git("rev-parse", "HEAD")]
     assert [state["dirty"] for state in states] == [False, False]
 
-
-@pytest.mark.slow
-def test_the_same_command_resumes_and_an_edit_does_not_change_the_other_code(own: Checkout) -> None:
-    command = ("--against", "HEAD~1")
-    submit(own, *command, "blocks.rounds=1")
-    assert "nothing to submit" in submit(own, *command, "blocks.rounds=1")
-    submit(own, *command, "blocks.rounds=2")
-    assert [r.block.round for r in records(own.folder / "logs/own") if r.block] == [0] * 3 + [1] * 3
+    note = f"note: the runs of {old[:10]} are not in tables: "
+    out = own.folder / "logs/own"
+    shown = call("aggregate", out, "--format", "csv")
+    rows = [line for line in shown.stdout.splitlines() if line.startswith("1.000")]
+    assert note in shown.stderr and len(rows) == 1, shown
+    status = json.loads(call("jobs", "status", out, "--json").stdout)
+    assert status["counts"] == {"ok": 6}
+    assert "nothing to submit" in submit(own, "--against", "HEAD~1", "blocks.rounds=2")
+    submit(own, "--against", "HEAD~1", "blocks.rounds=3")
+    assert [r.block.round for r in records(out)[6:] if r.block] == [2, 2, 2]
 
 
 @pytest.mark.slow
@@ -78,26 +82,16 @@ def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
 
 
 @pytest.mark.slow
-def test_tables_show_the_present_code_and_status_shows_both(own: Checkout) -> None:
-    told = submit(own, "--against", "HEAD~1", "blocks.rounds=1").splitlines()[-2:]
-    assert [line.endswith(" compare logs/own") for line in told] == [True, False], told
-    note = f"note: the runs of {own.git('rev-parse', 'HEAD~1')[:10]} are not in tables: "
-    assert note in own.python("aggregate", "logs/own").stdout
-    status = json.loads(own.python("jobs", "status", "logs/own", "--json").stdout)
-    assert status["counts"] == {"ok": 3}
-    shown = own.python("aggregate", "logs/own", "--format", "csv").stdout
-    assert shown.count("1.000") == 1, shown
-
-
-@pytest.mark.slow
-def test_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
+def test_ranks_run_the_code_of_a_folder_with_changes(own: Checkout, tmp_path: Path) -> None:
+    """They are started for each run of a round, of which only the first ones include the check."""
+    own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)
     (other / "helper.py").write_text("VALUE = 'theirs'\n")
     submit(own, "--against", str(other), "blocks.rounds=1")
-    (other / "helper.py").write_text("VALUE = 'later'\n")
     found = records(own.folder / "logs/own")
     assert [code for _, code in codes(found)] == ["theirs", "new", "theirs"]
+    assert [json.loads(facts(r)["round"])["check"] for r in found] == [True, True, False]
     assert found[0].environment["checkout"]["dirty"] is True
     assert found[0].checkout.startswith("other-")
 
@@ -123,26 +117,24 @@ def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     assert (copy / "systems").is_dir() and not (copy / "jobs").exists()
 
 
-@pytest.mark.slow  # faster: test_both_versions_of_the_code_are_measured_in_turn
-def test_ranks_run_the_other_code(own: Checkout) -> None:
-    own.write("own.yaml", "{name: own, benchmark: own.bench, launch: {nproc_per_node: 2}}")
-    submit(own, "--against", "HEAD~1", "blocks.rounds=1")
-    assert [code for _, code in codes(records(own.folder / "logs/own"))] == ["old", "new", "old"]
+# ---- what is refused -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("no-such-revision", ["--against", "a git revision or a folder", "'no-such-revision'"]),
-        (".", ["another checkout", "--against HEAD"]),
-        ("--upload-pack=x", ["--against"]),
-        ("", ["--against"]),
-    ],
-)
-def test_wrong_values(own: Checkout, given: str, words: list[str]) -> None:
-    done = own.python("jobs.submit", "own.yaml", "--local", f"--against={given}")
-    assert done.returncode == 2
-    assert all(word in done.stdout for word in words), done.stdout
+def refusal(own: Checkout, *arguments: str) -> str:
+    done = own.call("jobs.submit", "own.yaml", *arguments)
+    assert done.returncode == 2, done.stdout
+    return done.stdout
+
+
+def test_wrong_values(own: Checkout) -> None:
+    told = refusal(own, "--local", "--against=no-such-revision")
+    assert "a git revision or a folder" in told and "'no-such-revision'" in told
+    told = refusal(own, "--local", "--against=.")
+    assert "another checkout" in told and "--against HEAD" in told
+    for given in ("--upload-pack=x", ""):
+        assert "--against" in refusal(own, "--local", f"--against={given}")
+    told = refusal(own, "--debug", "--against=HEAD~1")
+    assert "--against is not allowed together with --debug" in told
     assert not (own.folder / "logs").exists()
 
 
@@ -150,8 +142,7 @@ def test_a_revision_without_the_benchmark(own: Checkout) -> None:
     own.git("rm", "-q", "own/bench.py")
     own.git("commit", "-q", "-m", "remove")
     own.git("checkout", "-q", "HEAD~1", "--", "own/bench.py")
-    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
-    assert done.returncode == 2 and "has no benchmark 'own.bench'" in done.stdout, done.stdout
+    assert "has no benchmark 'own.bench'" in refusal(own, "--local", "--against=HEAD")
 
 
 @pytest.mark.slow
@@ -160,12 +151,10 @@ def test_a_revision_with_other_parameters_or_another_version(own: Checkout) -> N
     text = bench.read_text()
     own.write("own.yaml", "{name: own, benchmark: own.bench, fixed: {size: 3}}")
     bench.write_text(text.replace("index: int", "size: int = 1\n    index: int"))
-    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
-    assert done.returncode == 2 and "does not accept the parameters" in done.stdout
+    assert "does not accept the parameters" in refusal(own, "--local", "--against=HEAD")
     bench.write_text("VERSION = 2\n" + text)
     own.write("own.yaml", "{name: own, benchmark: own.bench}")
-    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
-    assert done.returncode == 2 and "has version 1 of 'own.bench'" in done.stdout
+    assert "has version 1 of 'own.bench'" in refusal(own, "--local", "--against=HEAD")
 
 
 def test_a_benchmark_that_ends_the_process(own: Checkout) -> None:
@@ -173,20 +162,13 @@ def test_a_benchmark_that_ends_the_process(own: Checkout) -> None:
     own.write("own/bench.py", f"import os\n\nos._exit(3)\n{text}")
     own.git("commit", "-q", "-a", "-m", "end")
     own.write("own/bench.py", text)
-    done = own.python("jobs.submit", "own.yaml", "--local", "--against", "HEAD")
-    assert done.returncode == 2, done.stdout
-    assert "cannot be checked: the process that loads it ended with 3" in done.stdout
+    told = refusal(own, "--local", "--against=HEAD")
+    assert "cannot be checked: the process that loads it ended with 3" in told
 
 
 def test_a_folder_that_cannot_be_copied(own: Checkout, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)
     os.mkfifo(other / "pipe")
-    done = own.python("jobs.submit", "own.yaml", "--local", "--against", str(other))
-    assert done.returncode == 2, done.stdout
-    assert "pipe" in done.stdout and "None" not in done.stdout
-
-
-def test_debug_is_refused(own: Checkout) -> None:
-    done = own.python("jobs.submit", "own.yaml", "--debug", "--against", "HEAD~1")
-    assert done.returncode == 2 and "--against is not allowed together with --debug" in done.stdout
+    told = refusal(own, "--local", f"--against={other}")
+    assert "pipe" in told and "None" not in told

@@ -21,7 +21,6 @@ from tests.jobs.harness import (
     facts,
     parent_of,
     records,
-    run,
     start,
     write_sweep,
 )
@@ -57,7 +56,7 @@ OK = [{"what": "ok", "tag": 1}, {"what": "ok"}, {"what": "ok", "tag": 2}]
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("block")
     sweep, out = block_sweep(folder, OK, rounds=3), folder / "out"
-    done = run("jobs.submit", sweep, "--local", "--out", out)
+    done = call("jobs.submit", sweep, "--local", "--out", out)
     assert done.returncode == 0, done.stdout
     return sweep, out
 
@@ -99,59 +98,61 @@ def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> 
 
 
 @pytest.mark.slow
-def test_more_rounds_go_on_and_a_new_run_repeats_all_rounds(tmp_path: Path) -> None:
-    """A run that is added to a block must be measured in turn with the others."""
+def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
+    """A run that is added must be measured in turn with the others, and so must a new baseline.
+
+    Reports show the latest execution of a round.
+    """
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
-    command = ("jobs.submit", sweep, "--local", "--out", out)
-    assert run(*command).returncode == 0
-    assert run(*command, "blocks.rounds=3").returncode == 0
-    assert [n for n, _ in order(records(out))] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+    def measured(*options: str) -> list[int]:
+        """Submit again, and return the round of each new record."""
+        before = len(records(out)) if out.exists() else 0
+        assert call("jobs.submit", sweep, "--local", "--out", out, *options).returncode == 0
+        return [n for n, _ in order(records(out)[before:])]
+
+    assert measured() == [0] * 3 + [1] * 3
+    assert measured("blocks.rounds=3") == [2] * 3
+    for baseline, new in ((1, [0] * 3), (0, [0] * 3), (0, [])):
+        assert measured("blocks.rounds=1", f"blocks.baseline={{tag: {baseline}}}") == new
+    assert measured("blocks.rounds=1", "--force") == [0] * 3
+    assert Counter(n for n, _ in executions(records(out))) == {0: 4, 1: 1, 2: 1}
     block_sweep(tmp_path, OK)
-    assert run(*command).returncode == 0
-    assert [n for n, _ in order(records(out)[9:])] == [0] * 4 + [1] * 4
+    assert measured() == [0] * 4 + [1] * 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
-)
-def test_a_round_that_was_cut_is_repeated(tmp_path: Path, number: signal.Signals) -> None:
-    fifo = Fifo(tmp_path / "fifo")
-    waiting = {"what": "pause", "tag": 1, "path": str(fifo.path)}
-    sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=3), tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    pid, _ = fifo.pids()  # in round 0
-    worker = parent_of(parent_of(pid))
-    queue.send_signal(number)
-    queue.wait(PATIENCE_S)
-    await_true(lambda: not alive(pid) and not alive(worker), "the run and its worker to end")
-    before = records(out)
-    assert [n for n, _ in order(r for r in before if r.status == "ok")] == [0]
-    fifo.release()
-    done = run("jobs.submit", sweep, "--local", "--out", out)
-    assert done.returncode == 0, done.stdout
-    found = records(out)[len(before) :]
-    assert order(found) == [(0, 0), (0, 1), (0, 0), (1, 0), (1, 1), (1, 0), (2, 0), (2, 1), (2, 0)]
-    cut = {r.block.execution for r in before if r.block}
-    assert cut.isdisjoint(execution for _, execution in executions(found))
-
-
-@pytest.mark.slow
-def test_complete_rounds_are_kept(tmp_path: Path) -> None:
+def test_a_round_that_was_cut_is_repeated_and_complete_rounds_are_kept(tmp_path: Path) -> None:
+    """Each queue waits in its second round."""
     fifo = Fifo(tmp_path / "fifo")
     waiting = {"what": "wait_in_round", "tag": 1, "path": str(fifo.path)}
-    sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=3), tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    fifo.pids()  # in round 1
-    queue.send_signal(signal.SIGINT)
-    queue.wait(PATIENCE_S)
-    assert [n for n, _ in order(records(out))][:4] == [0, 0, 0, 1]
-    count = len(records(out))
+    sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=4), tmp_path / "out"
+    command: list[str | Path] = ["jobs.submit", sweep, "--local", "--out", out]
+
+    def interrupted(number: signal.Signals) -> None:
+        queue = start(*command)
+        pid, child = fifo.pids()
+        worker = parent_of(parent_of(pid))
+        queue.send_signal(number)
+        queue.wait(PATIENCE_S)
+        await_true(lambda: not any(map(alive, (pid, child, worker))), "the worker to end")
+
+    interrupted(signal.SIGKILL)  # in round 1
+    assert order(r for r in records(out) if r.status == "ok") == [(0, 0), (0, 1), (0, 0), (1, 0)]
+    planned = call(*command, "--dry-run").stdout
+    assert "to run" in planned and "9 (3 done" in planned
+    interrupted(signal.SIGINT)  # in round 2
     fifo.release()
-    planned = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run").stdout
-    assert "to run" in planned and "6 (3 done" in planned
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert [n for n, _ in order(records(out)[count:])] == [1, 1, 1, 2, 2, 2]
+    assert call(*command).returncode == 0
+    found = records(out)
+    cut = [r for r in found if r.status == "cancelled"]
+    assert order(cut) == [(1, 1), (2, 1)]
+    assert order(found)[5:] == [
+        *((1, tag) for tag in (0, 1, 0)),
+        *((2, tag) for tag in (0, 1)),
+        *((n, tag) for n in (2, 3) for tag in (0, 1, 0)),
+    ]
+    assert sorted(executions(found).values()) == [2, 2, 3, 3, 3, 3]
 
 
 @pytest.mark.slow
@@ -159,8 +160,7 @@ def test_a_worker_that_dies_repeats_its_round(tmp_path: Path) -> None:
     """After the second death during a run, the round goes on without this run."""
     cases = [{"what": "ok"}, {"what": "kill_worker", "tag": 1}]
     sweep, out = block_sweep(tmp_path, cases, rounds=1), tmp_path / "out"
-    done = run("jobs.submit", sweep, "--local", "--out", out)
-    assert done.returncode == 1
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
     found = records(out)
     assert order(found) == [(0, 0), (0, 0), (0, 0), (0, 1), (0, 0)]
     assert [r.status for r in found] == ["ok", "ok", "ok", "killed", "ok"]
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_repeats_its_round(tmp_path: Path) -> None:
 def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> None:
     cases = [{"what": "ok"}, {"what": "wrong", "tag": 1}, {"what": "raises", "tag": 2}]
     sweep, out = block_sweep(tmp_path, cases), tmp_path / "out"
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
     failures = [r.failure.message for r in records(out) if r.failure and r.status == "wrong"]
     assert len(failures) == 2 and failures[1].startswith("not executed again")
     errors = [r.failure.message for r in records(out) if r.failure and r.status == "error"]
@@ -179,7 +179,7 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 1 and "4 that failed before" in again.stdout.replace("runs ", "")
     count = len(records(out))
-    assert run("jobs", "retry", out).returncode == 1
+    assert call("jobs", "retry", out).returncode == 1
     assert [n for n, _ in order(records(out)[count:])] == [0] * 4 + [1] * 4
 
 
@@ -202,34 +202,5 @@ def test_a_cancelled_run_leaves_the_rounds_of_the_others(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_debug_executes_rounds_in_the_foreground(tmp_path: Path) -> None:
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
-    assert run("jobs.submit", sweep, "--debug", "--out", out).returncode == 0
+    assert call("jobs.submit", sweep, "--debug", "--out", out).returncode == 0
     assert order(records(out)) == [(0, 0), (0, 1), (0, 0), (1, 0), (1, 1), (1, 0)]
-
-
-@pytest.mark.slow
-def test_ranks_are_started_for_each_run_of_a_round(tmp_path: Path) -> None:
-    sweep = block_sweep(tmp_path, OK[:2], rounds=1, launch={"nproc_per_node": 2})
-    out = tmp_path / "out"
-    done = run("jobs.submit", sweep, "--local", "--out", out)
-    assert done.returncode == 0, done.stdout
-    assert order(records(out)) == [(0, 0), (0, 1), (0, 0)]
-    assert [options(r)["check"] for r in records(out)] == [True, True, False]
-
-
-@pytest.mark.slow
-def test_force_measures_complete_rounds_again(tmp_path: Path) -> None:
-    sweep, out = block_sweep(tmp_path, OK[:2], rounds=1), tmp_path / "out"
-    for count in (3, 6):
-        assert run("jobs.submit", sweep, "--local", "--force", "--out", out).returncode == 0
-        assert len(records(out)) == count
-    assert list(executions(records(out)).values()) == [3, 3]
-
-
-@pytest.mark.slow
-def test_a_round_is_done_only_by_its_latest_execution(tmp_path: Path) -> None:
-    """Reports show the latest execution of a round, here with another baseline."""
-    sweep, out = block_sweep(tmp_path, OK[:2], rounds=1), tmp_path / "out"
-    for count, baseline in ((3, 0), (6, 1), (9, 0), (9, 0)):
-        key = f"blocks.baseline={{tag: {baseline}}}"
-        assert run("jobs.submit", sweep, "--local", "--out", out, key).returncode == 0
-        assert len(records(out)) == count

@@ -96,7 +96,7 @@ def commands_on(out: Path, sweep: Path, identity: str) -> list[tuple[str | Path,
 def test_what_cannot_be_read_is_named_and_changes_nothing_else(tmp_path: Path) -> None:
     """Every command shows the other submissions, and exits as if the damaged one did not exist."""
     sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
     (record,) = records(out)
     commands = commands_on(out, sweep, record.run)
     before = [call(*command) for command in commands]
@@ -114,15 +114,18 @@ def test_what_cannot_be_read_is_named_and_changes_nothing_else(tmp_path: Path) -
         (out / "records" / "x.jsonl", '{"run": "\udcff"}', "Invalid JSON: invalid unicode"),
         (out / "records" / "\udcff.jsonl", "{}", "the key 'run' is missing"),
     ]
+    seen: set[Path] = set()  # all commands meet one damage of each file, the first meets all
     for file, text, words in damages:
         whole = file.read_bytes() if file.exists() else None
         file.write_bytes(os.fsencode(text))
-        for command, undamaged in zip(commands, before, strict=True):
+        every = list(zip(commands, before, strict=True))
+        for command, undamaged in every[:1] if file in seen else every:
             done = call(*command)
             shown = os.fsencode(file).decode(errors="replace")
             assert done.returncode == undamaged.returncode, done.stdout
             assert f"note: {shown}" in done.stdout and words in done.stdout, (command, done.stdout)
             assert done.stdout.count("note: ") == 1, done.stdout
+        seen.add(file)
         file.unlink()
         if whole is not None:
             file.write_bytes(whole)
@@ -259,8 +262,9 @@ def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["import torch", "from torch import nn"])
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("installed", "text"), [(True, "import torch"), (False, "from torch import nn")]
+)
 def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
     tmp_path: Path, no_torch: Path, text: str, installed: bool
 ) -> None:

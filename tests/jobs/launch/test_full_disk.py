@@ -46,7 +46,7 @@ def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path:
         ]
         sweep = write_sweep(tmp_path, cases, runs_per_job=1)
         command = ("jobs.submit", sweep, "--local", "--parallel", "2", "--out", out)
-        done = run(*command)
+        done = run(*command)  # a process of its own, since its end cannot be written
         assert done.returncode == 2
         assert done.stdout.splitlines()[-1] == WORDS.format(out)
         assert done.stdout.count("\n") <= 2  # one run was ok; no worker is reported as dead
@@ -56,10 +56,10 @@ def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path:
         logs = [path.read_text() for path in out.glob("submissions/*/jobs/*/*.log")]
         assert len(logs) == 4 - 1 + 3  # three workers, one log for each of their runs
         fifo.release()
-        again = run(*command)  # the disk is still full
+        again = call(*command)  # the disk is still full
         assert again.returncode == 2 and again.stdout.splitlines()[-1] == WORDS.format(out)
         ballast.unlink()
-        assert run(*command).returncode == 0
+        assert call(*command).returncode == 0
         assert sorted(r.params["tag"] for r in records(out)) == [0, 0, 0, 1, 2, 3]
         assert {r.status for r in records(out)} == {"ok"}
         assert set(statuses(out).values()) == {"ok"}
@@ -89,14 +89,14 @@ def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> Non
         ballast.touch()
         case = {"what": "print_to_full_disk", "path": str(ballast)}
         sweep = write_sweep(tmp_path, [{"what": "ok"}, case, {"what": "ok", "tag": 1}])
-        done = run("jobs.submit", sweep, "--local", "--out", out)
+        done = call("jobs.submit", sweep, "--local", "--out", out)
         assert done.returncode == 1 and "2 ok, 1 killed" in done.stdout
         found = [(r.params["what"], r.status) for r in records(out)]
         assert found == [("ok", "ok"), ("print_to_full_disk", "killed"), ("ok", "ok")]
         failure = records(out)[1].failure
         assert failure is not None and failure.message == "[Errno 28] No space left on device"
         ballast.unlink()
-        again = run("jobs.submit", sweep, "--local", "--out", out)
+        again = call("jobs.submit", sweep, "--local", "--out", out)
         assert again.returncode == 0 and "skipping 2 runs with a result" in again.stdout
         assert [(r.params["what"], r.status) for r in records(out)[3:]] == [(case["what"], "ok")]
         assert set(statuses(out).values()) == {"ok"}
@@ -109,10 +109,10 @@ def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path, pages: int) -> No
     with small_disk(tmp_path / "out", 64) as out:
         fill(out / "ballast")
         os.truncate(out / "ballast", (out / "ballast").stat().st_size - 4096 * pages)
-        done = run("jobs.submit", sweep, "--local", "--out", out)
+        done = call("jobs.submit", sweep, "--local", "--out", out)
         assert done.returncode == 2 and done.stdout == WORDS.format(out) + "\n"
         (out / "ballast").unlink()
-        assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+        assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
         assert [r.status for r in records(out)] == ["ok"]
 
 
@@ -132,7 +132,7 @@ def test_a_temporary_folder_and_a_log_on_the_same_full_disk(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> None:
     """The same command repeats the run, because a full disk is not its fault."""
     with small_disk(tmp_path / "tmp", 256) as temporary:
@@ -141,14 +141,14 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path, ranks: int | None) -> 
         launch = {"launch": {"nproc_per_node": ranks}} if ranks else {}
         sweep, out = write_sweep(tmp_path, [case], **launch), tmp_path / "out"
         command = ("jobs.submit", sweep, "--local", "--out", out)
-        assert run(*command, environment={"TMPDIR": str(temporary)}).returncode == 1
+        assert call(*command, environment={"TMPDIR": str(temporary)}).returncode == 1
         record = only_record(out)
         assert record.status == "killed" and record.failure is not None
         assert record.failure.message.startswith(f"cannot write its outcome to {temporary}/run-")
         assert ": No space left on device; set TMPDIR to " in record.failure.message
         assert [path.name for path in temporary.iterdir()] == ["ballast"]
         (temporary / "ballast").unlink()
-        assert run(*command, environment={"TMPDIR": str(temporary)}).returncode == 0
+        assert call(*command, environment={"TMPDIR": str(temporary)}).returncode == 0
         assert [r.status for r in records(out)] == ["killed", "ok"]
 
 
@@ -169,5 +169,5 @@ def test_a_temporary_folder_that_disappears_costs_no_worker(tmp_path: Path) -> N
     assert "cannot create a temporary folder: [Errno 2] No such file" in last.failure.message
     assert "; set TMPDIR to a folder with free space" in last.failure.message
     fifo.release()
-    assert run(*command).returncode == 0
+    assert call(*command).returncode == 0
     assert set(statuses(out).values()) == {"ok"}

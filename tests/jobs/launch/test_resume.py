@@ -20,7 +20,7 @@ def half_failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("half")
     sweep = write_sweep(folder, [{"what": "ok"}, {"what": "raises", "tag": 1}])
     out = folder / "out"
-    done = run("jobs.submit", sweep, "--local", "--out", out)
+    done = call("jobs.submit", sweep, "--local", "--out", out)
     assert done.returncode == 1 and "1 ok" in done.stdout and "1 error" in done.stdout
     return sweep, out
 
@@ -38,20 +38,20 @@ def test_what_failed_before_is_no_success_the_second_time(half_failed: tuple[Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["segfault", pytest.param("abort", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["segfault", pytest.param("abort", marks=pytest.mark.exhaustive)])
 def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path, what: str) -> None:
     """A run that others killed is repeated each time."""
     sweep = write_sweep(tmp_path, [{"what": what}, {"what": "sigkill"}])
     out = tmp_path / "out"
     command = ("jobs.submit", sweep, "--local", "--out", out)
     for attempt in (1, 2, 3):
-        assert run(*command).returncode == 1
+        assert call(*command).returncode == 1
         assert len(records(out)) == 2 * attempt
-    fourth = run(*command)
+    fourth = call(*command)
     assert fourth.returncode == 1
     assert "skipping 1 run that failed before (1 killed); --retry-failed" in fourth.stdout
     assert [r.params["what"] for r in records(out)[6:]] == ["sigkill"]
-    assert run("jobs", "retry", out).returncode == 1
+    assert call("jobs", "retry", out).returncode == 1
     assert [r.params["what"] for r in records(out)[7:]] == [what, "sigkill"]
     assert {r.status for r in records(out)} == {"killed"}
 
@@ -61,7 +61,7 @@ def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Pa
     sweep, out = half_failed
     call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
     before = len(records(out))
-    retried = run("jobs", "retry", out)
+    retried = call("jobs", "retry", out)
     assert retried.returncode == 1  # it fails again
     new = records(out)[before:]
     assert [(r.params["what"], r.attempt) for r in new] == [("raises", before)]

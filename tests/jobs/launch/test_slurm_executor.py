@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jobs.results.slurm_job_states import with_last_words
 from jobs.run import Shape
 from jobs.status import JobState, Status
 from jobs.sweep.schema import Sweep
+from jobs.worker.environment import job_environment
 from tests.jobs.harness import ROOT, call
 
 
@@ -159,6 +161,42 @@ def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.returncode == code
     assert ("setup failed: " + line in done.stderr) == bool(code)
+
+
+# The task of a Slurm job whose worker gets Slurm's warning a second too early.
+WARNED_EARLY = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from jobs.launch import worker_task
+
+class Worker:
+    node_rank, job = 0, SimpleNamespace(timeout_min=1)
+
+    def __init__(self, *_, **__):
+        self.started = time.monotonic() - 44
+
+    def run(self):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print("continued", flush=True)
+        time.sleep(60)
+
+def requeue(*_):
+    print("requeued")
+    sys.exit()
+
+signal.signal(signal.SIGUSR2, requeue)
+worker_task.Worker, worker_task.read_manifest = Worker, lambda path: None
+worker_task.WorkerTask(".", 0)()
+"""
+
+
+def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path) -> None:
+    environment = job_environment() | {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}  # no scontrol
+    command = [sys.executable, "-c", WARNED_EARLY]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    note, *rest = done.stdout.splitlines()
+    assert "warning of the time limit is early; continuing for" in note, done
+    assert rest == ["continued", "requeued"]
 
 
 RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"

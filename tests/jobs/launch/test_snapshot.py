@@ -1,17 +1,18 @@
-"""Edits and commits while jobs wait: with --snapshot, jobs run the code of the submission."""
+"""Edits and commits while jobs wait: with --snapshot, jobs run the code of the submission.
+
+test_slurm.py tests the same with jobs that Slurm holds.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from jobs.results.record import Record
 from tests.jobs.checkout import BENCHMARK, SWEEP, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, only_record, records
-from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 # The run of index 0 edits and commits its own repository, from which it was submitted.
 EDITS = BENCHMARK.replace(
@@ -26,7 +27,7 @@ EDITS = BENCHMARK.replace(
         git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
         subprocess.run([*git, "commit", "-qam", "edit"], cwd=folder, check=True)
 """,
-).replace("helper.VALUE}", "helper.VALUE, 'files': [jobs.__file__, systems.__file__]}")
+).replace("helper.VALUE,", "helper.VALUE, 'files': [jobs.__file__, systems.__file__],")
 
 
 def editing(own: Checkout) -> str:
@@ -41,6 +42,21 @@ def submitted(where: Checkout, out: Path, *options: str, project: Path) -> str:
     done = where.python(*arguments, project=project)
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def assert_modes(out: Path, file: int, executable: int) -> None:
+    """Check that results and copies of files take the umask of the user."""
+    found = {path: path.stat().st_mode & 0o777 for path in out.rglob("*")}
+    for kind in ("records/*.jsonl", "submissions/*/*.json", "submissions/*/jobs/0/*"):
+        assert list(out.glob(kind)), kind
+    assert {path.name for path in found if path.suffix == ".log"} > {"worker.log"}
+    wrong = {
+        str(path.relative_to(out)): oct(mode)
+        for path, mode in found.items()
+        if mode != (executable if path.is_dir() or path.name == "run.sh" else file)
+        and path.relative_to(out).parts[2:3] != ("sweeps",)
+    }
+    assert not wrong
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +78,18 @@ def test_local_jobs_record_the_code_that_they_run(tmp_path: Path, project: Check
 
 @pytest.mark.slow
 def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> None:
+    """Nobody else reads the results of a user whose umask is 077."""
     own = own_repository(tmp_path / "own")
+    (own.write("run.sh", "#!/bin/sh\n")).chmod(0o755)
     commit = editing(own)
     own.write("helper.py", "VALUE = 'uncommitted'\n")
     out = own.folder / "logs" / "own"
-    submitted(own, out, "--local", "--snapshot", project=project.folder)
+    before = os.umask(0o077)
+    try:
+        submitted(own, out, "--local", "--snapshot", project=project.folder)
+    finally:
+        os.umask(before)
+    assert_modes(out, 0o600, 0o700)
     assert len(own.git("rev-list", "HEAD").splitlines()) == 3
     (snapshot,) = (out / "snapshots").iterdir()
     for record in records(out):
@@ -86,10 +109,16 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
 
 @pytest.mark.slow
 def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None:
+    """Copies of files and results are for the group if the umask is 002."""
     own = own_repository(tmp_path / "own")
     out = tmp_path / "out"
     again = ["--local", "--snapshot", "--force"]
-    submitted(own, out, *again, project=project.folder)
+    before = os.umask(0o002)
+    try:
+        submitted(own, out, *again, project=project.folder)
+        assert_modes(out, 0o664, 0o775)
+    finally:
+        os.umask(before)
     own.git("commit", "-q", "--allow-empty", "-m", "same content")
     submitted(own, out, *again, project=project.folder)
     (snapshot,) = (out / "snapshots").iterdir()
@@ -122,102 +151,30 @@ def test_retry_takes_a_snapshot_again(tmp_path: Path, project: Checkout) -> None
 @pytest.mark.slow
 def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
+    out = tmp_path / "refused"
 
-    def refused(*options: str, folder: Checkout = own, by: Path = project.folder) -> str:
-        out = tmp_path / "refused"
-        done = folder.python("jobs.submit", "own.yaml", "--out", out, *options, project=by)
-        assert done.returncode == 2 and len(done.stdout.splitlines()) == 1, done.stdout
+    def told(where: Checkout, code: int, *options: str) -> str:
+        done = where.call("jobs.submit", "own.yaml", "--out", out, "--snapshot", *options)
+        assert done.returncode == code, done.stdout
         assert not out.exists()
         return done.stdout
 
-    assert "--snapshot is not allowed together with --debug" in refused("--debug", "--snapshot")
+    assert "--snapshot is not allowed together with --debug" in told(own, 2, "--debug")
     own.git("rm", "-q", "--cached", "own/bench.py")
-    told = refused("--local", "--snapshot")
-    assert "'own.bench'" in told and "run: git add own/bench.py" in told
+    untracked = told(own, 2, "--local")
+    assert "'own.bench'" in untracked and "run: git add own/bench.py" in untracked
     own.git("add", "own/bench.py")
-    assert "1 (0 done" in submitted(
-        own, tmp_path / "refused", "--dry-run", "--snapshot", project=project.folder
-    )
-    nowhere = Checkout.__new__(Checkout)
+    assert "1 (0 done" in told(own, 0, "--dry-run")
+    nowhere = Checkout.__new__(Checkout)  # not a repository
     nowhere.folder = tmp_path / "nowhere"
-    (nowhere.folder / "own").mkdir(parents=True)
-    (nowhere.folder / "own" / "bench.py").write_text(BENCHMARK)
-    (nowhere.folder / "own.yaml").write_text(SWEEP % "0")
-    told = submitted(nowhere, tmp_path / "out", "--dry-run", "--snapshot", project=project.folder)
-    assert "own/bench.py is not in the snapshot: its repository is not copied" in told
+    nowhere.write("own/bench.py", BENCHMARK)
+    nowhere.write("own.yaml", SWEEP % "0")
+    note = "own/bench.py is not in the snapshot: its repository is not copied"
+    assert note in told(nowhere, 0, "--dry-run")
     bare = tmp_path / "bare"
     for name in ("jobs", "systems"):
-        (bare / name).parent.mkdir(exist_ok=True)
-        project.git("archive", "-o", str(tmp_path / f"{name}.tar"), "HEAD", name)
-        nowhere.python("tarfile", "-e", tmp_path / f"{name}.tar", bare)
-    told = refused("--local", "--snapshot", folder=nowhere, by=bare)
-    assert "--snapshot requires a git repository around the current folder" in told
-
-
-@pytest.mark.slow
-@pytest.mark.slurm
-@pytest.mark.parametrize("options", [(), ("--snapshot",)])
-def test_slurm_jobs_wait_while_one_commits(
-    tmp_path: Path, slurm_cluster: SlurmCluster, options: tuple[str, ...]
-) -> None:
-    """Jobs are held, the project is changed, and the jobs are released."""
-    project = project_checkout(tmp_path / "sweeps")
-    before = project.git("rev-parse", "HEAD")
-    out = project.folder / "logs" / "own"
-    hold = "slurm.additional_parameters={hold: true}"
-    arguments = ["jobs.submit", "own.yaml", hold, "--out", out, *options]
-    done = project.python(*arguments, project=project.folder, **slurm_cluster.environment)
-    assert done.returncode == 0, done.stdout
-    with (project.folder / "systems" / "benchmark.py").open("a") as file:
-        file.write("# edited\n")
-    after = project.commit(helper="VALUE = 'new'\n")
-    (path,) = out.glob("submissions/*/handles.json")
-    (handle,) = json.loads(path.read_text()).values()
-
-    def ended() -> list[Record]:
-        return records(out)
-
-    assert not ended()
-    assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
-    (record,) = slurm_cluster.wait_for(ended, 120, "the released job")
-    states = [record.environment["git"], *record.environment["code"]]
-    assert {state["commit"] for state in states} == {before if options else after}
-    assert {state["dirty"] for state in states} == {False}
-    assert facts(record)["code"] == ("old" if options else "new")
-    assert [("snapshot" in state) for state in states] == [bool(options)] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("umask", "modes"), [(0o002, (0o664, 0o775)), (0o077, (0o600, 0o700))])
-def test_results_take_the_umask_of_the_user(
-    tmp_path: Path, project: Checkout, umask: int, modes: tuple[int, int]
-) -> None:
-    """A group that shares results works with umask 002. With 077, nobody else reads them."""
-    own = own_repository(tmp_path / "own")
-    own.write("run.sh", "#!/bin/sh\n")
-    (own.folder / "run.sh").chmod(0o755)
-    own.commit()
-    own.write("helper.py", "VALUE = 'uncommitted'\n")  # for a diff
-    out = tmp_path / "out"
-    before = os.umask(umask)
-    try:
-        submitted(own, out, "--local", "--snapshot", project=project.folder)
-    finally:
-        os.umask(before)
-    file, executable = modes
-    found = {path: path.stat().st_mode & 0o777 for path in out.rglob("*")}
-    for kind in (
-        "records/*.jsonl",
-        "diffs/*.diff",
-        "submissions/*/*.json",
-        "submissions/*/jobs/0/*",
-    ):
-        assert list(out.glob(kind)), kind
-    assert {path.name for path in found if path.suffix == ".log"} > {"worker.log"}
-    wrong = {
-        str(path.relative_to(out)): oct(mode)
-        for path, mode in found.items()
-        if mode != (executable if path.is_dir() or path.name == "run.sh" else file)
-        and path.relative_to(out).parts[2:3] != ("sweeps",)
-    }
-    assert not wrong
+        shutil.copytree(project.folder / name, bare / name)
+    arguments = ["jobs.submit", "own.yaml", "--out", out, "--snapshot", "--local"]
+    done = nowhere.python(*arguments, project=bare)
+    assert done.returncode == 2 and not out.exists()
+    assert "--snapshot requires a git repository around the current folder" in done.stdout

@@ -28,7 +28,6 @@ from tests.jobs.harness import (
     parent_of,
     records,
     restore_signals,
-    run,
     start,
     statuses,
     waiting_sweep,
@@ -52,6 +51,27 @@ def on_warning(*_):
 signal.signal(signal.SIGUSR2, on_warning)
 worker.run()
 """
+
+
+def start_on_terminal(*arguments: str | Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Start `python -m ARGUMENTS` on a terminal of its own. Closing the handle hangs it up."""
+    ours, theirs = os.openpty()
+
+    def own_the_terminal() -> None:
+        restore_signals()
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=own_the_terminal,
+    )
+    os.close(theirs)
+    return process, ours
 
 
 def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
@@ -88,14 +108,18 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     out, temporary = tmp_path / "out", tmp_path / "tmp"
     temporary.mkdir()
 
-    def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
-        environment = {"TMPDIR": str(temporary)}
-        queue = start("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+    command: list[str | Path] = ["jobs.submit", sweep, "--local", "--out", out]
+
+    def started() -> tuple[int, list[int]]:
+        """Return the pids of the worker, and of what it has started."""
         waiting, child = fifo.pids()
         server = parent_of(waiting)
-        return queue, parent_of(server), [server, waiting, child]
+        return parent_of(server), [server, waiting, child]
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    def waiting_queue() -> tuple[subprocess.Popen[str], int, list[int]]:
+        return start(*command, environment={"TMPDIR": str(temporary)}), *started()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
         queue, _, pids = waiting_queue()
         assert statuses(out) == {"ok0": "ok", "wait0": "running", "ok1": "queued"}
         queue.send_signal(number)
@@ -103,6 +127,13 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         assert queue.returncode == 130 and "repeat the command to continue" in output
         assert not any(map(alive, pids))
         assert [r.status for r in records(out)][-1] == "cancelled"
+
+    on_terminal, terminal = start_on_terminal(*command)
+    _, pids = started()
+    os.close(terminal)
+    assert on_terminal.wait(PATIENCE_S) == 130
+    assert not any(map(alive, pids))
+    assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
 
     queue, worker, pids = waiting_queue()
     queue.kill()
@@ -125,7 +156,7 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     assert statuses(out)["ok0"] == "ok" and statuses(out)["ok1"] == "killed"
 
     fifo.release()
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert call(*command).returncode == 0
     found = [(r.params["what"], r.params["tag"], r.attempt, r.status) for r in records(out)]
     assert found == [
         ("ok", 0, 1, "ok"),
@@ -141,21 +172,34 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_run_that_killed_its_workers_is_shown_while_the_queue_goes_on(tmp_path: Path) -> None:
-    """A new submission can repeat the run, although the earlier one has not ended."""
+def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
+    """The other runs of its job are executed. All is shown while the queue goes on."""
     fifo = Fifo(tmp_path / "fifo")
     cases: list[dict[str, Any]] = [
-        {"what": "kill_worker"},
+        {"what": "ok"},
+        {"what": "kill_worker", "artifact": "trace"},
+        {"what": "ok", "tag": 1},
         {"what": "wait", "path": str(fifo.path)},
     ]
     out = tmp_path / "out"
-    sweep = write_sweep(tmp_path, cases, runs_per_job=1)
+    sweep = write_sweep(tmp_path, cases, runs_per_job=3)
     queue = start("jobs.submit", sweep, "--local", "--out", out)
     fifo.pids()
-    assert statuses(out) == {"kill_worker0": "killed", "wait0": "running"}
+    shown = {"ok0": "ok", "kill_worker0": "killed", "ok1": "ok", "wait0": "running"}
+    assert statuses(out) == shown
+    record = only_record(out, what="kill_worker")
+    assert record.failure is not None and record.failure.type == "WorkerDied"
+    assert "died 2 times" in record.failure.message
+    # Artifacts of a dead worker are not attributed to the next attempt, but `logs` lists them.
+    assert record.artifacts is None
+    logs = call("jobs", "logs", record.run, "--in", out).stdout
+    for attempt in (1, 2):
+        assert f"artifacts/{record.run}-0-{attempt}\n" in logs
     cancelled = call("jobs", "cancel", out)
     assert cancelled.stdout.startswith("cancelled 1 job "), cancelled.stdout
-    queue.communicate(timeout=PATIENCE_S)
+    output, _ = queue.communicate(timeout=PATIENCE_S)
+    assert queue.returncode == 130 and "without a record" not in output
+    assert output.count("was killed by SIGKILL; starting it again for 2 runs; its log ") == 2
 
 
 @pytest.mark.slow
@@ -185,55 +229,6 @@ def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) -> None:
-    cases: list[dict[str, Any]] = [
-        {"what": "ok"},
-        {"what": "kill_worker", "artifact": "trace"},
-        {"what": "ok", "tag": 1},
-    ]
-    manifest = write_submission(write_sweep(tmp_path, cases), tmp_path / "out")
-    codes = [run("jobs.worker", manifest.path, "0").returncode for _ in range(3)]
-    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    found = [(r.params["what"], r.status) for r in records(manifest.folder)]
-    assert found == [("ok", "ok"), ("kill_worker", "killed"), ("ok", "ok")]
-    record = only_record(manifest.folder, what="kill_worker")
-    assert record.failure is not None and record.failure.type == "WorkerDied"
-    assert "died 2 times" in record.failure.message
-    # Artifacts of a dead worker are not attributed to the next attempt, but `logs` lists them.
-    assert record.artifacts is None
-    logs = call("jobs", "logs", record.run, "--in", manifest.folder).stdout
-    for attempt in (1, 2):
-        assert f"# artifacts in {manifest.artifacts(record.run, 0, attempt)}\n" in logs
-
-
-# ---- the terminal is closed ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_closing_the_terminal_stops_the_queue_in_order(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    out = tmp_path / "out"
-    ours, theirs = os.openpty()
-
-    def own_the_terminal() -> None:
-        restore_signals()
-        os.setsid()
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    command = [sys.executable, "-m", "jobs.submit", str(sweep), "--local", "--out", str(out)]
-    queue = subprocess.Popen(
-        command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_the_terminal
-    )
-    os.close(theirs)
-    pids = fifo.pids()
-    os.close(ours)
-    assert queue.wait(PATIENCE_S) == 130
-    assert not any(map(alive, pids))
-    assert [r.status for r in records(out)] == ["ok", "cancelled"]
-    assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
-
-
-@pytest.mark.slow
 def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"
@@ -257,8 +252,8 @@ def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start("jobs.submit", sweep, "--local", "--out", out)
     fifo.pids()
-    for submit, executor in ((call, "--local"), (run, "--debug")):
-        second = submit("jobs.submit", sweep, executor, "--out", out)
+    for executor in ("--local", "--debug"):
+        second = call("jobs.submit", sweep, executor, "--out", out)
         assert second.returncode == 2
         assert f"{out} is in use by process {first.pid} on {os.uname().nodename}" in second.stdout
         assert str(sweep) in second.stdout and "--force" in second.stdout

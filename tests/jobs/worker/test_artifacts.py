@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, run, write_sweep
+from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, write_sweep
 
 LEFT = {"trace": "a trace"}
 
@@ -49,7 +49,7 @@ def test_a_run_that_leaves_nothing_has_no_folder(out: Path) -> None:
 def test_logs_says_where_they_are(out: Path) -> None:
     killed = next(record for record in records(out) if record.status == "killed")
     silent = next(record for record in records(out) if record.params["tag"] == 1)
-    logs = run("jobs", "logs", killed.run, "--in", out).stdout
+    logs = call("jobs", "logs", killed.run, "--in", out).stdout
     folder = out / "artifacts" / f"{killed.run}-"
     assert f"# artifacts in {folder}" in logs
     assert "left files" not in call("jobs", "logs", silent.run, "--in", out).stdout
@@ -59,10 +59,10 @@ def test_logs_says_where_they_are(out: Path) -> None:
 def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}])
     here = tmp_path / "out"
-    assert run("jobs.submit", sweep, "--debug", "--out", here).returncode == 1
+    assert call("jobs.submit", sweep, "--debug", "--out", here).returncode == 1
     first = only_record(here)
     assert artifacts_of(here, first) == LEFT
-    assert run("jobs", "replay", first.run, "--in", here).returncode == 1
+    assert call("jobs", "replay", first.run, "--in", here).returncode == 1
     replays = ROOT / "logs" / "replay"
     again = [record for record in records(replays) if record.run == first.run][-1]
     assert artifacts_of(replays, again) == LEFT

@@ -15,7 +15,7 @@ from jobs.results.rounds import throttled
 from jobs.worker import conditions as conditions_module
 from jobs.worker.conditions import MIN_ENERGY_S, ConditionSampler, energy_facts, summary
 from jobs.worker.fork_server import WORKER_SIGNALS
-from tests.jobs.harness import PATIENCE_S, only_record, records, run
+from tests.jobs.harness import PATIENCE_S, call, only_record, records, run
 from tests.jobs.results_folder import ok, record
 from tests.jobs.results_folder import run as toy_run
 
@@ -117,10 +117,10 @@ def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
         f"{{name: mine, benchmark: attention, fixed: {{implementation: '{tmp_path}/mine.py:Mine', "
         "seq_len: 16, head_dim: 16, dtype: fp32}, resources: {gpus_per_node: 0}}"
     )
-    assert run("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out").stdout
+    call("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out")
     failure = only_record(tmp_path / "out").failure
     assert failure is not None and failure.phase == "backward"
-    tables = run("aggregate", tmp_path / "out").stdout
+    tables = call("aggregate", tmp_path / "out").stdout
     assert "OOM in backward (host)" in tables
 
 

@@ -32,13 +32,14 @@ from tests.jobs.harness import (
     facts,
     only_record,
     records,
-    start,
+    run,
     write_submission,
     write_sweep,
 )
 
 TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks without torch
 LONG_S = 200  # timeout of the other runs, in seconds
+TRACES = {"trace0": "a trace", "trace1": "a trace"}  # artifacts of two ranks
 
 
 # Main program of the worker of one node. `start_node` gives it the environment of a Slurm job.
@@ -64,72 +65,54 @@ def start_node(submission: Path, rank: int) -> subprocess.Popen[bytes]:
     )
 
 
-class Ranks:
-    """Results of a submission with two concurrent jobs on this machine, with two ranks per run, and
-    of a job on two (simulated) nodes with one rank each, whose second worker is killed."""
-
-    def __init__(self, folder: Path):
-        self.here, self.nodes = folder / "here", folder / "nodes"
-        self.temporary = folder / "tmp"
-        for path in (self.here, self.nodes, self.temporary):
-            path.mkdir()
-        cases: list[dict[str, Any]] = [
-            {"what": "meet", "rank": 0, "path": str(folder / "met")},
-            {"what": "hang_in_a_lock", "rank": 1, "timeout_s": TIMEOUT_S},
-            {"what": "raises", "rank": 1, "artifact": "trace", "gloo": True},
-            {"what": "os_exit", "rank": 1},
-            {"what": "meet", "rank": 0, "path": str(folder / "met"), "tag": 1},
-            {"what": "sigkill", "rank": 1, "gloo": True},
-            {"what": "raises", "rank": 0, "deaf": True},
-        ]
-        shape = {"launch": {"nproc_per_node": 2}, "runs_per_job": 4, "timeout_s": LONG_S}
-        sweep = write_sweep(self.here, cases, **shape)
-        environment = LEAKS | {"TMPDIR": str(self.temporary)}
-        options: list[str | Path] = ["--local", "--parallel", "2", "--out", self.here]
-        local = start("jobs.submit", sweep, *options, environment=environment)
-        try:
-            self._run_two_nodes()
-        finally:
-            local.communicate(timeout=PATIENCE_S)
-
-    def _run_two_nodes(self) -> None:
-        fifo = Fifo(self.nodes / "fifo")
-        cases: list[dict[str, Any]] = [
-            {"what": "ok", "artifact": "trace", "gloo": True},
-            {"what": "raises", "rank": 1},
-            {"what": "hang_in_a_lock", "rank": 0, "timeout_s": TIMEOUT_S},
-            {"what": "wait", "rank": 1, "path": str(fifo.path)},
-            {"what": "ok", "tag": 1},
-        ]
-        shape = {
-            "launch": {"nproc_per_node": 1},
-            "resources": {"nodes": 2, "gpus_per_node": 0},
-            "timeout_s": LONG_S,
-        }
-        manifest = write_submission(
-            write_sweep(self.nodes, cases, **shape), self.nodes, Executor.slurm
-        )
-        leader, follower = (start_node(manifest.path, rank) for rank in (0, 1))
-        pids = fifo.pids()
-        os.kill(follower.pid, signal.SIGKILL)
-        assert leader.wait(PATIENCE_S) == 1
-        follower.wait()
-        await_true(lambda: not any(map(alive, pids)), "what the follower had started ended")
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of two concurrent jobs on this machine, with two ranks per run."""
+    out = tmp_path_factory.mktemp("here")
+    temporary = out / "tmp"
+    temporary.mkdir()
+    cases: list[dict[str, Any]] = [
+        {"what": "meet", "rank": 0, "path": str(out / "met")},
+        {"what": "hang_in_a_lock", "rank": 1, "timeout_s": TIMEOUT_S},
+        {"what": "os_exit", "rank": 1},
+        {"what": "meet", "rank": 0, "path": str(out / "met"), "tag": 1},
+        {"what": "raises", "rank": 1, "artifact": "trace", "gloo": True},
+        {"what": "sigkill", "rank": 1},
+        {"what": "raises", "rank": 0, "deaf": True},
+    ]
+    shape = {"launch": {"nproc_per_node": 2}, "runs_per_job": 3, "timeout_s": LONG_S}
+    sweep = write_sweep(out, cases, **shape)
+    environment = LEAKS | {"TMPDIR": str(temporary)}
+    options: list[str | Path] = ["--local", "--parallel", "2", "--out", out]
+    run("jobs.submit", sweep, *options, environment=environment)
+    return out
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    return Ranks(tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.fixture
-def here(ranks: Ranks) -> Path:
-    return ranks.here
-
-
-@pytest.fixture
-def nodes(ranks: Ranks) -> Path:
-    return ranks.nodes
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a job on two simulated nodes with a rank each, of which one worker is killed."""
+    out = tmp_path_factory.mktemp("nodes")
+    fifo = Fifo(out / "fifo")
+    cases: list[dict[str, Any]] = [
+        {"what": "ok", "artifact": "trace", "gloo": True},
+        {"what": "raises", "rank": 1},
+        {"what": "hang_in_a_lock", "rank": 0, "timeout_s": TIMEOUT_S},
+        {"what": "wait", "rank": 1, "path": str(fifo.path)},
+        {"what": "ok", "tag": 1},
+    ]
+    shape = {
+        "launch": {"nproc_per_node": 1},
+        "resources": {"nodes": 2, "gpus_per_node": 0},
+        "timeout_s": LONG_S,
+    }
+    manifest = write_submission(write_sweep(out, cases, **shape), out, Executor.slurm)
+    leader, follower = (start_node(manifest.path, rank) for rank in (0, 1))
+    pids = fifo.pids()
+    os.kill(follower.pid, signal.SIGKILL)
+    assert leader.wait(PATIENCE_S) == 1
+    follower.wait()
+    await_true(lambda: not any(map(alive, pids)), "what the follower had started ended")
+    return out
 
 
 def took(record: Record) -> float:
@@ -142,10 +125,8 @@ def concluding(record: Record) -> float:
     return took(record) - record.seconds.starting - record.seconds.measuring
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tag", [0, 1])
-def test_ok_has_times_and_memory_by_rank(here: Path, tag: int) -> None:
-    measurements = only_record(here, what="meet", tag=tag).measurements
+def test_ok_has_times_and_memory_by_rank(here: Path) -> None:
+    measurements = only_record(here, what="meet", tag=0).measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
     assert measurements.peak_memory_bytes == {"call": [10, 11]}
@@ -195,16 +176,12 @@ def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> N
     assert not [name for name in environment if name.startswith("SLURM_")]
 
 
-def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path, nodes: Path) -> None:
-    for out, record in (
-        (here, only_record(here, what="raises", rank=1)),
-        (nodes, only_record(nodes, tag=0, what="ok")),
-    ):
-        assert artifacts_of(out, record) == {"trace0": "a trace", "trace1": "a trace"}
+def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path) -> None:
+    assert artifacts_of(here, only_record(here, what="raises", rank=1)) == TRACES
 
 
-def test_nothing_stays_in_the_temporary_folder(ranks: Ranks) -> None:
-    assert list(ranks.temporary.iterdir()) == []
+def test_nothing_stays_in_the_temporary_folder(here: Path) -> None:
+    assert list((here / "tmp").iterdir()) == []
 
 
 def test_runs_at_once_do_not_meet(here: Path) -> None:
@@ -217,13 +194,17 @@ def test_runs_at_once_do_not_meet(here: Path) -> None:
 # ---- two nodes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_nodes_measure_together_by_the_first_ones_address(nodes: Path) -> None:
-    assert facts(only_record(nodes, what="ok"))["environment"]["MASTER_ADDR"] == "127.0.0.2"
-    measurements = only_record(nodes, what="ok").measurements
+    record = only_record(nodes, what="ok")
+    assert facts(record)["environment"]["MASTER_ADDR"] == "127.0.0.2"
+    assert artifacts_of(nodes, record) == TRACES
+    measurements = record.measurements
     assert measurements is not None
     assert [list(rank) for rank in measurements.samples_ms["call"]] == [[1.0, 1.0], [2.0, 2.0]]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_failure_on_another_node_is_told_with_its_rank(nodes: Path) -> None:
     record = only_record(nodes, what="raises")
     assert record.failure is not None and (record.failure.rank, record.status) == (1, "error")
@@ -231,6 +212,7 @@ def test_a_failure_on_another_node_is_told_with_its_rank(nodes: Path) -> None:
     assert concluding(record) < 25
 
 
+@pytest.mark.slow
 def test_a_hang_shows_the_stacks_of_every_node(nodes: Path) -> None:
     record = only_record(nodes, what="hang_in_a_lock")
     assert record.status == "timeout" and record.failure is not None
@@ -238,11 +220,13 @@ def test_a_hang_shows_the_stacks_of_every_node(nodes: Path) -> None:
     assert "in barrier" in str(record.failure.traceback)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_ends_the_job(nodes: Path) -> None:
     record = only_record(nodes, what="wait")
     assert record.status == "killed" and record.failure is not None
     assert record.failure.type == "NodeLost"
     assert [r.params["tag"] for r in records(nodes) if r.params["what"] == "ok"] == [0]
+    assert not list(nodes.glob("submissions/*/jobs/*/rendezvous-*"))
 
 
 def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path: Path) -> None:
@@ -264,10 +248,6 @@ def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path:
     agent = reports[0].agent
     assert not expired and agent is not None and "AssertionError" in str(agent.error)
     server.close()
-
-
-def test_no_rendezvous_file_stays(nodes: Path) -> None:
-    assert not list(nodes.glob("submissions/*/jobs/*/rendezvous-*"))
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
