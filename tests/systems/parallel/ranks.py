@@ -64,6 +64,12 @@ two_ranks = pytest.mark.parametrize(
 )
 
 
+# For cases in which more ranks than a model has rows or tensors, or an uneven share, may matter.
+four_ranks = pytest.mark.parametrize(
+    "ranks", [pytest.param(("gloo", 4), id="4_ranks")], indirect=True
+)
+
+
 class Ranks:
     """Processes of a process group that run cases.
 
