@@ -104,7 +104,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check_here(reference: str, grid: list[Case], on_gpu: bool, budget_s: float) -> Iterator[Checked]:
+def check_here(
+    reference: str, grid: list[Case], on_gpu: bool, budget_s: float
+) -> Iterator[Checked]:
     assert not on_gpu
     return check_attention(reference, grid, CPU, budget_s)
 

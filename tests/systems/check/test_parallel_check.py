@@ -132,10 +132,10 @@ def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> 
     ("name", "kind"),
     [
         ("Right", "ddp"),
-        ("get_ddp", "ddp"),
-        ("Buckets", "ddp"),
-        ("MyFSDP", "fsdp"),
-        ("MyOptimizer", "optimizer"),
+        pytest.param("get_ddp", "ddp", marks=pytest.mark.slow),
+        pytest.param("Buckets", "ddp", marks=pytest.mark.slow),
+        pytest.param("MyFSDP", "fsdp", marks=pytest.mark.slow),
+        pytest.param("MyOptimizer", "optimizer", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
