@@ -77,6 +77,13 @@ class Buckets(Right):
         assert process_group is None and bucket_size_mb == 25.0
         super().__init__(module)
 
+class StopsAveraging(Right):
+    steps = 0
+    def finish_gradient_synchronization(self):
+        self.steps += 1
+        if self.steps <= 3:
+            super().finish_gradient_synchronization()
+
 class Stops(MyFSDP):
     steps = 0
     def finish_gradient_synchronization(self):
@@ -151,6 +158,7 @@ def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
         ("NotAwaited", "ddp", "the wrapper does not wait for all of its communication"),
         ("NoBroadcast", "optimizer", "ranks do not get the updates of other ranks"),
         ("DifferentWeights", "ddp", "weights of rank 0 are not copied to the other ranks at the"),
+        ("StopsAveraging", "ddp", "after timing: rank"),
         ("Stops", "fsdp", "after timing: rank 0: error against one process"),
         ("Ignores", "optimizer", "after timing: rank 0: error against one process that trains on"),
     ],
