@@ -72,6 +72,7 @@ def test_a_tensor_that_may_delay_its_work_is_wrong() -> None:
         _run("lazy")
 
 
+@pytest.mark.slow
 @on_a_cpu
 def test_a_few_missing_rows_are_found_where_they_hardly_count() -> None:
     """In bf16 the error of the whole output is within its limit."""

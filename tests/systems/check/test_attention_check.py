@@ -148,6 +148,7 @@ def test_rows_that_are_wrong_are_named() -> None:
     assert "as if the tensor contains NaN or infinity, first in row 5" in told
 
 
+@pytest.mark.slow
 def test_the_grid_finds_the_smallest_shape_dtype_and_layout() -> None:
     shapes = [(1, 1, 1, 64), (1, 1, 16, 16), (1, 1, 100, 64), LAYOUT_SHAPE]
     grid = [case for case in cases(False, ["fp32"]) if case.shape in shapes]
@@ -180,6 +181,7 @@ def test_bad_input_is_one_line(folder: Path) -> None:
         assert done.returncode == 2 and words in done.stdout and done.stdout.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_exponentials_that_overflow_are_found() -> None:
     told = check("no_maximum", "--dtype", "fp32", "--seconds", "1000")

@@ -12,7 +12,7 @@ import pytest
 from systems.check import parallel
 from systems.check.parallel import Case, Checked, cases
 from tests.jobs.harness import ROOT, call
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext
 
 CODE = """
 import torch
@@ -112,6 +112,9 @@ class NoBroadcast(torch.optim.Optimizer):
 """
 
 
+on_a_cpu = pytest.mark.parametrize("ranks", [("gloo", 2)], ids=["2_ranks"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own") / "own.py"
@@ -134,7 +137,7 @@ def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> 
         assert words in f"{found.message}\n{found.looks_like}", found
 
 
-@two_ranks
+@on_a_cpu
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -149,7 +152,7 @@ def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
     ranks.assert_passes(finds_it_right, f"{own}:{name}", kind, repeats=1)
 
 
-@two_ranks
+@on_a_cpu
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [

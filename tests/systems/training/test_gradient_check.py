@@ -57,6 +57,7 @@ def test_the_check_passes_what_is_right(precision):
     assert all(0 < errors[name] < 0.5 * limit for name, limit in TOLERANCE[precision].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sabotage", GRADIENTS)
 def test_the_check_finds_a_wrong_gradient_of_any_parameter(sabotage):
     for name, precision in zip(PARAMETERS, cycle(ON_CPU)):

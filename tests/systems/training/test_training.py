@@ -106,6 +106,7 @@ def test_a_part_of_a_step_moves_no_weight(passes):
     assert len(set(result["facts"]["losses"])) == 1
 
 
+@pytest.mark.slow
 @no_gpu
 @pytest.mark.parametrize(
     ("attention", "precision"),
