@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,18 +32,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[Callable[[str, int], Ranks]]:
+    """Return a function that returns the ranks of a backend and world_size, started once."""
+    # Imported here because it imports torch, which most tests do not need.
+    from tests.systems.parallel.ranks import world
+
+    with contextlib.ExitStack() as stack:
+        yield cache(lambda backend, size: stack.enter_context(world(backend, size)))
+
+
 @pytest.fixture(
-    scope="session",
     params=[
         pytest.param(("gloo", 2), id="2_ranks"),
         pytest.param(("gloo", 4), id="4_ranks"),
         pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
     ],
 )
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+def ranks(request: pytest.FixtureRequest, worlds: Callable[[str, int], Ranks]) -> Ranks:
     """Return the ranks of a process group, which run all tests of this world_size."""
-    # Imported here because it imports torch, which most tests do not need.
-    from tests.systems.parallel.ranks import world
-
-    with world(*request.param) as ranks:
-        yield ranks
+    return worlds(*request.param)

@@ -6,6 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -93,8 +94,9 @@ def _policies(num_layers: int) -> dict[str, ApplyBlocks]:
     return {**every, "nested": nested(), "half_blocks": half_blocks(), "selective": selective()}
 
 
-@pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
-@pytest.mark.parametrize("num_layers", LAYERS)
+@pytest.mark.parametrize(
+    ("num_layers", "attention"), list(zip(LAYERS, cycle(["naive", "sdpa_flash"])))
+)
 def test_loss_and_gradients_are_the_same_bit_for_bit(num_layers, attention):
     plain = _model(num_layers, None, attention)
     loss = _step(plain)

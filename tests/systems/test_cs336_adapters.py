@@ -8,13 +8,13 @@ argument is a `RankContext` is a case: every rank runs it.
 from __future__ import annotations
 
 import inspect
-import os
+import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 from examples.cs336 import adapters
 from systems.model import Embedding, Linear, RMSNorm
-from tests.jobs.harness import ROOT
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import F32, inputs
 from tests.systems.parallel.parallel_models import assert_close, assert_same_on_all_ranks
@@ -77,24 +76,16 @@ def test_there_is_no_other_hook() -> None:
     assert own == {name for hooks in HOOKS.values() for name in hooks}
 
 
-@pytest.mark.slow
-def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path) -> None:
+def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path, monkeypatch) -> None:
     copy = tmp_path / "tests" / "adapters.py"
     copy.parent.mkdir()
-    (copy.parent / "__init__.py").touch()
     shutil.copy(adapters.__file__, copy)
-    code = (
-        "from tests import adapters; print(adapters.__file__); "
-        "print(adapters.get_flashattention_autograd_function_triton().__name__)"
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "examples")]:
+        monkeypatch.setitem(sys.modules, name, None)  # not importable there
+    copied = runpy.run_path(str(copy), run_name="tests.adapters")
+    assert (
+        copied["get_flashattention_autograd_function_triton"]().__name__ == "FlashAttentionTriton"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == [str(copy), "FlashAttentionTriton"], done.stderr
 
 
 # ---- attention -----------------------------------------------------------------------------------
@@ -206,9 +197,6 @@ def share(tensors: tuple[Tensor, Tensor], here: RankContext) -> Iterator[Tensor]
     return (tensor.chunk(here.world_size)[here.rank] for tensor in tensors)
 
 
-ONE_FAST_MODEL = [
-    pytest.param(name, marks=() if name == "Tokens" else pytest.mark.slow) for name in MODELS
-]
 # The tests of the assignment use Gloo on GPUs, too, with one or several ranks per GPU.
 two_gloo_ranks = pytest.mark.parametrize(
     ("ranks", "device_type"),
@@ -286,9 +274,9 @@ def ddp_trains_as_one_process(
     assert all(map(torch.equal, frozen, still)) and all(p.grad is None for p in still)
 
 
+# The hooks are those of systems.parallel, which has tests of its own. Each meets one model here.
 @pytest.mark.slow
-@pytest.mark.parametrize("model_name", ONE_FAST_MODEL)
-@pytest.mark.parametrize("name", DDP)
+@pytest.mark.parametrize(("name", "model_name"), list(zip(DDP, cycle(MODELS))))
 @two_gloo_ranks
 def test_ddp(ranks, device_type: str, name: str, model_name: str) -> None:
     ranks.assert_passes(ddp_trains_as_one_process, device_type, name, model_name, repeats=1)
@@ -380,7 +368,7 @@ def fsdp_on_deterministic_operations(here: RankContext, *arguments: object) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_name", "dtype"),
-    [("Tokens", None), ("Tokens", torch.float16), ("FrozenParts", None), ("TiedLayers", None)],
+    [("Tokens", torch.float16), ("FrozenParts", None), ("TiedLayers", None)],
 )
 @two_gloo_ranks
 def test_fsdp(ranks, device_type: str, model_name: str, dtype: torch.dtype | None) -> None:
@@ -440,8 +428,14 @@ def sharded_optimizer_steps_as_one_process(
     assert states == len(alone.state)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("model_name", ONE_FAST_MODEL)
+@pytest.mark.parametrize(
+    ("model_name", "grouped"),
+    [
+        ("Tokens", True),
+        pytest.param("FrozenParts", False, marks=pytest.mark.slow),
+        pytest.param("TiedLayers", True, marks=pytest.mark.slow),
+    ],
+)
 @two_gloo_ranks
 def test_sharded_optimizer(ranks, device_type: str, model_name: str, grouped: bool) -> None:
     ranks.assert_passes(

@@ -345,6 +345,7 @@ def test_cross_entropy_is_taken_in_float32_at_least(dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 def test_compiled_as_one_graph_it_gives_the_same():
     sizes = (11, 9, 12, 1, 2, 10)
     plain, compiled = _model(*sizes), _model(*sizes)

@@ -42,17 +42,17 @@ def test_rope_turns_the_first_pair_by_one_radian_a_position():
     assert torch.equal(turned[0], x[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cast", ["bfloat16", "half", "float", "double", "to_bf16", "to_cpu_half"])
+@pytest.mark.parametrize("cast", ["bfloat16", "double", "to_cpu_half"])
 def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
     # naive, because bfloat16 attention of torch 2.13 on a CPU with AMX raises an error if
     # ATEN_CPU_CAPABILITY selects fewer instructions
     model = TransformerLM(11, 2000, 16, 2, 2, 24, attention=ATTENTIONS["naive"])
     casts = {
-        "to_bf16": lambda: model.to(torch.bfloat16),
+        "bfloat16": model.bfloat16,
+        "double": model.double,
         "to_cpu_half": lambda: model.to("cpu", torch.float16),
     }
-    casts.get(cast, getattr(model, cast, None))()
+    casts[cast]()
     rope = model.blocks[1].attention.rope
     assert rope is model.blocks[0].attention.rope  # shared by all blocks
     wide = torch.float64 if cast == "double" else torch.float32
@@ -61,7 +61,7 @@ def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
     angle = torch.outer(torch.arange(2000, dtype=torch.float64), frequency)
     assert torch.equal(rope.cos, angle.cos().to(wide))
     assert torch.equal(rope.sin, angle.sin().to(wide))
-    logits = model(torch.randint(11, (1, 2000)))
+    logits = model(torch.randint(11, (1, 40)))
     assert logits.dtype == model.output_head.weight.dtype and logits.isfinite().all()
 
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from tests.systems.parallel.ranks import Ranks
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Process group for one test file, not shared because benchmarks change process settings."""
+    """Process group for this folder, because benchmarks change settings of their process."""
     from tests.systems.parallel.ranks import world  # imports torch, which some tests do not need
 
     with world(*request.param) as ranks:

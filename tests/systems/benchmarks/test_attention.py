@@ -73,8 +73,7 @@ def test_naive_takes_a_scale():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("implementation", ["naive", "flash_pytorch", "sdpa_math", "sdpa_flash"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("causal", "dtype"), [(False, "bf16"), (True, "fp32")])
 def test_benchmark_measures_every_phase(implementation, causal, dtype):
     facts = run(
         Params(
@@ -115,7 +114,7 @@ def test_a_wrong_output_has_no_time(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_sustained_phases_have_times_and_calls(monkeypatch):
-    monkeypatch.setenv(ROUND, '{"sustained_s": 0.2}')
+    monkeypatch.setenv(ROUND, '{"sustained_s": 0.05}')
     measured = run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
     phases = {"forward_sustained", "backward_sustained", "forward_backward_sustained"}
     assert phases <= measured["samples_ms"].keys() & measured["flops"].keys()

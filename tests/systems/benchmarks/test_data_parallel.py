@@ -34,7 +34,7 @@ from systems.training.parallel_training import ParallelTraining, rank_batch
 from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
-STRATEGIES = ["naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned"]
+depends = pytest.mark.depends()
 
 
 def params(strategy: str = "naive", **given) -> Params:
@@ -53,8 +53,8 @@ def on(here: RankContext, strategy: str, **given) -> Params:
 # ---- functions that ranks run --------------------------------------------------------------------
 
 
-def every_strategy_is_measured(here: RankContext, folder: str) -> None:
-    for strategy in STRATEGIES:
+def strategies_are_measured(here: RankContext, folder: str, strategies: list[str]) -> None:
+    for strategy in strategies:
         os.environ["RUN_ARTIFACTS"] = f"{folder}/{strategy}"
         beside = {"beside": "naive"} if strategy == "overlapped" else {}
         measured = measure(on(here, strategy, **beside), here.device)
@@ -186,8 +186,16 @@ def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, Para
 
 @pytest.mark.slow
 @two_ranks
-def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, tmp_path):
-    ranks.assert_passes(every_strategy_is_measured, str(tmp_path), repeats=1)
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ["overlapped"],
+        pytest.param(["naive", "flat", "bucketed", "torch", "torch_tuned"], marks=depends),
+    ],
+    ids=["overlapped", "others"],
+)
+def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp_path):
+    ranks.assert_passes(strategies_are_measured, str(tmp_path), strategies, repeats=1)
 
 
 @two_ranks
@@ -196,6 +204,7 @@ def test_later_rounds_of_a_block_are_only_timed(ranks):
 
 
 @pytest.mark.slow
+@depends
 @two_ranks
 def test_the_prediction_uses_the_cost_of_a_call_of_its_block(ranks, tmp_path):
     ranks.assert_passes(the_model_uses_the_shared_cost_of_a_call, str(tmp_path), repeats=1)
@@ -231,6 +240,7 @@ def test_compiled_blocks_train_as_one_process(ranks):
 
 
 @pytest.mark.slow
+@depends
 @two_ranks
 def test_torch_does_not_split_compiled_blocks(ranks, tmp_path):
     ranks.assert_passes(torch_does_not_split_compiled_blocks, str(tmp_path), repeats=1)

@@ -1,4 +1,4 @@
-"""Tests of the benchmark of the first steps, in new processes on a CPU and on a GPU."""
+"""Tests of the benchmark of the first steps. On a GPU they run in a new process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from systems.benchmarks.first_steps import Params, run
 from tests.jobs.harness import ROOT
 from tests.systems.training.tiny_training import no_gpu
 
@@ -27,10 +28,10 @@ def first_steps(**params: Any) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.slow
 @no_gpu
 def test_steps_on_a_cpu_make_no_cuda_calls() -> None:
-    steps = first_steps(size="tiny", context_length=16, batch_size=2, vocab_size=50, steps=3)
+    point = Params(size="tiny", context_length=16, batch_size=2, vocab_size=50, steps=3)
+    steps = run(point)["facts"]["first_steps"]
     assert [step["step"] for step in steps] == [1, 2, 3]
     for step in steps:
         assert 0 < step["no_call_ms"] == step["step_ms"]

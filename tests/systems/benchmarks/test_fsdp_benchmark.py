@@ -20,8 +20,6 @@ from systems.training.sharded_check import check_sharded
 from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
-STRATEGIES = ["layers", "blocks", "fsdp2", "fsdp2_prefetch"]
-
 
 def params(strategy: str = "blocks", **given) -> Params:
     tiny = {
@@ -75,11 +73,11 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
 @two_ranks
 @pytest.mark.parametrize(
     ("strategy", "precision"),
-    [("layers", "bf16_master"), ("fsdp2", "fp32")]
-    + [
-        pytest.param(*each, marks=pytest.mark.slow)
-        for each in [*((name, "bf16_master") for name in STRATEGIES), ("layers", "fp32")]
-        if each != ("layers", "bf16_master")
+    [
+        ("layers", "bf16_master"),
+        pytest.param("blocks", "fp32", marks=pytest.mark.depends),
+        pytest.param("fsdp2", "bf16_master", marks=pytest.mark.depends),
+        pytest.param("fsdp2_prefetch", "fp32", marks=pytest.mark.depends),
     ],
 )
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):

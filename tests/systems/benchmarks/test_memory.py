@@ -32,7 +32,7 @@ from systems.training.phases import phases_of
 from systems.training.training import make_training
 from tests.systems.training.tiny_training import no_gpu
 
-pytestmark = pytest.mark.usefixtures("artifacts")
+pytestmark = pytest.mark.usefixtures("artifacts", "one_thread")
 TINY: dict[str, Any] = {"size": "tiny", "context_length": 24, "batch_size": 3, "vocab_size": 50}
 
 
@@ -40,11 +40,12 @@ def params(**given: Any) -> Params:
     return Params.model_validate(TINY | given)
 
 
-@pytest.mark.slow
 @no_gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16_pure"])
-@pytest.mark.parametrize("passes", ["forward", "train_step"])
-def test_what_is_alive_is_what_arithmetic_says(precision, passes):
+@pytest.mark.parametrize(
+    ("passes", "precision"),
+    [("train_step", "fp32"), pytest.param("forward", "bf16_pure", marks=pytest.mark.slow)],
+)
+def test_what_is_alive_is_what_arithmetic_says(passes, precision):
     point = params(precision=precision, passes=passes)
     result, predicted = run(point), predict(point)
     facts = result["facts"]
@@ -59,6 +60,7 @@ def test_what_is_alive_is_what_arithmetic_says(precision, passes):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @no_gpu
 def test_autocast_keeps_copies_of_weights():
     point = params(precision="bf16")
@@ -74,6 +76,7 @@ def test_autocast_keeps_copies_of_weights():
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @no_gpu
 def test_contributors_of_a_block():
     saved = run(params(context_length=64))["facts"]["block_saved"]
@@ -229,16 +232,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 @pytest.mark.slow
 @no_gpu
-@pytest.mark.parametrize("passes", ["forward", "train_step"])
-def test_timeline_of_a_step(passes, monkeypatch, artifacts):
-    point = params(passes=passes, snapshot=True)
-    phases = ["forward", "backward", "optimizer"][: 3 if passes == "train_step" else 1]
+def test_timeline_of_a_step(monkeypatch, artifacts):
+    point = params(snapshot=True)
+    phases = ["forward", "backward", "optimizer"]
     with stand_in(monkeypatch):
         training = make_training(point, torch.device("cpu"))
         memory._warm_up(training, point)
-        peaks, facts = memory._step_on_gpu(training, point, phases_of(training, passes))
+        peaks, facts = memory._step_on_gpu(training, point, phases_of(training, point.passes))
     predicted = predict(point)
-    assert set(peaks) == {*phases, *(["train_step"] if passes == "train_step" else [])}
+    assert set(peaks) == {*phases, "train_step"}
     assert facts["timeline_peak_bytes"] == facts["requested_peak_bytes"] == max(peaks.values())
     # The loss and the weight that it saves have 4 bytes each.
     assert 0 <= facts["activations_bytes"] - predicted["activations_bytes"] <= 8

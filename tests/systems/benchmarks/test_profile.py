@@ -168,7 +168,11 @@ def nsys(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdstrm"])  # the latter: only the collector
+@pytest.mark.parametrize(
+    "suffix",
+    # the latter: only the collector
+    [".nsys-rep", pytest.param(".qdstrm", marks=pytest.mark.depends)],
+)
 def test_under_nsys_the_steps_run_and_the_report_stays(nsys, suffix, tmp_path, monkeypatch):
     """Check the command and the exchange of params and facts, with a script that imitates nsys."""
     monkeypatch.setenv("SUFFIX", suffix)

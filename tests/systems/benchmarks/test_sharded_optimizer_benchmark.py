@@ -50,6 +50,7 @@ def later_rounds_are_not_checked(here: RankContext) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @two_ranks
 def test_later_rounds_of_a_block_are_not_checked(ranks):
     ranks.assert_passes(later_rounds_are_not_checked, repeats=1)
@@ -57,7 +58,14 @@ def test_later_rounds_of_a_block_are_not_checked(ranks):
 
 @pytest.mark.slow
 @two_ranks
-@pytest.mark.parametrize("strategy", ["replicated", "sharded", "torch_zero"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "sharded",
+        pytest.param("replicated", marks=pytest.mark.depends),
+        pytest.param("torch_zero", marks=pytest.mark.depends),
+    ],
+)
 def test_memory_by_kind_is_as_predicted(ranks, strategy):
     ranks.assert_passes(memory_is_as_predicted, strategy, repeats=1)
 

@@ -1,15 +1,27 @@
-"""The check of an attention function names what is wrong."""
+"""The check of an attention function names what is wrong.
+
+The command checks in a child process. Here it checks in the test's process, but in one test.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from systems.check.attention import CONTIGUOUS, LAYOUT_SHAPE, cases, check_attention
+from systems.check import attention_process
+from systems.check.attention import (
+    CONTIGUOUS,
+    LAYOUT_SHAPE,
+    Case,
+    Checked,
+    cases,
+    check_attention,
+)
 from tests.jobs.harness import ROOT, call
+from tests.systems.training.tiny_training import CPU
 
 CODE = """
 import math
@@ -81,47 +93,59 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def check_here(
+    reference: str, grid: list[Case], on_gpu: bool, budget_s: float
+) -> Iterator[Checked]:
+    assert not on_gpu
+    return check_attention(reference, grid, CPU, budget_s)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_process, "check_in_child", check_here)
+
+
 def check(name: str, *options: str, code: int = 1) -> str:
-    done = call("jobs", "check", f"own.py:{name}", *options)
+    done = call("jobs", "check", f"own.py:{name}", *options, "--cpu")
     assert done.returncode == code, done.stdout
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tensors"), [("no_mask", ["out", "dq", "dk", "dv"]), ("dk_without_scale", ["dk"])]
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_wrong_tensors_of_the_smallest_case_are_named(name: str, tensors: list[str]) -> None:
-    told = check(name, "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
+    told = check(name, "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32")
     assert "the smallest: batch 1, heads 1, seq_len 17, head_dim 16, fp32" in told
     assert re.findall(r"(\w+): relative error", told) == tensors
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_rows_that_are_wrong_are_named() -> None:
-    told = check("nan", "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
+    told = check("nan", "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32")
     assert "out: relative error nan (at most 5e-05), wrong in 12 of 17 rows, from row 5 to" in told
 
 
 @pytest.mark.slow
 def test_the_grid_finds_the_smallest_shape_dtype_and_layout() -> None:
-    device = torch.device("cpu")
-    grid = [case for case in cases(False, ["fp32"]) if case.seq_len <= 128]
-    done = {str(c.case): c.status for c in check_attention("own.py:right", grid, device, 60)}
+    shapes = [(1, 1, 1, 64), (1, 1, 16, 16), (1, 1, 100, 64), LAYOUT_SHAPE]
+    grid = [case for case in cases(False, ["fp32"]) if case.shape in shapes]
+    done = {str(c.case): c.status for c in check_attention("own.py:right", grid, CPU, 600)}
     assert set(done.values()) == {"right"} and len(done) == len(grid)
-    refused = [c for c in check_attention("own.py:only_16", grid, device, 60) if c.refused]
+    refused = [c for c in check_attention("own.py:only_16", grid, CPU, 600) if c.refused]
     assert {c.case.seq_len for c in refused} == {1, 100}
     assert refused[0].refused == "ValueError: seq_len must be a multiple of 16"
-    wrong = [c.case for c in check_attention("own.py:contiguous_only", grid, device, 60) if c.wrong]
+    wrong = [c.case for c in check_attention("own.py:contiguous_only", grid, CPU, 600) if c.wrong]
     assert {case.shape for case in wrong} == {LAYOUT_SHAPE}
     assert CONTIGUOUS not in {case.layout for case in wrong} and len(wrong) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_refusals_are_no_failure_but_nothing_right_is() -> None:
-    told = check("only_16", "--seq-len", "16", "--seq-len", "20", "--cpu", code=0)
+    told = check("only_16", "--seq-len", "16", "--seq-len", "20", code=0)
     assert "refused: 6 cases: ValueError: seq_len must be a multiple of 16" in told
-    check("only_16", "--seq-len", "20", "--cpu", code=1)
+    check("only_16", "--seq-len", "20", code=1)
 
 
 def test_bad_input_is_one_line(folder: Path) -> None:
@@ -137,15 +161,16 @@ def test_bad_input_is_one_line(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 def test_exponentials_that_overflow_are_found() -> None:
-    told = check("no_maximum", "--dtype", "fp32", "--cpu", "--seconds", "1000")
+    told = check("no_maximum", "--dtype", "fp32", "--seconds", "1000")
     assert "wrong: 1 of 29 cases" in told
     assert "causal, scores up to 100, whose exponentials overflow" in told
 
 
 @pytest.mark.slow
 def test_code_that_ends_the_process(folder: Path) -> None:
-    told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32", "--cpu")
+    told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32")
     assert "2 right, 2 refused" in told and "the process ended with exit code 3" in told
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\ndef f(q, k, v): ...")
     done = call("jobs", "check", "leaves.py:f", "--cpu")
@@ -155,7 +180,7 @@ def test_code_that_ends_the_process(folder: Path) -> None:
 CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
 
 
-@pytest.mark.slow
 def test_a_cheat_is_wrong_in_a_second_call() -> None:
-    done = call("jobs", "check", f"{CHEATS}:CachedByPointer", "--seq-len", "16", "--cpu")
-    assert done.returncode == 1 and "of a second call, on new values" in done.stdout
+    grid = cases(False, ["fp32"], [16])
+    found = list(check_attention(f"{CHEATS}:CachedByPointer", grid, CPU, 600))
+    assert all("of a second call, on new values" in checked.message for checked in found)

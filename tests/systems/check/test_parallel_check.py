@@ -1,4 +1,7 @@
-"""The check of wrappers and sharded optimizers runs real ranks and names what is wrong."""
+"""The check of wrappers and sharded optimizers finds what is wrong and names it.
+
+Ranks that other tests share run the cases of the check. Only the tests of the command start ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from systems.check import parallel
+from systems.check.parallel import Case, Checked, cases
 from tests.jobs.harness import ROOT, call
+from tests.systems.parallel.ranks import RankContext
 
 CODE = """
 import torch
@@ -39,7 +45,10 @@ class DifferentWeights(Sums):
             p.grad /= dist.get_world_size()
 
 class Raises(Sums):
-    def finish_gradient_synchronization(self): raise ValueError("no bucket is ready")
+    def finish_gradient_synchronization(self):
+        if dist.get_world_size() == 3:
+            raise ValueError("no bucket is ready")
+        super().finish_gradient_synchronization()
 
 class NotAwaited(Sums):
     def finish_gradient_synchronization(self):
@@ -67,6 +76,13 @@ class Buckets(Right):
     def __init__(self, module, process_group=None, bucket_size_mb=25.0):
         assert process_group is None and bucket_size_mb == 25.0
         super().__init__(module)
+
+class StopsAveraging(Right):
+    steps = 0
+    def finish_gradient_synchronization(self):
+        self.steps += 1
+        if self.steps <= 3:
+            super().finish_gradient_synchronization()
 
 class Stops(MyFSDP):
     steps = 0
@@ -96,11 +112,70 @@ class NoBroadcast(torch.optim.Optimizer):
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(CODE)
-    return tmp_path
+on_a_cpu = pytest.mark.parametrize("ranks", [("gloo", 2)], ids=["2_ranks"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "own.py"
+    path.write_text(CODE)
+    return path
+
+
+def finds_it_right(here: RankContext, reference: str, kind: str) -> None:
+    smallest, *_, largest = cases(kind, here.world_size)
+    for case in (smallest, largest):
+        found = parallel._check(kind, reference, here.backend, case, here.device)
+        assert found.status == "right", found
+
+
+def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> None:
+    case = cases(kind, here.world_size)[0]
+    found = parallel._check(kind, reference, here.backend, case, here.device)
+    assert found.status == "wrong", found
+    if here.rank == 0:  # which writes the results
+        assert words in f"{found.message}\n{found.looks_like}", found
+
+
+@on_a_cpu
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Right", "ddp"),
+        pytest.param("get_ddp", "ddp", marks=pytest.mark.slow),
+        pytest.param("Buckets", "ddp", marks=pytest.mark.slow),
+        pytest.param("MyFSDP", "fsdp", marks=pytest.mark.slow),
+        pytest.param("MyOptimizer", "optimizer", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
+    ranks.assert_passes(finds_it_right, f"{own}:{name}", kind, repeats=1)
+
+
+@on_a_cpu
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("Sums", "ddp", "gradients are summed over the ranks, but not divided by the number of"),
+        ("Nothing", "ddp", "gradients are not exchanged between the ranks"),
+        ("NotAwaited", "ddp", "the wrapper does not wait for all of its communication"),
+        ("NoBroadcast", "optimizer", "ranks do not get the updates of other ranks"),
+        ("DifferentWeights", "ddp", "weights of rank 0 are not copied to the other ranks at the"),
+        ("StopsAveraging", "ddp", "after timing: rank"),
+        ("Stops", "fsdp", "after timing: rank 0: error against one process"),
+        ("Ignores", "optimizer", "after timing: rank 0: error against one process that trains on"),
+    ],
+)
+def test_a_mistake_is_named(ranks, own: Path, name: str, kind: str, words: str) -> None:
+    ranks.assert_passes(finds_it_wrong, f"{own}:{name}", kind, words, repeats=1)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_folder(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
 
 
 def check(name: str, code: int) -> str:
@@ -111,44 +186,27 @@ def check(name: str, code: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_right_wrapper() -> None:
-    told = check("Right", 0)
-    assert "own.py:Right: ddp on 2 and 3 ranks, gloo" in told and "8 right; largest" in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("MyFSDP", "fsdp"),
-        ("MyOptimizer", "optimizer"),
-        ("get_ddp", "ddp"),
-        ("Buckets", "ddp"),
-    ],
-)
-def test_other_kinds(name: str, kind: str) -> None:
-    assert f"own.py:{name}: {kind} on 2 and 3 ranks" in check(name, 0)
-
-
-@pytest.mark.slow
-def test_a_sum_instead_of_a_mean_is_named() -> None:
-    told = check("Sums", 1)
-    assert "gradients are summed over the ranks, but not divided by the number of ranks" in told
+@pytest.mark.usefixtures("in_folder")
+def test_the_command_tells_what_is_wrong_and_what_ends_the_ranks() -> None:
+    told = check("Raises", 1)
+    assert "own.py:Raises: ddp on 2 and 3 ranks, gloo" in told and "4 wrong, 1 refused" in told
     assert "the smallest: 2 ranks, fp32, model with 1 block and d_model 8" in told
+    assert "it looks as if gradients are summed over the ranks" in told
+    assert "refused: 1 case: ValueError: no bucket is ready" in told
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Nothing", "gradients are not exchanged between the ranks"),
-        ("NotAwaited", "the wrapper does not wait for all of its communication"),
-        ("NoBroadcast", "ranks do not get the updates of other ranks"),
-        ("DifferentWeights", "the weights of rank 0 are not copied to the other ranks at the"),
-        ("Stops", "after timing: rank 0: error against one process"),
-        ("Ignores", "after timing: rank 0: error against one process that trains on all batches"),
-        ("Raises", "refused: 2 cases: ValueError: no bucket is ready"),
-    ],
-)
-def test_other_mistakes_are_named(name: str, words: str) -> None:
-    assert words in check(name, 1)
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("in_folder")
+def test_the_command_tells_what_is_right() -> None:
+    assert "8 right; largest" in check("Right", 0)
+
+
+@pytest.mark.usefixtures("in_folder")
+def test_the_command_ends_with_0_only_if_something_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = Checked(Case(2, 0, "fp32"), "right", {"loss": 1e-7})
+    refused = Checked(Case(3, 0, "fp32"), "refused", {}, "NotImplementedError: 3 ranks")
+    for found, code in (([right, refused], 0), ([refused], 1)):
+        monkeypatch.setattr(parallel, "check_parallel_code", lambda *_, found=found: found)
+        assert "refused: 1 case: NotImplementedError: 3 ranks" in check("Right", code)

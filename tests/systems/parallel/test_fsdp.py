@@ -24,7 +24,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -305,6 +305,7 @@ def never_waits_for_the_device(here: RankContext, options: dict) -> None:
 # ---- tests ---------------------------------------------------------------------------------------
 
 
+@two_ranks
 @pytest.mark.parametrize(
     ("model", "optimizer", "options", "passes"),
     [
@@ -319,6 +320,14 @@ def never_waits_for_the_device(here: RankContext, options: dict) -> None:
 )
 def test_trains_as_one_process(ranks, model, optimizer, options, passes):
     ranks.assert_passes(trains_as_one_process, model, optimizer, options, passes)
+
+
+@four_ranks
+@pytest.mark.parametrize(
+    ("model", "options"), [("tied", {}), ("transformer", BLOCKS)], ids=["layers", "blocks"]
+)
+def test_four_ranks_train_as_one_process(ranks, model, options):
+    ranks.assert_passes(trains_as_one_process, model, "adamw", options)
 
 
 @two_ranks
@@ -341,6 +350,7 @@ def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
 
 @two_ranks
 @pytest.mark.slow
+@pytest.mark.depends
 @pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
     ranks.assert_passes(compiled_blocks, change, repeats=1)
@@ -379,9 +389,11 @@ def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
 
 @pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
 def test_odd_layers(ranks, options):
-    ranks.assert_passes(odd_layers, options)
+    # On four ranks, most weights have fewer rows than there are ranks.
+    ranks.assert_passes(odd_layers, options, repeats=1)
 
 
+@two_ranks
 def test_goes_on_from_its_state(ranks):
     ranks.assert_passes(goes_on_from_its_state)
 

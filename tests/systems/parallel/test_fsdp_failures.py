@@ -13,7 +13,7 @@ from torch import nn
 
 from systems.parallel import FullyShardedDataParallel
 from tests.systems.parallel.parallel_models import batch, build, loss_of
-from tests.systems.parallel.ranks import RankContext, world
+from tests.systems.parallel.ranks import RankContext, two_ranks, world
 
 
 def what_is_refused(here: RankContext) -> None:
@@ -43,6 +43,7 @@ def dies_in_the_middle_of_backward(here: RankContext) -> None:
         wrapped.finish_gradient_synchronization()
 
 
+@two_ranks
 def test_what_is_refused(ranks):
     ranks.assert_passes(what_is_refused)
 

@@ -24,7 +24,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, world
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks, world
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -241,6 +241,7 @@ def dies_before_its_step(here: RankContext) -> None:
 # ---- tests ---------------------------------------------------------------------------------------
 
 
+@two_ranks
 @pytest.mark.parametrize(
     ("model", "optimizer", "chunk_bytes"),
     [
@@ -253,6 +254,11 @@ def dies_before_its_step(here: RankContext) -> None:
 )
 def test_trains_as_one_process(ranks, model, optimizer, chunk_bytes):
     ranks.assert_passes(trains_as_one_process, model, optimizer, chunk_bytes)
+
+
+@four_ranks
+def test_four_ranks_train_as_one_process(ranks):
+    ranks.assert_passes(trains_as_one_process, "transformer", "adamw", 2000)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_facts_of_a_training_step(precision):
 
 @no_gpu
 def test_a_sustained_step_has_times_work_and_calls(monkeypatch):
-    monkeypatch.setenv(ROUND, '{"sustained_s": 0.2}')
+    monkeypatch.setenv(ROUND, '{"sustained_s": 0.05}')
     measured = run(params())
     name = "train_step_sustained"
     assert len(measured["samples_ms"][name]) >= 1
@@ -108,8 +108,10 @@ def test_a_part_of_a_step_moves_no_weight(passes):
 
 @pytest.mark.slow
 @no_gpu
-@pytest.mark.parametrize("attention", ["flash_pytorch", "sdpa", "sdpa_flash", "sdpa_math"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("attention", "precision"),
+    [("flash_pytorch", "fp32"), ("sdpa", "bf16"), ("sdpa_flash", "fp32"), ("sdpa_math", "bf16")],
+)
 def test_every_attention_trains_the_same(attention, precision):
     point = {"precision": precision, "lr": 1e-3, "warmup_steps": 0}
     losses = run(params(attention=attention, **point))["facts"]["losses"]
@@ -230,9 +232,10 @@ def users_tf32(request) -> Iterator[bool]:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["tf32", "fp32", "bf16"])
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.parametrize(
+    "mode", ["eager", pytest.param("compiled", marks=[pytest.mark.slow, pytest.mark.depends])]
+)
 def test_tf32_is_set_while_a_phase_runs_and_restored_after(
     precision, mode, users_tf32, monkeypatch
 ):
@@ -387,6 +390,7 @@ def test_caches_are_empty_for_a_while_and_then_those_of_before(tmp_path, monkeyp
 
 @no_gpu
 @pytest.mark.slow
+@pytest.mark.depends
 def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.mkdir()
