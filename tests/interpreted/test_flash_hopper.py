@@ -19,8 +19,8 @@ from tests.systems.kernels.flash_cases import (
     by_hopper,
     inputs,
     packed_inputs,
-    slow,
 )
+from tests.systems.kernels.selection import matrix, slow
 
 pytestmark = pytest.mark.usefixtures("outputs_hold_nan", "blocks_of_96_keys")
 
@@ -34,6 +34,8 @@ MASKS = {
 # (head_dim, value_dim): each kernel, with and without padded columns
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
 LENGTHS = [(200, 300), (300, 150), (1, 70)]
+# Each kernel with two masks and two lengths, and each mask with each of the lengths
+ALWAYS = list(zip(sorted(2 * HEAD_DIMS), itertools.cycle(MASKS), itertools.cycle(LENGTHS)))
 PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 200)]
 WAIT = "dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight"
 RELEASE = "mbarrier.arrive(shared.q_empty.index(q_slot), count=1)"
@@ -96,15 +98,13 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", ["causal", *map(slow, ("full", "window", "softcap"))])
-@pytest.mark.parametrize(("head_dim", "value_dim"), HEAD_DIMS)
-def test_against_float64(head_dim, value_dim, mask):
+@pytest.mark.parametrize(("dims", "mask", "lengths"), matrix(ALWAYS, HEAD_DIMS, MASKS, LENGTHS))
+def test_against_float64(dims, mask, lengths):
     """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
     is_causal, variant = MASKS[mask]
-    for seed, lengths in enumerate(LENGTHS):
-        given = inputs(lengths, head_dim, BF16, (1, 2), kv_heads=1, value_dim=value_dim)
-        with emulated_gpu(multiprocessors=2, seed=seed):
-            assert_right(*given, is_causal, variant=variant, by=by_hopper)
+    given = inputs(lengths, dims[0], BF16, (1, 2), kv_heads=1, value_dim=dims[1])
+    with emulated_gpu(multiprocessors=2, seed=LENGTHS.index(lengths)):
+        assert_right(*given, is_causal, variant=variant, by=by_hopper)
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [slow(*dims) for dims in HEAD_DIMS])
