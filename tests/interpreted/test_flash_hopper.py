@@ -33,9 +33,10 @@ MASKS = {
 }
 # (head_dim, value_dim): each kernel, with and without padded columns
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
-LENGTHS = [(200, 300), (300, 150), (1, 70)]
-# Each kernel with two masks and two lengths, and each mask with each of the lengths
-ALWAYS = list(zip(sorted(2 * HEAD_DIMS), itertools.cycle(MASKS), itertools.cycle(LENGTHS)))
+# (batch, heads of q), heads of k, (queries, keys)
+SHAPES = [((2, 4), 2, (1, 70)), ((1, 2), 1, (200, 300)), ((1, 2), 1, (300, 150))]
+# Each kernel with two masks and two shapes, and each mask with each shape
+ALWAYS = list(zip(sorted(2 * HEAD_DIMS), itertools.cycle(MASKS), itertools.cycle(SHAPES)))
 PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 200)]
 WAIT = "dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight"
 RELEASE = "mbarrier.arrive(shared.q_empty.index(q_slot), count=1)"
@@ -98,12 +99,13 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("dims", "mask", "lengths"), matrix(ALWAYS, HEAD_DIMS, MASKS, LENGTHS))
-def test_against_float64(dims, mask, lengths):
+@pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))
+def test_against_float64(dims, mask, shape):
     """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
     is_causal, variant = MASKS[mask]
-    given = inputs(lengths, dims[0], BF16, (1, 2), kv_heads=1, value_dim=dims[1])
-    with emulated_gpu(multiprocessors=2, seed=LENGTHS.index(lengths)):
+    leading, kv_heads, lengths = shape
+    given = inputs(lengths, dims[0], BF16, leading, kv_heads=kv_heads, value_dim=dims[1])
+    with emulated_gpu(multiprocessors=2, seed=SHAPES.index(shape)):
         assert_right(*given, is_causal, variant=variant, by=by_hopper)
 
 
@@ -202,7 +204,7 @@ def test_splits(head_dim):
     [(64, 64), *(slow(*dims) for dims in [(128, 128), (192, 192), (192, 128), (256, 256)])],
 )
 def test_packed_sequences(head_dim, value_dim):
-    given, packing = packed_inputs(PACKED_LENGTHS, (2, 1), head_dim, BF16, value_dim)
+    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
     with emulated_gpu(multiprocessors=2, seed=0):
         assert_right_packed(given, packing, True, by=by_hopper)
 
