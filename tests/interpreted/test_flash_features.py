@@ -41,7 +41,8 @@ MASKS = {
 }
 # Grouped: heads of q, heads of k. Uneven: head_dim, value_dim.
 HEADS = {"grouped": (4, 2), "multi-query": (3, 1)}
-LENGTHS = [(40, 67), (67, 40), (64, 64), (1, 70), (70, 1)]
+# A difference of 33 is one more than a tile: the last query of a tile sees one key of the next.
+LENGTHS = [(34, 67), (67, 34), (64, 64), (1, 70), (70, 1)]
 WAYS = [("wide", None), ("high", 3)]  # tiles and n_splits
 # Each mask once; keys past the last query and queries past the last key, with both kinds of tiles
 ALWAYS = [(mask, LENGTHS[i % 2], WAYS[i // 2 % 2]) for i, mask in enumerate(MASKS)]

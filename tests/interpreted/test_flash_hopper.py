@@ -37,7 +37,7 @@ HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128),
 SHAPES = [((2, 4), 2, (1, 70)), ((1, 2), 1, (200, 300)), ((1, 2), 1, (300, 150))]
 # Each kernel with two masks and two shapes, and each mask with each shape
 ALWAYS = list(zip(sorted(2 * HEAD_DIMS), itertools.cycle(MASKS), itertools.cycle(SHAPES)))
-PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 200)]
+PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 140)]
 WAIT = "dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight"
 RELEASE = "mbarrier.arrive(shared.q_empty.index(q_slot), count=1)"
 EMPTY = "mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)"
@@ -201,7 +201,7 @@ def test_splits(head_dim):
 
 @pytest.mark.parametrize(
     ("head_dim", "value_dim"),
-    [(64, 64), *(slow(*dims) for dims in [(128, 128), (192, 192), (192, 128), (256, 256)])],
+    [(64, 64), (128, 128), slow(192, 192), slow(192, 128), (256, 256)],
 )
 def test_packed_sequences(head_dim, value_dim):
     given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
@@ -225,9 +225,9 @@ def test_wrong_boundaries_of_packed_sequences_read_nothing_outside():
 @pytest.mark.parametrize("head_dim", [64, *map(slow, (96, 128))])
 def test_additions_in_a_fixed_order(head_dim):
     """The gradients are bitwise equal in different orders of execution, but only on request."""
-    given = inputs((600, 600), head_dim, BF16, (1, 1))
+    given = inputs((400, 400), head_dim, BF16, (1, 1))
     results: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
-    for seed, deterministic in itertools.product(range(4), (True, False)):
+    for seed, deterministic in itertools.product(range(3), (True, False)):
         with emulated_gpu(multiprocessors=3, seed=seed):
             results[deterministic].append(by_hopper(*given, True, deterministic=deterministic))
     assert_right(*given, True, by=lambda *_, **__: results[True][0])
