@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from systems.kernels.flash_attention.hopper.tiles import FEW_BLOCKS, FORWARD, NARROW_VALUES, SHORT
+from systems.kernels.flash_attention.hopper.tiles import (
+    FEW_BLOCKS,
+    FORWARD,
+    NARROW_VALUES,
+    SHORT,
+    forward_tile,
+)
 from tests.systems.kernels.selection import slow
 from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
 
@@ -30,6 +36,8 @@ TILES = {
 KERNELS: dict[str, dict[str, Any]] = {}
 for (tile_name, (head_dim, value_dim, tile)), form in product(TILES.items(), FORMS):
     dims = {"head_dim": head_dim, "value_dim": value_dim, "form": form}
+    if (tile, form) == (NARROW_VALUES, "packed"):
+        tile = forward_tile(192, 1 << 14, True, True, 128)
     KERNELS[f"forward {tile_name} {form}"] = {"name": "forward", "tile": tile, **dims}
     if not tile_name.startswith("64-"):
         backward = {"name": "backward", **dims}
@@ -37,6 +45,7 @@ for (tile_name, (head_dim, value_dim, tile)), form in product(TILES.items(), FOR
         KERNELS[f"backward {tile_name} {form} grouped"] = {**backward, "q_per_kv": 4}
     if tile_name in ("64", "128") and form != "split":
         KERNELS[f"backward {tile_name} {form} in order"] = {**backward, "deterministic": True}
+TWO_FEATURES_SPILL = 40  # bytes per thread of a backward kernel with grouped heads and another one
 # One of each kernel
 ALWAYS = [
     "forward 64-short causal", "backward 64 packed", "backward 128 causal in order",
@@ -71,7 +80,10 @@ def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
     given = dict(KERNELS[case])
     found = compile_hopper(**given)
     is_forward, in_order = given["name"] == "forward", given.pop("deterministic", False)
-    assert found.spilled <= (FEATURE_SPILLS if in_order else spill_limit(**given))
+    spills = FEATURE_SPILLS if in_order else spill_limit(**given)
+    if "q_per_kv" in given and given["form"] in ("packed", "softcap"):
+        spills = TWO_FEATURES_SPILL
+    assert found.spilled <= spills
     tile = given.get("tile")
     resident = tile.resident if tile else 1
     assert resident * (found.shared + 1024) <= SHARED_LIMIT + 1024
