@@ -63,7 +63,6 @@ INDEPENDENT = (
     "tests/systems/kernels/test_flash_hopper",
     "tests/systems/kernels/test_flash_margins.py",
     "tests/systems/kernels/test_flash_triton_gpu.py",
-    "tests/systems/kernels/test_wgmma_descriptors.py",
     "tests/systems/training/test_training_gpu.py",
     "tests/test_examples.py",
     "tests/test_studies.py",

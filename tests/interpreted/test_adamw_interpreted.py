@@ -30,6 +30,7 @@ def test_kernel_is_the_reference(use):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @pytest.mark.parametrize("use", ["fp32", "bf16"])
 def test_optimizer_against_float64(use):
     assert_against_float64(use, "cpu")
@@ -73,6 +74,7 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 def test_prepare_changes_no_parameter():
     parameters = make_parameters(BF16)
     set_grads(parameters, 0)

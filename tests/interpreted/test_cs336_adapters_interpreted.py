@@ -12,8 +12,7 @@ from tests.systems.kernels.flash_cases import F32, ignore_overflow, inputs
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
+@pytest.mark.parametrize(("lengths", "is_causal"), [((128, 128), True), ((33, 50), False)])
 def test_attention_in_triton(lengths: tuple[int, int], is_causal: bool) -> None:
     function = get_flashattention_autograd_function_triton()
     assert issubclass(function, torch.autograd.Function)

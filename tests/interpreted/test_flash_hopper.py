@@ -19,8 +19,8 @@ from tests.systems.kernels.flash_cases import (
     by_hopper,
     inputs,
     packed_inputs,
-    slow,
 )
+from tests.systems.kernels.selection import matrix, slow
 
 pytestmark = pytest.mark.usefixtures("outputs_hold_nan", "blocks_of_96_keys")
 
@@ -33,8 +33,11 @@ MASKS = {
 }
 # (head_dim, value_dim): each kernel, with and without padded columns
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
-LENGTHS = [(200, 300), (300, 150), (1, 70)]
-PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 200)]
+# (batch, heads of q), heads of k, (queries, keys)
+SHAPES = [((2, 4), 2, (1, 70)), ((1, 2), 1, (200, 300)), ((1, 2), 1, (300, 150))]
+# Each kernel with two masks and two shapes, and each mask with each shape
+ALWAYS = list(zip(sorted(2 * HEAD_DIMS), itertools.cycle(MASKS), itertools.cycle(SHAPES)))
+PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (5, 0), (64, 140)]
 WAIT = "dv, p16, dk, ds16 = warpgroup_mma_wait(1, deps=[dv, p16, dk, ds16])  # S^T stays in flight"
 RELEASE = "mbarrier.arrive(shared.q_empty.index(q_slot), count=1)"
 EMPTY = "mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)"
@@ -96,15 +99,14 @@ ERRORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", ["causal", *map(slow, ("full", "window", "softcap"))])
-@pytest.mark.parametrize(("head_dim", "value_dim"), HEAD_DIMS)
-def test_against_float64(head_dim, value_dim, mask):
+@pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))
+def test_against_float64(dims, mask, shape):
     """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
     is_causal, variant = MASKS[mask]
-    for seed, lengths in enumerate(LENGTHS):
-        given = inputs(lengths, head_dim, BF16, (1, 2), kv_heads=1, value_dim=value_dim)
-        with emulated_gpu(multiprocessors=2, seed=seed):
-            assert_right(*given, is_causal, variant=variant, by=by_hopper)
+    leading, kv_heads, lengths = shape
+    given = inputs(lengths, dims[0], BF16, leading, kv_heads=kv_heads, value_dim=dims[1])
+    with emulated_gpu(multiprocessors=2, seed=SHAPES.index(shape)):
+        assert_right(*given, is_causal, variant=variant, by=by_hopper)
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [slow(*dims) for dims in HEAD_DIMS])
@@ -199,10 +201,10 @@ def test_splits(head_dim):
 
 @pytest.mark.parametrize(
     ("head_dim", "value_dim"),
-    [(64, 64), *(slow(*dims) for dims in [(128, 128), (192, 192), (192, 128), (256, 256)])],
+    [(64, 64), (128, 128), slow(192, 192), slow(192, 128), (256, 256)],
 )
 def test_packed_sequences(head_dim, value_dim):
-    given, packing = packed_inputs(PACKED_LENGTHS, (2, 1), head_dim, BF16, value_dim)
+    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
     with emulated_gpu(multiprocessors=2, seed=0):
         assert_right_packed(given, packing, True, by=by_hopper)
 
@@ -220,12 +222,12 @@ def test_wrong_boundaries_of_packed_sequences_read_nothing_outside():
     assert [x.shape for x in results[2:]] == [x.shape for x in given[:3]]
 
 
-@pytest.mark.parametrize("head_dim", [64, *map(slow, (96, 128))])
-def test_additions_in_a_fixed_order(head_dim):
+@pytest.mark.parametrize(("head_dim", "rows"), [(64, 400), slow(96, 600), slow(128, 600)])
+def test_additions_in_a_fixed_order(head_dim, rows):
     """The gradients are bitwise equal in different orders of execution, but only on request."""
-    given = inputs((600, 600), head_dim, BF16, (1, 1))
+    given = inputs((rows, rows), head_dim, BF16, (1, 1))
     results: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
-    for seed, deterministic in itertools.product(range(4), (True, False)):
+    for seed, deterministic in itertools.product(range(3), (True, False)):
         with emulated_gpu(multiprocessors=3, seed=seed):
             results[deterministic].append(by_hopper(*given, True, deterministic=deterministic))
     assert_right(*given, True, by=lambda *_, **__: results[True][0])

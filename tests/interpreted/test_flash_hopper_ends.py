@@ -44,6 +44,7 @@ def padded_places(lengths: list[int]) -> tuple[list[int], int]:
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @pytest.mark.parametrize("from_end", [False, True])
 @pytest.mark.parametrize("block", [64, 192])
 @pytest.mark.parametrize("lengths", [LENGTHS, [5], [0], [70 * n % 400 for n in range(150)], [9000]])

@@ -27,28 +27,43 @@ from tests.systems.kernels.flash_cases import (
     by_triton,
     ignore_overflow,
     inputs,
-    slow,
 )
+from tests.systems.kernels.selection import matrix, slow
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [*LENGTHS[1::2], *map(slow, LENGTHS[::2])])
-@pytest.mark.parametrize(("tiles", "n_splits"), [("wide", 1), ("high", 3), ("table", None)])
-def test_against_float64(lengths, is_causal, tiles, n_splits):
+WAYS = [("wide", 1), ("high", 3), ("table", None)]  # tiles and n_splits
+ALWAYS = [
+    (WAYS[0], (17, 3), False), (WAYS[0], (33, 64), True), (WAYS[1], (50, 83), False),
+    (WAYS[1], (64, 33), True), (WAYS[2], (33, 64), False), (WAYS[2], (50, 83), True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("way", "lengths", "is_causal"), matrix(ALWAYS, WAYS, LENGTHS, (False, True))
+)
+def test_against_float64(way, lengths, is_causal):
+    tiles, n_splits = way
     assert_right(*inputs(lengths, 16, F32, (1,)), is_causal, tiles=TILES[tiles], n_splits=n_splits)
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_dk_and_dv_apart_in_ranges_that_are_whole_tiles_of_both(is_causal):
     assert_right(*inputs((113, 40), 16, F32, (1,)), is_causal, tiles=TILES["apart"], n_splits=3)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [(33, 64), (70, 50)])
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    ("dtype", "lengths", "is_causal"),
+    [
+        (BF16, (33, 64), False),
+        (BF16, (70, 50), True),
+        (F16, (33, 64), True),
+        (F16, (70, 50), False),
+    ],
+)
 def test_16_bits(dtype, lengths, is_causal):
     for tiles, n_splits in (("wide", 2), ("table", 1)):
         assert_right(
@@ -56,13 +71,20 @@ def test_16_bits(dtype, lengths, is_causal):
         )
 
 
-@pytest.mark.parametrize("dtype", [F32, slow(BF16)])
-@pytest.mark.parametrize("head_dim", [1, 8, 24, 64, 80, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    matrix(
+        [(1, F32), (8, BF16), (24, F32), (64, BF16), (80, F32), (128, BF16)],
+        (1, 8, 24, 64, 80, 128),
+        (F32, BF16),
+    ),
+)
 def test_head_dims(head_dim, dtype):
     assert_right(*inputs((40, 37), head_dim, dtype, (1,)), True, n_splits=2, tiles=TILES["wide"])
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 2)])
 def test_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
     launch._forward_plan.cache_clear()
@@ -71,9 +93,15 @@ def test_leading_dimensions_in_groups_of_two_heads(leading, monkeypatch):
     assert_right(*inputs((18, 17), 16, F32, leading), True, tiles=TILES["wide"])
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns", "slices", "shared", "five"])
-@pytest.mark.parametrize(("dtype", "n_splits"), [(F32, 1), slow(BF16, 2)])
-def test_strides(layout, dtype, n_splits):
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    matrix(
+        [("rows", BF16), ("columns", F32), ("slices", BF16), ("shared", BF16), ("five", F32)],
+        ("rows", "columns", "slices", "shared", "five"),
+        (F32, BF16),
+    ),
+)
+def test_strides(layout, dtype):
     made = inputs((18, 17), 16, dtype, (2, 2))
     if layout == "rows":  # (batch, rows, heads, head_dim), as projections give them
         made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in made]
@@ -88,10 +116,12 @@ def test_strides(layout, dtype, n_splits):
     else:  # leading dimensions that cannot be viewed as two
         made = [x.view(1, 2, 2, *x.shape[2:]).expand(2, -1, -1, -1, -1) for x in made]
         made = [x.permute(2, 1, 0, 3, 4) for x in made]
+    n_splits = 1 if dtype == F32 else 2
     assert_right(*made, True, tiles=TILES["wide"], n_splits=n_splits)
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 def test_outputs_have_the_layout_of_the_inputs():
     q, k, v, dout = (x.transpose(1, 2) for x in torch.randn(4, 2, 20, 3, 16))
     out, lse = flash_forward(q, k, v)
@@ -99,16 +129,14 @@ def test_outputs_have_the_layout_of_the_inputs():
     assert all(x.stride() == q.stride() for x in (out, *gradients))
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("dtype", "is_causal"), [(F32, True), (BF16, False)])
 def test_large_magnitudes(dtype, is_causal):
     q, k, v, dout = inputs((50, 60), 32, F32, (1,))
     made = [x.to(dtype) for x in (5 * q, 3 * k, 3 * v, dout)]
     assert_right(*made, is_causal, tiles=TILES["wide"], n_splits=2)
 
 
-@pytest.mark.parametrize("scale", [1, 0.0, -0.7])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("scale", "is_causal"), [(1, False), (0.0, True), (-0.7, True)])
 def test_scales(scale, is_causal):
     assert_right(*inputs((33, 40), 16, F32, (1,)), is_causal, scale, tiles=TILES["high"])
 
@@ -196,6 +224,7 @@ def test_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 def test_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
     """A Launch keeps the kernel that was compiled for the dtypes of its first call.
 
@@ -243,6 +272,7 @@ def test_a_negative_scale_changes_no_layout(layout):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 @settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     lengths=st.tuples(st.integers(1, 70), st.integers(1, 70)),

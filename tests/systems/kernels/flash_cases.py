@@ -44,34 +44,6 @@ TILES = {
 }
 
 
-def slow(*values: object) -> pytest.ParameterSet:
-    """Mark a case of a parametrized test that runs only in make test-slow and make test-all."""
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-# Forms of the Hopper kernels to compile. "causal" covers the code of the others and the diagonal.
-COMPILED_FORMS = ["causal", slow("full"), slow("split")]
-
-
-def assert_barrier_before_release(ptx: str, of_loads: bool = False) -> None:
-    """Check that all warps have waited for a WGMMA before one of them releases a slot.
-
-    Each warp waits separately, so a barrier must come between the wait and the arrival.
-
-    Args:
-        of_loads: check this also for loads from shared memory. It must be False if the producer,
-            which is a single warp and needs no barriers, loads from shared memory.
-    """
-    reads = ["wgmma.wait_group", *(["ld.shared", "ldmatrix"] if of_loads else [])]
-    waited = False
-    for line in ptx.splitlines():
-        if any(read in line for read in reads):
-            waited = True
-        elif "bar.sync" in line or "barrier.sync" in line:
-            waited = False
-        assert not (waited and "mbarrier.arrive" in line), line
-
-
 on_hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or not is_hopper(torch.device("cuda")),
     reason="needs a Hopper GPU",

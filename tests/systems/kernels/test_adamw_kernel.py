@@ -28,10 +28,13 @@ from tests.systems.kernels.adamw_cases import (
     set_grads,
 )
 from tests.systems.kernels.hopper import compile_for_hopper, resources
+from tests.systems.kernels.selection import matrix
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("use", ["fp32", "bf16_master", "bf16"])
+@pytest.mark.parametrize(
+    ("use", "aligned"),
+    matrix([("bf16_master", True)], ("fp32", "bf16_master", "bf16"), (True, False)),
+)
 def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, tmp_path):
     pytest.importorskip("triton")
     from systems.kernels.adamw import kernel

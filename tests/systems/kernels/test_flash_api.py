@@ -122,15 +122,9 @@ def test_every_error_is_named_at_once():
             q, k[:, :2].float(), v.to("meta"), torch.ones(5, 6), math.nan, "flash_pytroch"
         )
     for part in (
-        "implementation must be one of auto, naive, flash_",
-        ", got 'flash_pytroch'; did you mean 'flash_pytorch'?",
-        "divides that of q, got q (2, 3, 5, 8), k (2, 2, 6, 8), v (2, 3, 6, 8)",
-        "got torch.float64, torch.float32, torch.float64",
-        "on the same device, got cpu, cpu, meta",
-        "is_causal must be True or False (other masks are not supported), got a tensor of "
-        "shape (5, 6)",
-        "scale must be a finite number, not a tensor (scale gets no gradient), got nan",
-    ):
+        "did you mean 'flash_pytorch'?", "k (2, 2, 6, 8)", "torch.float64, torch.float32", "meta",
+        "is_causal must be True or False", "scale must be a finite number",
+    ):  # fmt: skip
         assert part in str(error.value)
 
 
@@ -201,6 +195,8 @@ def test_compiled_as_a_whole():
         [(5, 8), (6, 8), (7, 8)],
         [(2, 5, 8), (6, 8), (6, 8)],
         [(5, 8), (8,), (8,)],
+        [(2, 4, 5, 8), (2, 3, 6, 8), (2, 3, 6, 8)],  # 3 heads do not divide 4
+        [(2, 4, 5, 8), (2, 8, 6, 8), (2, 8, 6, 8)],
     ],
 )
 def test_shapes_that_do_not_fit(shapes):
@@ -208,15 +204,11 @@ def test_shapes_that_do_not_fit(shapes):
         flash_attention(*(torch.ones(shape) for shape in shapes))
 
 
-def test_a_head_dim_of_zero_is_refused():
-    with pytest.raises(ValueError, match="head_dim must be 1 or more, got 0"):
-        flash_attention(torch.ones(5, 0), torch.ones(6, 0), torch.ones(6, 0))
-
-
-def test_integers_are_refused():
-    ones = torch.ones(2, 5, 8, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"the same dtype \(one of .*\), got torch\.int64"):
-        flash_attention(ones, ones, ones)
+def test_no_columns_and_integers_are_refused():
+    empty, integers = torch.ones(5, 0), torch.ones(2, 5, 8, dtype=torch.int64)
+    for x, word in ((empty, "head_dim"), (integers, "int64")):
+        with pytest.raises(ValueError, match=word):
+            flash_attention(x, x, x)
 
 
 @no_gpu

@@ -6,8 +6,8 @@ that tiles above the diagonal are skipped and that backward is compiled once.
 
 from __future__ import annotations
 
-import itertools
 import math
+from itertools import cycle, permutations
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_ref
 from systems.kernels.flash_attention import flash_pytorch as flash_pytorch_module
 from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels.attention_error import assert_within_limits
+from tests.systems.kernels.selection import matrix, slow
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): lengths of FlashAttention's own tests, and empty ones
@@ -87,23 +88,21 @@ def _assert_right(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -
         assert not any(x.any() for x in found.values())
 
 
-@pytest.mark.parametrize("causal", [False, True])
+# Each of the lengths with both masks and two dtypes
+CASES = list(zip(sorted(2 * LENGTHS), cycle((True, False)), cycle((F32, BF16, F16))))
+
+
 @pytest.mark.parametrize(
-    ("dtype", "lengths"),
-    [
-        pytest.param(dtype, lengths, marks=pytest.mark.slow if sum(lengths) > 2000 else ())
-        for dtype in (BF16, F16, F32)
-        for lengths in LENGTHS
-    ],
+    ("lengths", "causal", "dtype"), [slow(*x) if sum(x[0]) > 2000 else x for x in CASES]
 )
-def test_against_float64(dtype, lengths, causal):
+def test_against_float64(lengths, causal, dtype):
     _assert_right(*_inputs(lengths, dtype, (1, 2), head_dim=64), causal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-def test_many_tiles_against_float64(causal):
-    _assert_right(*_inputs((4224, 4224), F32, (1, 1), head_dim=64), causal)
+@pytest.mark.depends
+def test_many_tiles_against_float64():
+    _assert_right(*_inputs((4224, 4224), F32, (1, 1), head_dim=64), True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -113,18 +112,20 @@ def test_large_magnitudes(dtype, causal):
     _assert_right(5 * q, 3 * k, 3 * v, dout, causal)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", SMALL)
+@pytest.mark.parametrize(
+    ("lengths", "causal"),
+    matrix([((5, 7), True)], [(5, 7), (9, 9), (12, 7), (1, 5)], (False, True)),
+)
 def test_gradients_are_those_of_finite_differences(lengths, causal, small_tiles):
     q, k, v, _ = _inputs(lengths, F64, (2,), 3)
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     assert torch.autograd.gradcheck(_flash(causal, 0.7), inputs)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scale", [None, 0.3, 0.0, -1.0])
-@pytest.mark.parametrize("lengths", SMALL)
+@pytest.mark.parametrize(
+    ("lengths", "causal", "scale"),
+    list(zip(sorted(2 * SMALL), cycle((True, False)), cycle((None, 0.3, 0.0, -1.0, 0.7)))),
+)
 def test_float64_agrees_to_its_last_digits(lengths, scale, causal, small_tiles):
     q, k, v, dout = _inputs(lengths, F64)
     exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
@@ -153,7 +154,7 @@ def test_leading_dimensions_change_no_bit(leading, small_tiles):
         assert torch.equal(result, known[name].view(result.shape)), name
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[1::5])
+@pytest.mark.parametrize("order", list(permutations(range(4)))[1::5])
 def test_strides_change_no_bit(order, small_tiles):
     def lay(tensor: Tensor) -> Tensor:
         """Return the same values with another order of dimensions in memory and with gaps."""
@@ -312,6 +313,7 @@ def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
 
 
 @pytest.mark.slow
+@pytest.mark.depends
 def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
     inputs = _inputs((9, 7), F64, (2,))
     known = _results(_flash(True), *inputs)

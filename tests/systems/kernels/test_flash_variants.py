@@ -200,39 +200,27 @@ def test_every_wrong_option_is_named_at_once():
         flash_attention(
             q, k, v, window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=1
         )
-    for part in (
-        "window must be (left, right), each a number of keys from 0 on or None for no limit, got "
-        "(-1, 2)",
-        "softcap must be a number from 1e-18 to 1e+18, or None, got 0.0",
-        "alignment must be one of upper_left, lower_right, got 'right'",
-        "layout must be one of bhsd, bshd, got 'shd'",
-        "return_lse must be True or False, got 1",
-    ):
+    for part in ("(-1, 2)", "softcap", "upper_left, lower_right, got 'right'", "'shd'", "got 1"):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("kv_heads", [3, 8])
-def test_heads_that_do_not_divide_the_heads_of_q(kv_heads):
-    q, k, v, _ = inputs((5, 6), 8, F64, (2, 4), kv_heads=kv_heads)
-    with pytest.raises(ValueError, match="may have fewer heads if their number divides that of q"):
-        flash_attention(q, k, v)
-
-
 @pytest.mark.parametrize(
-    "starts, message",
+    ("starts", "sizes", "message"),
     [
-        ([0, 5, 13], r"must be an int32 tensor of n_sequences \+ 1 numbers, got torch.int64"),
-        ([[0, 13]], r"must be an int32 tensor .* of shape \(1, 2\)"),
-        ([0, 5, 12], r"must go from 0 to the number of rows, 13, without decreasing, got \[0, 5, "),
-        ([0, 9, 5, 13], "without decreasing"),
-        ([1, 13], "must go from 0"),
+        ([0, 5, 13], (), "int64"),
+        ([[0, 13]], (), r"shape \(1, 2\)"),
+        ([0, 5, 12], (), "rows, 13"),
+        ([0, 9, 5, 13], (), "without decreasing"),
+        ([1, 13], (), "from 0"),
+        ([0, 5], (13,), "rows, 13"),
+        ([0, 5, 13], (8, 7), "max_seqlen_k must be at least .* 8, got 7"),
     ],
 )
-def test_wrong_boundaries(starts, message):
+def test_wrong_boundaries(starts, sizes, message):
     q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
-    dtype = torch.int64 if "int64" in message else torch.int32
+    starts = torch.tensor(starts, dtype=torch.int64 if message == "int64" else torch.int32)
     with pytest.raises(ValueError, match=message):
-        flash_attention_packed(q, k, v, torch.tensor(starts, dtype=dtype))
+        flash_attention_packed(q, k, v, starts, None, *sizes)
 
 
 def test_a_packed_length_is_at_most_the_number_of_rows():
@@ -263,33 +251,12 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
     assert called["variant"].lower_right and called["packing"].max_queries == 4
 
 
-def test_a_sequence_is_longer_than_the_given_length():
-    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
-    starts = torch.tensor([0, 5, 13], dtype=torch.int32)
-    message = "max_seqlen_k must be at least the length of the longest sequence, 8, got 7"
-    with pytest.raises(ValueError, match=message):
-        flash_attention_packed(q, k, v, starts, None, 8, 7)
-
-
-def test_boundaries_are_checked_if_one_length_is_given():
-    q, k, v, _ = (x.transpose(0, 1) for x in inputs((13, 13), 8, F64, (2,)))
-    short, whole = (torch.tensor([0, n], dtype=torch.int32) for n in (5, 13))
-    with pytest.raises(ValueError, match="cu_seqlens_q must go from 0 to the number of rows, 13"):
-        flash_attention_packed(q, k, v, short, whole, 13)
-
-
 def test_shapes_in_messages_are_those_of_the_caller():
     q, k, v, _ = inputs((6, 3), 8, F64, (2, 4))
-    with pytest.raises(
-        ValueError, match=r"q must be \(\.\.\., n_queries, heads, .* k \(2, 4, 3, 8\)"
-    ):
+    with pytest.raises(ValueError, match=r"n_queries, heads, .* k \(2, 4, 3, 8\)"):
         flash_attention(q, k, v[:1], layout="bshd")
-    x = torch.randn(6, 8)
-    with pytest.raises(ValueError, match=r"q must be \(\.\.\., n_queries, heads, .* q \(6, 8\)"):
-        flash_attention(x, x, x, layout="bshd")
-    starts = torch.tensor([0, 6], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"packed q must be \(rows .* k \(3, 4, 8\)"):
-        flash_attention_packed(x[:, None], torch.randn(3, 4, 8), x[:, None], starts)
+    with pytest.raises(ValueError, match=r"packed q must be \(rows .* got q \(2, 4, 6, 8\)"):
+        flash_attention_packed(q, k, v, torch.tensor([0, 6], dtype=torch.int32))
 
 
 @pytest.mark.parametrize("function", [flash_attention, flash_attention_packed])
@@ -298,12 +265,6 @@ def test_what_is_no_tensor_is_named(function):
     nested = torch.nested.nested_tensor([torch.randn(n, 4, 8) for n in (3, 5)])
     with pytest.raises(ValueError, match="q must be a tensor, got None; v must not be a nested"):
         function(None, torch.randn(2, 3, 4), nested, torch.tensor([0, 3]))
-
-
-def test_packed_tensors_of_other_shapes():
-    q, k, v, _ = inputs((13, 13), 8, F64, (2, 2))
-    with pytest.raises(ValueError, match=r"packed q must be .* got q \(2, 2, 13, 8\)"):
-        flash_attention_packed(q, k, v, torch.tensor([0, 13], dtype=torch.int32))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from systems.kernels.weighted_sum import WeightedSum, weighted_sum, weighted_sum_reference
 from systems.kernels.weighted_sum.autograd import MAX_COLUMNS, tile
 from tests.systems.kernels.hopper import compile_for_hopper, resources
-from tests.systems.kernels.imports import assert_import_leaves_triton_alone
+from tests.systems.kernels.selection import matrix
 from tests.systems.kernels.weighted_sum_cases import (
     BF16,
     F16,
@@ -73,11 +73,6 @@ def test_a_second_derivative_is_refused():
         dx.sum().backward()
 
 
-@pytest.mark.slow
-def test_importing_the_package_leaves_triton_alone():
-    assert_import_leaves_triton_alone("systems.kernels.weighted_sum")
-
-
 @pytest.mark.parametrize("d", [1, 15, 16, 17, 255, 256, 10_000])
 def test_tiles_are_powers_of_two_and_hardly_wider_than_a_row(d):
     rows, columns = tile(d)
@@ -107,9 +102,15 @@ def _made(which: str, dtype: torch.dtype, d: int):
     return compile_for_hopper(function, signature, constants, num_warps=4, divisible_by_16=even)
 
 
-@pytest.mark.parametrize("d", [64, 4096])
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("which", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("which", "dtype", "d"),
+    matrix(
+        [("forward", BF16, 64), ("backward", F32, 4096)],
+        ("forward", "backward"),
+        (F32, BF16),
+        (64, 4096),
+    ),
+)
 def test_compiled_for_hopper_it_reads_16_bytes_and_spills_nothing(which, dtype, d, tmp_path):
     pytest.importorskip("triton")
     made = _made(which, dtype, d)

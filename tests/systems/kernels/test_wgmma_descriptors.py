@@ -1,27 +1,11 @@
-"""Tests of the check of descriptors, and the check of all Hopper kernels of attention."""
+"""Tests of the check of descriptors; test_flash_hopper_machine_code.py checks all kernels."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from systems.kernels.flash_attention.hopper.tiles import FEW_BLOCKS, FORWARD, NARROW_VALUES, SHORT
-from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
+from tests.systems.kernels.wgmma_descriptors import wrong_matmuls
 
-FORMS = ["full", "causal", "split", "window", "packed", "softcap"]
-TILES = {
-    "64": (64, 64, FORWARD[64]),
-    "64-short": (64, 64, SHORT),
-    "64-few": (64, 64, FEW_BLOCKS),
-    "96": (96, 96, FORWARD[96]),
-    "128": (128, 128, FORWARD[128]),
-    "192": (192, 192, FORWARD[192]),
-    "192-128": (192, 128, NARROW_VALUES),
-    "256": (256, 256, FORWARD[256]),
-}
-BACKWARD = {name: case[:2] for name, case in TILES.items() if not name.startswith("64-")}
 # The descriptor of V is in UR6 and UR7, or in UR10 and UR11. P is in registers.
 SECOND = "UIADD3 UR{}, UP0, UR{}, 0x4000080, URZ"
 MATMUL = """
@@ -118,37 +102,3 @@ EXIT
     )
     assert wrong_matmuls(code(both)) == wrong_matmuls(code(again)) == (1, [])
     assert len(wrong_matmuls(code(wrong))[1]) == 1
-
-
-def check(tmp_path: Path, *arguments: Any, **options: Any) -> None:
-    pytest.importorskip("triton")
-    from scripts.compile_check import compile_hopper
-
-    compiled = compile_hopper(*arguments, **options).compiled
-    n_matmuls, wrong = wrong_matmuls(machine_code(compiled, tmp_path))
-    assert n_matmuls >= 8 and not wrong
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", TILES)
-def test_forward_kernels(case: str, form: str, tmp_path: Path) -> None:
-    head_dim, value_dim, tile = TILES[case]
-    check(tmp_path, "forward", head_dim, form, tile, value_dim=value_dim)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "q_per_kv"), [*((form, 1) for form in FORMS), ("causal", 4), ("packed", 4)]
-)
-@pytest.mark.parametrize("case", BACKWARD)
-def test_backward_kernels(case: str, form: str, q_per_kv: int, tmp_path: Path) -> None:
-    head_dim, value_dim = BACKWARD[case]
-    check(tmp_path, "backward", head_dim, form, q_per_kv=q_per_kv, value_dim=value_dim)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", [x for x in FORMS if x != "split"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_kernels_that_add_in_a_fixed_order(head_dim: int, form: str, tmp_path: Path) -> None:
-    check(tmp_path, "backward", head_dim, form, deterministic=True)
