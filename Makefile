@@ -1,5 +1,5 @@
 # make quickstart       install the project, run a small sweep on this machine, print its tables
-# make test             install the test dependencies and run the tests (6 minutes on two cores)
+# make test             install the test dependencies and run the tests (3 minutes on two cores)
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

@@ -41,15 +41,16 @@ def _tree() -> SourceTree:
 
 @cache
 def _digest(file: Path, modules: tuple[str, ...]) -> str:
-    """Return the digest of a test's file, of what it depends on, and of Triton's version."""
+    """Return the digest of a test's file, of what it depends on, and of the compilers."""
     name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
     files: set[Path] = set()
-    for module in (name, *modules):
+    for module in (name, "tests.conftest", *modules):
         found = _tree().files(module)
         if found is None:
             raise pytest.UsageError(f"{file.name}: mark depends: no module {module!r}")
         files |= found
-    text = f"{_tree().hash_of(frozenset(files))} triton {version('triton')}"
+    versions = [version(package).partition("+")[0] for package in ("torch", "triton")]
+    text = " ".join([_tree().hash_of(frozenset(files)), *versions])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -58,7 +59,7 @@ def skip_unchanged(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
     for item in items:
         mark = item.get_closest_marker("depends")
-        if mark is None:
+        if mark is None or item.get_closest_marker("gpu"):  # no record says which GPU
             continue
         digest = _digest(item.path, mark.args)
         if config.getoption(OPTION) == "changed" and passed.get(_file(item.nodeid)) == digest:
@@ -73,7 +74,7 @@ def _file(nodeid: str) -> str:
 
 
 class Recorder:
-    """Writes the digests of the files whose marked tests all passed."""
+    """Writes the digests of the files whose marked tests all passed; not for use with -k."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}

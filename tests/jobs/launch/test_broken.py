@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,18 +202,14 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, wha
         assert done.stdout.count("\n") == 1, done.stdout
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-def test_a_folder_of_another_user_is_an_error() -> None:
+def test_a_folder_of_another_user_is_an_error(folder_of_all: Path) -> None:
     """Path.glob would find no records in it."""
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path is not readable for other users
-        sweep = write_sweep(Path(folder), [{"what": "ok"}])
-        out = Path(folder, "out")
-        write_submission(sweep, out)
-        (out / "records").mkdir(mode=0o700)
-        os.chmod(folder, 0o755)
-        done = run_as_nobody("status", out)
-        assert done.returncode == 2, done.stdout
-        assert done.stdout == f"{out}/records cannot be read: Permission denied\n"
+    out = folder_of_all / "out"
+    write_submission(write_sweep(folder_of_all, [{"what": "ok"}]), out)
+    (out / "records").mkdir(mode=0o700)
+    done = run_as_nobody("status", out)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout == f"{out}/records cannot be read: Permission denied\n"
 
 
 # ---- a benchmark ---------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,20 +177,19 @@ def test_cancel_goes_on_after_a_submission_that_it_cannot_cancel(
     assert sleeper.wait(PATIENCE_S) == -signal.SIGTERM
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-def test_cancel_cannot_stop_the_queue_of_another_user(sleeper: subprocess.Popen[bytes]) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # tmp_path is not readable for other users
-        os.chmod(folder, 0o755)
-        out = Path(folder, "out")
-        submission = write_submission(write_sweep(Path(folder), [{"what": "ok"}]), out)
-        belongs_to(submission, sleeper.pid, os.uname().nodename)
-        done = run_as_nobody("cancel", out)
-        assert done.returncode == 2, done.stdout
-        assert done.stdout.splitlines() == [
-            f"cancelled 0 jobs of {out}",
-            f"submission {submission.id} runs in process {sleeper.pid} of another user, who must "
-            "cancel it",
-        ]
+def test_cancel_cannot_stop_the_queue_of_another_user(
+    folder_of_all: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    out = folder_of_all / "out"
+    submission = write_submission(write_sweep(folder_of_all, [{"what": "ok"}]), out)
+    belongs_to(submission, sleeper.pid, os.uname().nodename)
+    done = run_as_nobody("cancel", out)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.splitlines() == [
+        f"cancelled 0 jobs of {out}",
+        f"submission {submission.id} runs in process {sleeper.pid} of another user, who must "
+        "cancel it",
+    ]
 
 
 def test_a_queue_that_stopped_in_order_is_ended_although_its_process_is_alive(
