@@ -108,11 +108,20 @@ def run(
     return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
-def run_as_nobody(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `python -m jobs ARGUMENTS` as another user, which only root can. See `run`."""
-    code = "import os; from jobs.__main__ import app; os.setuid(65534); app()"
+def run_as_nobody(command: str, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m jobs COMMAND OUT` as another user, which only root can. See `run`.
+
+    That user may not be able to read Python or this project. Two harmless commands first import all
+    modules.
+    """
+    code = (
+        "import os; from typer.testing import CliRunner; from jobs.__main__ import app; "
+        f"CliRunner().invoke(app, ['status', {str(out)!r}]); "
+        f"CliRunner().invoke(app, [{command!r}, 'no-such-folder']); "
+        "os.setuid(65534); app()"
+    )
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", code, command, str(out)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
