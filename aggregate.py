@@ -24,7 +24,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from jobs.command_line.completion import conditions, results_folders, sweep_files
+from jobs.command_line.completion import results_folders, sweep_files
 from jobs.command_line.invocation import command, of_another_module
 from jobs.command_line.parsers import as_fraction, as_path
 from jobs.commands.where import Where, matching, matching_runs
@@ -159,13 +159,12 @@ def _print_tables(
         if not views:
             known = ", ".join(view.name for view in sweep.tables) or "none"
             _fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
-    rendered = {} if texts is None else texts.render_all(observation, views, results)
     for view in views:
         try:
             for_programs = output_format is Format.csv
             table = make_report_table(observation, view, results, for_programs)
-            if table is not None and view.name in rendered:
-                table.text = rendered[view.name].use(table.warnings.append)
+            if table is not None and texts is not None:
+                table.text = texts.render(observation, view, results, table.warnings.append)
         except TableError as error:
             _fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:
@@ -278,7 +277,6 @@ def compare_times(
             metavar="CONDITION",
             help="Only the runs that satisfy this condition, for example 'seq_len > 4096'. It may "
             "contain parameters and benchmark. [default: all runs]",
-            autocompletion=conditions,
         ),
     ] = None,
     output_format: Annotated[

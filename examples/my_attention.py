@@ -17,7 +17,7 @@ as `ok` if the output and all gradients agree with float64. The tables have a co
 with the speedup over `naive`. On a machine with Slurm and a GPU, submit a larger sweep:
 
     python -m jobs.submit sweeps/flash.yaml --out logs/my_attention_gpu \
-        'implementation=[sdpa_flash, my_attention.py:MyAttention]' --filter 'dtype == bf16'
+        'implementation=[sdpa_flash, my_attention.py:MyAttention]' --where 'dtype == bf16'
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ parameters differ, for example because a hook forgets to divide by the number of
 same time. A timeline of a step is in the folder `plots`. On a machine with Slurm and two GPUs:
 
     python -m jobs.submit sweeps/ddp.yaml --out logs/my_ddp_gpu \
-        'strategy=[naive, torch_tuned, my_ddp.py:MyDDP]' --filter 'size == xl'
+        'strategy=[naive, torch_tuned, my_ddp.py:MyDDP]' --where 'size == xl'
 """
 
 from __future__ import annotations

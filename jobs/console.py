@@ -1,8 +1,8 @@
 """The console command `sweeps`: `sweeps submit|status|logs|...|tables|compare|export|report`.
 
 Its commands are those of `python -m jobs.submit`, `python -m jobs` and `python aggregate.py`.
-`sweeps --install-completion` installs the completion of commands, options, sweep files, parameters,
-results folders and runs for bash, zsh or fish.
+`sweeps --install-completion` installs the completion of commands, options, sweep files, results
+folders and runs for bash, zsh or fish.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.command_line.completion import key_values, results_folders, sweep_files
+from jobs.command_line.completion import results_folders, sweep_files
 from jobs.command_line.invocation import command
 from jobs.command_line.parsers import as_path
 from jobs.command_line.plain_console import plain_console
@@ -53,7 +53,7 @@ Examples:
   # Run on this machine, without Slurm
   python -m jobs.submit sweeps/quickstart.yaml --local
   # Debug some of the runs in this process
-  python -m jobs.submit sweeps/flash.yaml --debug --filter 'seq_len == 128'
+  python -m jobs.submit sweeps/flash.yaml --debug --where 'seq_len == 128'
   # Change a parameter and the results folder
   python -m jobs.submit sweeps/flash.yaml 'seq_len=[128,256]' --out logs/mine
 """
@@ -76,7 +76,6 @@ def submit(
             help="Overrides of the sweep file. KEY is a benchmark parameter (dtype=bf16; a list "
             "such as 'seq_len=[128,256]' runs every value), a key of the sweep file (repeats=3), "
             "or a nested key (slurm.partition=h100).",
-            autocompletion=key_values,
         ),
     ] = None,
     cluster: Annotated[
@@ -117,20 +116,15 @@ def submit(
             "--sbatch", help="With --dry-run, also print the sbatch script of each job array."
         ),
     ] = False,
-    filter: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
-            "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
-            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
-        ),
-    ] = None,
     where: Annotated[
         str | None,
         typer.Option(
             "--where",
-            help="Same as --filter. It is the name of this option in all other commands.",
+            "--filter",
+            metavar="CONDITION",
+            help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len "
+            "> 4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, "
+            "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
         ),
     ] = None,
     out: Annotated[
@@ -229,8 +223,6 @@ def submit(
         fail("--sbatch requires --dry-run")
     if parallel is not None and executor is not Executor.local:
         fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
-    if filter is not None and where is not None:
-        fail("only one of --filter and --where is allowed; join two conditions with 'and'")
     for option, given in (("--snapshot", snapshot), ("--against", against is not None)):
         if given and executor is Executor.debug:
             fail(f"{option} is not allowed together with --debug")
@@ -238,13 +230,7 @@ def submit(
         fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
         settings = _cluster_file(cluster_file)
-        loaded = load_sweep(
-            sweep,
-            overrides or [],
-            where if filter is None else filter,
-            settings,
-            "--where" if filter is None else "--filter",
-        )
+        loaded = load_sweep(sweep, overrides or [], where, settings)
         options = Options(
             executor,
             out or LOGS / loaded.sweep.name,

@@ -10,7 +10,7 @@
 # or a sweep failed.
 #
 # A copy of the checkout without .git needs the file .code_state.json, which `python -m jobs carry` writes
-# in the checkout, or the variables GIT_COMMIT and GIT_DIRTY. Otherwise records have no commit.
+# in the checkout. Otherwise records have no commit.
 #
 # Environment variables:
 #   RESULTS=NAME         folder under logs/ (default: h200)

@@ -73,7 +73,6 @@ def elsewhere(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     # Comes before the repository on the import path.
     monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
-    monkeypatch.delenv("GIT_COMMIT", raising=False)
     return tmp_path
 
 

@@ -1,8 +1,8 @@
 """State of a source tree: its commit and its uncommitted changes, from git or as it was carried.
 
 Sources of the state, in this order: git; the file .code_state.json in a copy without git
-(`jobs.code.carried_state`); for this project, the environment variables GIT_COMMIT and GIT_DIRTY.
-If git shows changes, but all files are those of the carried commit, the carried state is used.
+(`jobs.code.carried_state`). If git shows changes, but all files are those of the carried commit,
+the carried state is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CodeState:
     dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
     untracked: tuple[str, ...] | None = None  # names of untracked files
     diff: bytes = b""  # changes of tracked files and, if asked for, untracked files
-    source: Literal["git", "carried", "environment", "unknown"] = "unknown"
+    source: Literal["git", "carried", "unknown"] = "unknown"
     why: str | None = None  # reason why something is unknown
     changed: tuple[str, ...] = ()  # files that differ from the carried state
     fingerprint: str = ""  # equal if the commit and the tracked files are equal; "": unknown
@@ -90,18 +90,10 @@ def project_state(results: Path, save_untracked: bool = False) -> CodeState:
         save_untracked: whether the diff contains small untracked files.
     """
     root = repository_root(ROOT)
-    state = CodeState(why=f"{ROOT} is in no git repository")
-    if root is not None:
-        own = str((ROOT / "jobs" / "__init__.py").relative_to(root))
-        state = read_state(root, results, save_untracked, own)
-    commit = os.environ.get("GIT_COMMIT")
-    if state.source != "unknown" or not commit:
-        return state
-    dirty = {"true": True, "false": False}.get(os.environ.get("GIT_DIRTY", "").lower())
-    if dirty is None:
-        why = f"{state.why}; GIT_DIRTY must be true or false to tell whether files differ"
-        return CodeState(commit=commit, source="environment", why=why)
-    return CodeState(commit=commit, dirty=dirty, source="environment")
+    if root is None:
+        return CodeState(why=f"{ROOT} is in no git repository")
+    own = str((ROOT / "jobs" / "__init__.py").relative_to(root))
+    return read_state(root, results, save_untracked, own)
 
 
 def read_state(

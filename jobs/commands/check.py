@@ -150,8 +150,6 @@ def _check_attention(
                 f"  {tensor.name}: relative error {tensor.error:.1e} (at most {tensor.limit:.0e}), "
                 f"wrong in {tensor.rows}"
             )
-        for name, why in _explanations(item.wrong for item in wrong).items():
-            show(f"  {name}: it looks as if {why}")
         if first.message:
             show(f"  {first.message}")
         only = _only([i.case for i in wrong], [i.case for i in checked if i.status == "right"])
@@ -187,23 +185,6 @@ def _check_parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:
             show(f"  it looks as if {first.looks_like}")
     _show_refused((str(item.case), item.message) for item in checked if item.status == "refused")
     return sum(item.status == "right" for item in checked), len(wrong)
-
-
-def _explanations(by_case: Iterable[list[Any]]) -> dict[str, str]:
-    """Return the first explanation found for each wrong tensor; equal explanations are joined.
-
-    Returns:
-        Explanations by the names of the tensors that they explain, such as "dq, dk".
-    """
-    by_tensor: dict[str, str] = {}
-    for tensors in by_case:
-        for tensor in tensors:
-            if tensor.looks_like:
-                by_tensor.setdefault(tensor.name, tensor.looks_like)
-    names: dict[str, list[str]] = {}
-    for name in sorted(by_tensor, key=["out", "dq", "dk", "dv"].index):
-        names.setdefault(by_tensor[name], []).append(name)
-    return {", ".join(joined): why for why, joined in names.items()}
 
 
 def _only(wrong: list[Any], right: list[Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""The command `python -m jobs sources`: the source files that count for the results of a run."""
+"""The command `python -m jobs sources`: the hash of the source files that count for a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from jobs.command_line.completion import run_ids
 from jobs.command_line.parsers import run_prefix
 from jobs.commands.arguments import In
 from jobs.commands.find import find_run, observed
-from jobs.results.record import Record
 from jobs.sweep.run_sources import RunSources, shown_path
 
 UNKNOWN = "unknown"
@@ -28,41 +27,28 @@ def sources(
     ] = None,
     folder: In = None,
 ) -> None:
-    """Print the source files that count for the results of a run, and their hash.
+    """Print whether the results of runs are from older code.
 
-    A result is from older code if its record has another hash. Comments, docstrings, blank lines
-    and trailing spaces do not count. Without RUN, prints one line per run: its id, its hash, and
-    'same' or 'older' for its latest result, or 'no result'. The hash is 'unknown' if the benchmark
-    or code of your own cannot be read.
+    Prints one line per run: its id, the hash of its source files, and 'same' or 'older' for its
+    latest result, or 'no result'. With RUN, also prints the files that count. Comments, docstrings,
+    blank lines and trailing spaces do not count. The hash is 'unknown' if the benchmark or code of
+    your own cannot be read.
     """
     found = RunSources()
     if run is None:
         seen = observed(folder)
-        runs = {run.id: run for manifest in seen.manifests for run in manifest.runs.values()}
-        latest = {record.run: record for record in seen.records}
-        for one in runs.values():
-            record, now = latest.get(one.id), found.source_hash(one)
-            if record is None or now is None:
-                state = "no result" if record is None else "not compared"
-            else:
-                state = "same" if record.source_hash == now else "older"
-            print(one.id, now or UNKNOWN, state)
-        return
-    seen, task = find_run(run, folder)
-    now = found.source_hash(task.run)
-    print(f"{task.run.id}  {task.run.label()}")
-    print(f"source hash: {now or UNKNOWN}")
-    for record in seen.records:
-        if record.run == task.run.id:
-            print(_compared(record, now))
-    for path in found.files(task.run) or ():
-        print(f"  {shown_path(path)}")
-
-
-def _compared(record: Record, now: str | None) -> str:
-    """Return a line that compares the hash in a record with the present one."""
-    which = f"repeat {record.repeat}, attempt {record.attempt} ({record.status})"
-    if record.source_hash is None:
-        return f"{which}: no source hash"
-    same = "the same" if record.source_hash == now else "older code"
-    return f"{which}: {record.source_hash}, {same if now else 'not compared'}"
+        runs = {each.id: each for manifest in seen.manifests for each in manifest.runs.values()}
+    else:
+        seen, task = find_run(run, folder)
+        runs = {task.run.id: task.run}
+    latest = {record.run: record for record in seen.records}
+    for each in runs.values():
+        record, now = latest.get(each.id), found.source_hash(each)
+        if record is None or now is None:
+            state = "no result" if record is None else "not compared"
+        else:
+            state = "same" if record.source_hash == now else "older"
+        print(each.id, now or UNKNOWN, state)
+    if run is not None:
+        for path in found.files(task.run) or ():
+            print(f"  {shown_path(path)}")

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import create_model
 
-from jobs.command_line.completion import conditions
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import Staleness
@@ -32,7 +31,6 @@ Where = Annotated[
         help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
         "> 4096'. It may contain parameters, benchmark, status, repeat and older_code (true or "
         "false). Operators: ==, !=, <, <=, >, >=, in, not in, and, or, not. [default: all runs]",
-        autocompletion=conditions,
     ),
 ]
 

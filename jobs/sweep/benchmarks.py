@@ -9,18 +9,17 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType, NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import ModuleType
+from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from jobs.errors import nearest
-from jobs.formatting import format_scalar
 from jobs.sweep.schema import PSEUDO
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
@@ -52,19 +51,6 @@ class Benchmark:
         """The names of the parameters of the benchmark."""
         return list(self.params.model_fields)
 
-    def choices(self, name: str) -> list[str]:
-        """Return the names that a parameter accepts, as they are written in YAML.
-
-        Args:
-            name: name of a parameter.
-
-        Returns:
-            The values of a `Literal`, the implementations of this project, or true and false. Empty
-            if the parameter has other values, such as numbers.
-        """
-        field = self.params.model_fields.get(name)
-        return _choices(field.annotation, field.metadata) if field else []
-
     def references(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the references to code outside this project in the parameters of a run.
 
@@ -76,30 +62,6 @@ class Benchmark:
             if any(isinstance(item, Implementation) for item in field.metadata)
             and is_reference(params[name])
         )
-
-
-def _choices(annotation: Any, metadata: Sequence[Any]) -> list[str]:
-    """Return the names that a type accepts. See `Benchmark.choices`.
-
-    Args:
-        annotation: the type.
-        metadata: further arguments of `Annotated`, if the type was annotated.
-    """
-    for item in metadata:
-        if isinstance(item, Implementation):
-            return list(item.names)
-    inner = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return [format_scalar(value) for value in inner]
-    if get_origin(annotation) is Annotated:
-        return _choices(inner[0], inner[1:])
-    if annotation is bool:
-        return ["true", "false"]
-    if annotation is NoneType:
-        return ["null"]
-    # The names of a union, such as Literal["a", "b"] | None. A list of `null` only is no help.
-    names = [name for one in inner for name in _choices(one, ())]
-    return names if names != ["null"] else []
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Checks the parameters of a sweep file, and the settings that name parameters.
 
-Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`, and
-values such as `$nodes` in the keys `resources` and `launch`.
+Settings that name parameters are the entries of `exclude`, the condition of `--where`, and values
+such as `$nodes` in the keys `resources` and `launch`.
 
 A scope is an entry of `cases`, or the top level of the file. Each case may have a different
 benchmark. A parameter at the top level applies to every case whose benchmark has this parameter. A
@@ -34,8 +34,8 @@ SHOWN_VALUES = 5  # maximum number of wrong values of one list that are reported
 def check_parameters(document: Document, benchmarks: Benchmarks) -> list[Problem]:
     """Return the errors in a sweep file's parameters and in the settings that name parameters.
 
-    Settings that name parameters are the entries of `exclude`, the filter of the option `--filter`,
-    and values such as `$nodes` in the keys `resources` and `launch`.
+    Settings that name parameters are the entries of `exclude`, the condition of `--where`, and
+    values such as `$nodes` in the keys `resources` and `launch`.
 
     Args:
         document: the parsed sweep file.

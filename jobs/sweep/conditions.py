@@ -1,6 +1,6 @@
 """Parses comparisons of a run's parameters, such as `seq_len > 4096 and implementation == naive`.
 
-Comparisons are used in `exclude`, in the `where` of a table or plot, and in `--filter`. The text is
+Comparisons are used in `exclude`, in the `where` of a table or plot, and in `--where`. The text is
 parsed into a tree and checked against the parameters. It is never evaluated as code. A comparison
 may contain parameter names, numbers, quoted or unquoted words, true, false, null, lists,
 parentheses and the operators `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `and`, `or`, `not`.

@@ -51,7 +51,6 @@ def load_sweep(
     overrides: list[str] | tuple[str, ...] = (),
     filter: str | None = None,
     cluster: Path | None = None,
-    option: str = "--filter",
 ) -> LoadedSweep:
     """Read and validate a sweep file.
 
@@ -63,7 +62,6 @@ def load_sweep(
             grid.
         filter: a comparison, such as `seq_len <= 1024`. Runs that do not match it are left out.
         cluster: path of a cluster file with default values for `slurm` and `resources`, or None.
-        option: name of the option that gave the filter, for error messages.
 
     Raises:
         InputError: if a file, an override or the filter is invalid. The error lists all problems
@@ -76,7 +74,7 @@ def load_sweep(
     benchmarks = _apply_overrides(document, overrides, problems)
     if filter is not None:
         document.data["filter"] = filter
-        document.positions[("filter",)] = Position(option)
+        document.positions[("filter",)] = Position("--where")
     unread = {problem.position for problem in problems}
     found: list[Problem] = []
     sweep = validate_schema(document, found)
@@ -90,31 +88,6 @@ def load_sweep(
         raise InputError(problems)
     assert sweep is not None and benchmarks is not None
     return LoadedSweep(sweep, benchmarks, document)
-
-
-def load_sweep_benchmarks(
-    path: Path, overrides: list[str] | tuple[str, ...] = ()
-) -> Benchmarks | None:
-    """Load the benchmarks of a sweep file whose other keys may be incomplete or invalid.
-
-    Args:
-        path: path of the YAML file, or of a stock sweep.
-        overrides: `key=value` from the command line. Only the key `benchmark` is used.
-
-    Returns:
-        The benchmarks. None if the file or a benchmark cannot be loaded.
-
-    Raises:
-        InputError: if there is no such file.
-    """
-    problems: list[Problem] = []
-    document = _read(sweep_file(path), problems, ())
-    if not isinstance(document.data, dict):
-        return None
-    for argument in overrides:
-        if argument.startswith("benchmark="):
-            apply_override(document, argument, [], problems)
-    return _benchmarks(document, problems)
 
 
 # ---- reading and merging -------------------------------------------------------------------------
@@ -135,7 +108,7 @@ def _read_sweep(path: Path, problems: list[Problem]) -> Document:
     if "filter" in document.data:
         where = document.at_key(("filter",))
         problems.append(
-            Problem(where, "'filter' is not a key of a sweep file; use the option --filter")
+            Problem(where, "'filter' is not a key of a sweep file; use the option --where")
         )
         del document.data["filter"]
     return document

@@ -282,20 +282,9 @@ class Sweep(Axes):
     timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []
-    filter: str | None = None  # the value of --filter
+    filter: str | None = None  # the value of --where
 
     def parameters(self) -> list[str]:
         """Return the names of the parameters that the sweep sets. All others have defaults."""
         axes = (axis for of in (self, *self.cases) for axis in (of.fixed, of.grid, of.zip))
         return list(dict.fromkeys(name for axis in axes for name in axis))
-
-
-def scalar_keys() -> list[str]:
-    """Return the keys of a sweep file that have one value, such as repeats and slurm.partition."""
-    keys: list[str] = []
-    for name, field in Sweep.model_fields.items():
-        if isinstance(field.default, (Resources, Slurm, Launch)):
-            keys += [f"{name}.{key}" for key in type(field.default).model_fields]
-        elif not isinstance(field.default, (dict, list)) and name != "filter":
-            keys.append(name)
-    return keys

@@ -14,9 +14,6 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     accounting.NAME(...)         functions of `systems.accounting`
     sizes, device, devices       names of the models; kind of GPU, None without results; all kinds
     sci                          filter that formats small numbers
-
-The templates are part of this project, so they are rendered without the limits that texts of users
-have.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import Unsupported, WrongOutput
-from systems.check.attention_mistakes import explain
 from systems.dtypes import TORCH_DTYPES
 from systems.kernels.flash_attention import attention_reference
 from systems.measure.attention_accuracy import (
@@ -56,8 +55,6 @@ LAYOUTS = (
     "storage that is not aligned to 16 bytes",
     "dout expanded from one number, as of out.sum()",
 )
-EXPLAINED_CASES = 4  # number of wrong cases that are compared with mistakes
-EXPLAINED_LENGTH = 512  # longer sequences are not compared with mistakes, which takes long
 LAYOUT_SHAPE = (2, 3, 128, 64)  # shape for which the layouts are checked
 
 
@@ -98,7 +95,6 @@ class WrongTensor:
     error: float  # relative L2 error
     limit: float  # maximum error
     rows: str  # which rows are wrong
-    looks_like: str | None  # the mistake that explains it
 
 
 @dataclass
@@ -164,25 +160,23 @@ def check_attention(
         budget_s: time budget in seconds.
     """
     end = time.monotonic() + budget_s
-    to_explain = EXPLAINED_CASES
     for i, case in enumerate(grid):
         if i and time.monotonic() > end:
             return
-        checked = _check(reference, case, device, to_explain > 0)
-        to_explain -= bool(checked.wrong)
+        checked = _check(reference, case, device)
         yield checked
         if "CUDA error" in checked.refused:
             return
 
 
-def _check(reference: str, case: Case, device: torch.device, explains: bool) -> Checked:
+def _check(reference: str, case: Case, device: torch.device) -> Checked:
     inputs, dout = _inputs(case, device)
     try:
         attention = attention_function(reference, *inputs, case.causal)
         forward = partial(attention, *inputs, is_causal=case.causal)
         result = call_once(forward, inputs, dout)
         errors = errors_of(result, inputs, dout, case.causal)
-        wrong = _wrong_tensors(result, errors, inputs, dout, case, explains)
+        wrong = _wrong_tensors(result, errors, inputs, dout, case)
         message = "" if wrong else _second_call(forward, inputs, dout, case)
     except Unsupported as error:
         return Checked(case, refused=str(error))
@@ -244,7 +238,6 @@ def _wrong_tensors(
     inputs: Inputs,
     dout: Tensor,
     case: Case,
-    explains: bool,
 ) -> list[WrongTensor]:
     limit = case.limit
     # The softmax of large scores is almost one-hot. Many rows of dq and dk are then almost zero.
@@ -260,11 +253,8 @@ def _wrong_tensors(
     wrong = []
     for name in names:
         given, expected = getattr(result, name), getattr(exact, name)
-        about = None
-        if explains and case.seq_len <= EXPLAINED_LENGTH:
-            about = explain(given, expected, name, inputs, dout, case.causal, 2 * limit)
         rows = _wrong_rows(given, expected, ROWS_FACTOR * limit)
-        wrong.append(WrongTensor(name, errors.total[name], limit, rows, about))
+        wrong.append(WrongTensor(name, errors.total[name], limit, rows))
     return wrong
 
 

@@ -59,8 +59,7 @@ class Checkout:
         self, *arguments: str | Path, project: Path = ROOT, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -m ARGUMENTS` in this folder. `stdout` of the result contains stderr, too."""
-        dropped = (TESTS_OWN, "GIT_COMMIT", "GIT_DIRTY")
-        given = {name: value for name, value in os.environ.items() if name not in dropped}
+        given = {name: value for name, value in os.environ.items() if name != TESTS_OWN}
         return subprocess.run(
             [sys.executable, "-m", *map(str, arguments)],
             cwd=self.folder,

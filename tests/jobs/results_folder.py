@@ -212,8 +212,7 @@ def text_below(
 ) -> str:
     """Return the text below a table, from a template with blocks for `tables`."""
     texts = StudyTexts(template, list(tables))
-    rendered = texts.render_all(observation, [view], list_results(observation))
-    return rendered[view.name].use(warn)
+    return texts.render(observation, view, list_results(observation), warn)
 
 
 def rows_of(table: ReportTable) -> list[dict[str, str]]:

@@ -127,7 +127,7 @@ def test_a_comparison_neither_keeps_nor_drops_runs_that_lack_its_parameter(
 def test_a_filter_by_what_no_benchmark_has_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path, MIXED)
     (problem,) = errors(path, filter="dept == 1")
-    assert problem.startswith("--filter: ") and "did you mean 'depth'?" in problem
+    assert problem.startswith("--where: ") and "did you mean 'depth'?" in problem
     (problem,) = errors(path, filter="depth == 1 and causal == true")
     assert "no benchmark of this sweep has all these parameters" in problem
     for text in ("mode == exakt", "mode == exakt or depth == 1", "depth == 1 or mode != exakt"):
@@ -329,7 +329,7 @@ def test_a_filter_selects_runs_by_benchmark(
 ) -> None:
     if expected is None:
         (problem,) = errors(write(tmp_path, MIXED), filter=text)
-        assert problem.startswith("--filter: the sweep has no runs (6 left out by the filter)")
+        assert problem.startswith("--where: the sweep has no runs (6 left out by the filter)")
     else:
         assert [name for name, _ in points(tmp_path, MIXED, filter=text)] == expected
 

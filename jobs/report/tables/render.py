@@ -8,20 +8,12 @@ import re
 from enum import StrEnum
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tabulate import tabulate
 
 from jobs.report.images import Image
 from jobs.report.tables.report_table import ReportTable
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-_LATEX = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"} | {
-    character: f"\\{character}" for character in "%_&#${}"
-}
 
 
 class Format(StrEnum):
@@ -45,6 +37,30 @@ def render_columns(columns: dict[str, list[str]], to: ListFormat) -> str:
     """
     if to is ListFormat.md:
         return markdown_table(columns, "left") + "\n"
+    return _csv(columns)
+
+
+def render(table: ReportTable, to: Format) -> str:
+    """Return a table of a report as text in the given format.
+
+    The text contains the heading, the cells, the notes and the text below the table. In CSV and
+    LaTeX, the heading and the notes are comment lines, and the text is omitted.
+    """
+    notes = ". ".join(table.notes)
+    if to is Format.md:
+        parts = [f"### {table.heading}", markdown_table(table.columns), notes, table.text]
+        return "\n\n".join(part for part in parts if part) + "\n"
+    if to is Format.html:
+        below = [f"<p>{escape(text)}</p>" for text in (notes, table.text) if text]
+        return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
+    comments = [line for line in (table.heading, notes) if line]
+    if to is Format.latex:
+        comments = [f"% {line}\n" for line in comments]
+        return "".join(comments) + _table(table, "latex_booktabs")
+    return "".join(f"# {line}\n" for line in comments) + _csv(table.columns)
+
+
+def _csv(columns: dict[str, list[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -52,37 +68,10 @@ def render_columns(columns: dict[str, list[str]], to: ListFormat) -> str:
     return text.getvalue()
 
 
-def render(table: ReportTable, to: Format) -> str:
-    """Return a table of a report as text in the given format.
-
-    The text contains the heading, the cells, the notes and the paragraphs below the table. In CSV,
-    the heading and the notes are comment lines, and the paragraphs are omitted.
-    """
-    notes = ". ".join(table.notes)
-    if to is Format.md:
-        parts = [f"### {table.heading}", markdown_table(table.columns), notes, table.text]
-        return "\n\n".join(part for part in parts if part) + "\n"
-    data = _data_frame(table)
-    if to is Format.csv:
-        comments = "".join(f"# {line}\n" for line in (table.heading, notes) if line)
-        return comments + data.to_csv(index=False)
-    if to is Format.latex:
-        latex = (
-            data.style.hide(axis="index")
-            .format(escape="latex")
-            .format_index(escape="latex", axis=1)
-            .to_latex(caption=_latex(f"{table.heading}. {notes}"), hrules=True)
-        )
-        return str(latex) + (f"\n{_latex(table.text)}\n" if table.text else "")
-    paragraphs = [notes, *re.split(r"\n\s*\n", table.text)]
-    below = "\n".join(f"<p>{escape(text)}</p>" for text in paragraphs if text)
-    return f"<h3>{escape(table.heading)}</h3>\n{data.to_html(index=False, border=0)}\n{below}"
-
-
-def _data_frame(table: ReportTable) -> pd.DataFrame:
-    import pandas as pd  # slow to import, and not needed for Markdown
-
-    return pd.DataFrame(table.columns)
+def _table(table: ReportTable, form: str) -> str:
+    """Return the cells of a table in a format of `tabulate`, which escapes special characters."""
+    rows = zip(*table.columns.values(), strict=True)
+    return str(tabulate(rows, list(table.columns), tablefmt=form, disable_numparse=True))
 
 
 def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
@@ -106,10 +95,6 @@ def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
 
 def _markdown_cell(text: str) -> str:
     return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def markdown_image(image: Image, folder: Path) -> str:

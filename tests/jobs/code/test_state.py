@@ -1,4 +1,4 @@
-"""The state of code in records: from git, from a carried file, or from the environment."""
+"""The state of code in records: from git or from a carried file."""
 
 from __future__ import annotations
 
@@ -182,21 +182,21 @@ def carried(tmp_path: Path, project: Checkout) -> Path:
     return copy
 
 
-def state_in(folder: Path, **environment: str) -> dict[str, Any]:
+def state_in(folder: Path) -> dict[str, Any]:
     """Return the state that a process in a copy of the project finds."""
     code = "import json, pathlib as p; from jobs.code.state import project_state as s; "
     code += "o = p.Path('out'); print(json.dumps(s(o).entry(o)))"
     (folder / "tell.py").write_text(code)
     here = Checkout.__new__(Checkout)  # not a repository
     here.folder = folder
-    done = here.python("tell", project=folder, **environment)
+    done = here.python("tell", project=folder)
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_a_carried_state_is_verified(carried: Path, project: Checkout) -> None:
     commit = project.git("rev-parse", "HEAD")
-    clean = state_in(carried, GIT_COMMIT="1" * 40)
+    clean = state_in(carried)
     assert clean == {"commit": commit, "dirty": False, "untracked": [], "source": "carried"}
     with (carried / "systems" / "benchmark.py").open("a") as file:
         file.write("# tampered\n")
@@ -221,19 +221,11 @@ def test_a_carried_state_has_the_diff(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "must be in a git repository" in refused.stdout
 
 
-def test_the_environment_names_the_commit_of_a_copy(carried: Path) -> None:
+def test_a_copy_with_a_damaged_carried_state_has_no_commit(carried: Path) -> None:
     (carried / ".code_state.json").write_text("{")
     nothing = state_in(carried)
     assert (nothing["commit"], nothing["dirty"], nothing["source"]) == (None, "unknown", "unknown")
     assert ".code_state.json cannot be read" in nothing["why"]
-    (carried / ".code_state.json").unlink()
-    unsure = state_in(carried, GIT_COMMIT="1" * 40)
-    assert (unsure["commit"], unsure["dirty"]) == ("1" * 40, "unknown")
-    assert unsure["source"] == "environment" and "GIT_DIRTY" in unsure["why"]
-    sure = state_in(carried, GIT_COMMIT="1" * 40, GIT_DIRTY="false")
-    assert sure == {
-        "commit": "1" * 40, "dirty": False, "untracked": None, "source": "environment"
-    }  # fmt: skip
 
 
 def test_another_repository_around_the_project(tmp_path: Path, carried: Path) -> None:

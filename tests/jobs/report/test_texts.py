@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.errors import TableError
-from jobs.report.results import list_results
-from jobs.report.texts import bounded
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Table
@@ -190,88 +185,6 @@ def test_a_wrong_text_is_an_error(folder: ResultsFolder, text: str, words: str) 
     with pytest.raises(TableError) as caught:
         render(folder, text)
     assert words in str(caught.value)
-
-
-DOUBLING = "{% set ns = ['a'] %}{% for i in range(99) %}{% set _ = ns.append(ns[-1] * 2) %}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{{ 'a' * 10**10 }}", "needs more than 1 GB of memory"),
-        ("{% set a = 'a' %}{{ a * 10**10 }}", "toy.md.j2:1: block 't' needs more than 1 GB"),
-        (DOUBLING + "{% endfor %}", "needs more than 1 GB of memory"),
-        ("{{ '%10000000000d' % 1 }}", "toy.md.j2"),
-        ("{% set n = 10**10 %}{{ '%*d' % (n, 1) }}", "toy.md.j2:1: "),
-        ("{% set n = 10**10 %}{{ '{:{}d}'.format(1, n) }}", "toy.md.j2:1: "),
-        ("{{ 'a'.center(10**10) }}", "needs more than 1 GB of memory"),
-        ("{{ 'a' | center(10**10) }}", "No filter named 'center'"),
-        ("{% set a = 'a' %}{{ a * (2 * 10**6) }}", "must have at most 1,000,000 characters, got 2"),
-        ("{% for i in range(10**6) %}{% endfor %}", "Range too big"),
-        ("{% macro f(x) %}{{ f(x + x) }}{% endmacro %}{{ f('a') }}", "toy.md.j2:1: "),
-    ],
-)  # fmt: skip
-def test_a_text_that_needs_too_much_memory_is_an_error_of_one_line(
-    folder: ResultsFolder, text: str, words: str
-) -> None:
-    """The limit of CPU time is that of users, since a slow machine needs seconds to fill 1 GB."""
-    with pytest.raises(TableError) as caught:
-        render(folder, text)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{{ 9 ** (9 ** 9) }}", "toy.md.j2: takes more than 1 s of CPU time to compile"),
-        ("{% set n = 9 %}{{ n ** (n ** n) }}", "toy.md.j2: block 't' takes more than 1 s of CPU"),
-        (
-            "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}",
-            "toy.md.j2: block 't' takes more than 1 s of CPU time",
-        ),
-    ],
-)  # fmt: skip
-def test_a_text_that_takes_too_much_time_is_an_error_of_one_line(
-    folder: ResultsFolder, text: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded, "CPU_S", 1)
-    with pytest.raises(TableError) as caught:
-        render(folder, text)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_texts_before_and_after_one_that_costs_too_much_are_rendered(
-    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded, "CPU_S", 1)
-    path = folder.path / "toy.md.j2"
-    endless = "{% set n = 9 %}{{ n ** (n ** n) }}"
-    blocks = {"s": "{{ state(size=9) }}", "t": endless, "u": FAST.join(["{{ ", " }}"])}
-    path.write_text("".join(f"{{% block {k} %}}{v}{{% endblock %}}" for k, v in blocks.items()))
-    observation = observe(folder.path)
-    texts = StudyTexts(path, [*"stuv"])
-    views = [Table(name=name) for name in "stuv"]
-    rendered = texts.render_all(observation, views, list_results(observation))
-    assert rendered["s"].text == "missing" and len(rendered["s"].warnings) == 1
-    assert rendered["t"].error == f"{path}: block 't' takes more than 1 s of CPU time"
-    assert (rendered["u"].text, rendered["v"].text) == ("4.000", "")
-
-
-@pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, "signal 35")]
-)
-def test_a_child_that_is_killed_while_it_sends_keeps_its_earlier_messages(
-    number: int, name: str
-) -> None:
-    def work(send: Any) -> None:
-        send("first")
-        os.write(send.__self__.fileno(), struct.pack("!i", 1000) + b"the rest is missing")
-        os.kill(os.getpid(), number)
-
-    messages, reason = bounded.call_bounded(work)
-    assert messages == ["first"] and str(reason).endswith(f"rendered it by {name}")
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
         (ONE + "cases: [5]", "4:9", "cases.0: got 5"),
         (ONE + "timeout_s: -1", "4:12", "greater than 0"),
         (ONE + "timeout_s: 1.0e300", "4:12", "less than or equal to"),
-        (ONE + "filter: size == 1", "4:1", "--filter"),
+        (ONE + "filter: size == 1", "4:1", "--where"),
         ("fixed: {mode: fast}", "1:1", "parameter 'size' is required by the benchmark"),
         ("fixed: {size: 1, mode: on}", "3:24", "boolean"),
     ],
@@ -292,7 +292,7 @@ def test_nothing_left_says_why(tmp_path: Path) -> None:
     """The error for a sweep without runs says how many exclude and the filter left out."""
     text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
     assert toy_errors(tmp_path, text, filter="size > 5") == [
-        "--filter: the sweep has no runs (1 left out by exclude, 2 left out by the filter); "
+        "--where: the sweep has no runs (1 left out by exclude, 2 left out by the filter); "
         "size has the values [1, 2, 3]"
     ]
     (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
@@ -310,7 +310,7 @@ def test_values_are_listed_only_of_what_the_filter_compares(tmp_path: Path) -> N
 def test_filter_is_checked_like_exclude(tmp_path: Path) -> None:
     for text, words in (("sise == 1", "'size'"), ("mode == fsat", "'fast'"), ("size", "compar")):
         (problem,) = toy_errors(tmp_path, "fixed: {size: 1}\n", filter=text)
-        assert problem.startswith("--filter: ")
+        assert problem.startswith("--where: ")
         assert words in problem
 
 

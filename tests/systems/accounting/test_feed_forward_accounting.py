@@ -1,10 +1,8 @@
-"""The feed-forward layer on many devices, XXL, and the output of `python -m systems.accounting`."""
+"""The feed-forward layer on many devices, and XXL."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -315,41 +313,3 @@ def test_xxl_batch_by_hand():
     tokens = compute_bound_tokens(*arguments, in_turns, 16, 4, long_rings=True)
     assert tokens == pytest.approx(425_984 / (53248 / 2550 - 4))
     assert tokens / 64 == pytest.approx(394.3, abs=0.05)
-
-
-# ---- output --------------------------------------------------------------------------------------
-
-
-def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "systems.accounting", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def test_every_answer_is_printed_with_its_derivation():
-    done = printed()
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 100
-    for answer in (
-        # 8 H100, 7.993 GB: 7/8 of it at 450 GB/s, twice that, and 7 times all of it
-        "7.993 GB x 7 / (8 x 450 GB/s)\n      = 15.54 ms",
-        "2 x 7.993 GB x 7 / (8 x 450 GB/s)\n      = 31.08 ms",
-        "7.993 GB x 7 / 450 GB/s\n      = 124.3 ms",
-        "202.7 MB per bucket, n_b = 39.4; best integer: 39",
-        "219,848,638,464",
-        "17,547,264 bytes x b",
-        "2550 / (2 x 4)\n      = 318.8 tokens per device, B = 20,400",
-        "394.3 tokens per device, B = 25,234",
-    ):
-        assert answer in done.stdout, answer
-
-
-def test_other_sizes_are_printed_too():
-    done = printed("--world-size", "3", "--tokens", "1", "--d-ff", "1", "--model", "tiny")
-    assert done.returncode == 0, done.stderr
-    assert "F = 1, B = 1 tokens" in done.stdout
-
-
-def test_sizes_that_cannot_be_are_told():
-    done = printed("--world-size", "1")
-    assert done.returncode == 2
-    assert "--world-size: must be a whole number of at least 2, got '1'" in done.stderr

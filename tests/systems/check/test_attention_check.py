@@ -1,7 +1,8 @@
-"""The check of an attention function names what is wrong and why."""
+"""The check of an attention function names what is wrong."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,23 +16,18 @@ import math
 import torch
 
 
-def attention(q, k, v, is_causal, scale=1.0, mask=0, base=math.e):
-    scores = (q.double() @ k.double().mT) * (scale / math.sqrt(q.shape[-1])) * math.log(base)
-    if is_causal and mask is not None:
+def attention(q, k, v, is_causal):
+    scores = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
+    if is_causal:
         n = q.shape[-2]
-        hidden = ~torch.ones(n, n, dtype=torch.bool).tril(mask)
+        hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
         scores = scores.masked_fill(hidden, -math.inf)
-    p = scores.softmax(-1).nan_to_num(0.0)
+    p = scores.softmax(-1)
     return (p @ v.double()).to(q.dtype)
 
 
 def right(q, k, v, is_causal): return attention(q, k, v, is_causal)
-def no_scale(q, k, v, is_causal): return attention(q, k, v, is_causal, math.sqrt(q.shape[-1]))
-def no_mask(q, k, v, is_causal): return attention(q, k, v, is_causal, mask=None)
-def strict(q, k, v, is_causal): return attention(q, k, v, is_causal, mask=-1)
-def base_2(q, k, v, is_causal): return attention(q, k, v, is_causal, base=2)
-def swapped(q, k, v, is_causal): return attention(k, q, v, is_causal)
-def negative(q, k, v, is_causal): return -attention(q, k, v, is_causal)
+def no_mask(q, k, v, is_causal): return attention(q, k, v, False)
 def nan(q, k, v, is_causal):
     out = attention(q, k, v, is_causal)
     return torch.cat([out[..., :5, :], out[..., 5:, :] * math.nan], -2)
@@ -75,13 +71,6 @@ class dk_without_scale(Backward):
     def backward(ctx, dout):
         dq, dk, dv = Backward.gradients(ctx, dout)
         return dq, dk * math.sqrt(dk.shape[-1]), dv, None
-
-
-class dq_and_dk_swapped(Backward):
-    @staticmethod
-    def backward(ctx, dout):
-        dq, dk, dv = Backward.gradients(ctx, dout)
-        return dk, dq, dv, None
 """
 
 
@@ -100,38 +89,18 @@ def check(name: str, *options: str, code: int = 1) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tensors", "words"),
-    [
-        pytest.param(
-            *("no_scale", "out, dq, dk, dv", "the scale 1/sqrt(head_dim) is missing"),
-            marks=pytest.mark.slow,
-        ),
-        ("no_mask", "out, dq, dk, dv", "the causal mask is missing"),
-        pytest.param(
-            *("strict", "out, dq, dk, dv", "the causal mask also hides the diagonal"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("base_2", "out, dq, dk, dv", "the exponential has base 2"), marks=pytest.mark.slow
-        ),
-        pytest.param(*("negative", "out, dq, dk, dv", "the sign is wrong"), marks=pytest.mark.slow),
-        ("dk_without_scale", "dk", "the scale 1/sqrt(head_dim) is missing: values are 4 times"),
-        pytest.param(
-            *("dq_and_dk_swapped", "dq, dk", "dq and dk are swapped"), marks=pytest.mark.slow
-        ),
-    ],
+    ("name", "tensors"), [("no_mask", ["out", "dq", "dk", "dv"]), ("dk_without_scale", ["dk"])]
 )
-def test_a_mistake_is_named(name: str, tensors: str, words: str) -> None:
+def test_wrong_tensors_of_the_smallest_case_are_named(name: str, tensors: list[str]) -> None:
     told = check(name, "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
-    smallest = "the smallest: batch 1, heads 1, seq_len 17, head_dim 16, fp32"
-    assert f"{tensors}: it looks as if {words}" in told and smallest in told
+    assert "the smallest: batch 1, heads 1, seq_len 17, head_dim 16, fp32" in told
+    assert re.findall(r"(\w+): relative error", told) == tensors
 
 
 @pytest.mark.slow
 def test_rows_that_are_wrong_are_named() -> None:
     told = check("nan", "--seq-len", "17", "--head-dim", "16", "--dtype", "fp32", "--cpu")
     assert "out: relative error nan (at most 5e-05), wrong in 12 of 17 rows, from row 5 to" in told
-    assert "as if the tensor contains NaN or infinity, first in row 5" in told
 
 
 @pytest.mark.slow
