@@ -49,6 +49,7 @@ FIRST = [
     "test_slurm.py",
     "test_slurm_interruptions.py",
     "test_slurm_containers.py",
+    "test_studies.py",
     "test_slurm_blocks.py",
     "test_flash_pytorch.py",
     "test_fsdp.py",
