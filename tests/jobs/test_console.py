@@ -65,6 +65,21 @@ def test_commands_of_all_modules() -> None:
         assert "python" not in shown.partition("Example")[2]
 
 
+def test_a_package_of_the_user_that_hides_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["sweeps", "--help"])
+    Path("jobs").mkdir()  # a folder without modules hides nothing
+    Path("systems.py").touch()
+    with pytest.raises(SystemExit) as stopped:
+        console.main()
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "/systems.py hides a package of" in told
+
+
 @pytest.mark.slow
 def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
     """Neither help nor completion imports what only the commands themselves need."""
