@@ -82,6 +82,7 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("out", {"out": changed(lambda data: data.update(executor="pbs"))}, "executor: Input"),
     ("out", {"out": changed(lambda data: data["sweep"].pop("name"))}, "key 'sweep.name' is m"),
     ("out", {"out": changed(lambda data: data["jobs"][0].update(tasks=[1]))}, BAD_MANIFEST),
+    ("out", {"out": changed(lambda data: data["runs"][0].update(shape=99))}, BAD_MANIFEST),
 ]
 _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "Usage: "),
