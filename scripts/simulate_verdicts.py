@@ -169,10 +169,10 @@ def _moments(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return positions
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=10_000, help="same-against-same blocks")
-    blocks = parser.parse_args().blocks
+    blocks = parser.parse_args(arguments).blocks
     if blocks < 100 or blocks % 100:
         parser.error(f"--blocks must be a positive multiple of 100, got {blocks}")
     titles = ["noise", "allocations x rounds", "false", "exit 1", "covered", "half-width", "same"]

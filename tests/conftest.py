@@ -48,6 +48,7 @@ INTERPRETED = Path(__file__).parent / "interpreted"
 FIRST = [
     "test_slurm.py",
     "test_slurm_interruptions.py",
+    "test_studies.py",
     "test_flash_pytorch.py",
     "test_fsdp.py",
     "test_stop.py",

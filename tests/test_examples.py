@@ -151,7 +151,12 @@ def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> No
             assert " GPU-hours" in shell(f"{command} --dry-run", folder)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+UNCHANGED = [pytest.mark.slow, pytest.mark.depends()]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bf16", *(pytest.param(name, marks=UNCHANGED) for name in ("fp16", "fp32"))]
+)
 def test_the_triton_kernel_compiles_for_a_gpu(dtype: str) -> None:
     pytest.importorskip("triton", reason="needs Triton, which is packaged for Linux only")
     from examples.triton_attention import BLOCK_K, BLOCK_Q, forward_kernel

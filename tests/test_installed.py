@@ -86,17 +86,6 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_every_file_that_git_tracks(installed: Path) -> None:
-    folders = ["aggregate.py", "jobs", "systems", "sweeps"]
-    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip("no repository")
-    (wheel,) = installed.parent.glob("*.whl")
-    tracked = {name for name in done.stdout.split() if (ROOT / name).exists()}
-    assert tracked and not tracked - set(ZipFile(wheel).namelist())
-
-
 @pytest.fixture
 def own(elsewhere: Path) -> Path:
     """Write a package with a benchmark, and a sweep, and return the current folder."""
@@ -142,7 +131,15 @@ def printed_commands(told: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, own: Path) -> None:
+def test_the_wheel_works_in_any_folder(elsewhere: Path, installed: Path, own: Path) -> None:
+    """It holds every file that git tracks, runs a benchmark of one's own and a stock sweep."""
+    folders = ["aggregate.py", "jobs", "systems", "sweeps"]
+    done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0:
+        (wheel,) = installed.parent.glob("*.whl")
+        tracked = {name for name in done.stdout.split() if (ROOT / name).exists()}
+        assert tracked and not tracked - set(ZipFile(wheel).namelist())
+
     told = python("jobs.submit", "my.yaml", "--local")
     assert "2 ok" in told and f"{Path(sys.executable).name} -m aggregate logs/my" in told
     for record in records(elsewhere / "logs" / "my"):
@@ -154,6 +151,11 @@ def test_a_sweep_and_a_benchmark_of_ones_own(elsewhere: Path, installed: Path, o
     assert "2 runs, 1 submission " in " ".join(python("jobs", "status").split())
     assert "| size |" in " ".join(python("aggregate", "logs/my").split())
 
+    one = ["--filter", "seq_len == 128 and implementation == naive"]
+    assert "1 ok" in python("jobs.submit", "sweeps/quickstart.yaml", "--local", *one)
+    tables = python("aggregate", "logs/quickstart", "--views", "sweeps/quickstart.yaml")
+    assert "Time of causal attention" in tables
+
 
 PYTHON = "env/bin/python"
 
@@ -162,16 +164,16 @@ PYTHON = "env/bin/python"
 @pytest.mark.parametrize(
     ("commands", "submit", "tables"),
     [
+        ("sweeps", "sweeps submit", "sweeps tables"),
+        (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m aggregate"),
         *(
-            pytest.param(*words, marks=pytest.mark.slow)
+            pytest.param(*words, marks=pytest.mark.exhaustive)
             for words in [
-                ("sweeps", "sweeps submit", "sweeps tables"),
                 ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
                 ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
-                (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m aggregate"),
+                ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
             ]
         ),
-        ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
     ],
 )
 def test_printed_commands_work_as_they_are(
@@ -196,11 +198,10 @@ def test_printed_commands_work_as_they_are(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["env/bin/sweeps submit", "env/bin/python -m jobs.submit"])
-def test_another_module_named_aggregate(environment: Path, start: str) -> None:
+def test_another_module_named_aggregate(environment: Path) -> None:
     """A file aggregate.py of the user is never run instead of this project's."""
     Path("aggregate.py").write_text("raise SystemExit('not this one')")
-    told = shell(f"{start} my.yaml --local")
+    told = shell(f"{PYTHON} -m jobs.submit my.yaml --local")
     (tables,) = printed_commands(told)
     assert "| size |" in " ".join(shell(tables).split())
 
@@ -208,6 +209,7 @@ def test_another_module_named_aggregate(environment: Path, start: str) -> None:
 @pytest.mark.slow
 def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
     """The commands for a failed run work as printed; the exit code of `status` is 1."""
+    Path("aggregate.py").write_text("raise SystemExit('not this one')")
     Path("own/sibling.py").write_text("def latency(size):\n    1 / (size - 2)\n    return [1.0]")
     done = subprocess.run(
         ["env/bin/sweeps", "submit", "my.yaml", "--local"], capture_output=True, text=True
@@ -222,80 +224,42 @@ def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_the_command_refuses(environment: Path) -> None:
+    """Each error is one line and exit code 2, and nothing is written or submitted."""
+
+    def refused(command: str) -> str:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    Path("own/torchy.py").write_text("import torch\n")
+    told = refused("env/bin/sweeps submit my.yaml benchmark=own.torchy")
+    assert "import torch inside run()" in told
+    Path("jobs").mkdir()
+    shell("env/bin/sweeps submit my.yaml --dry-run")  # a folder without modules hides nothing
+    Path("jobs/__init__.py").touch()
+    assert "jobs/__init__.py hides a package of" in refused("env/bin/sweeps status")
+    assert not Path("logs").exists()
+
+
 @pytest.mark.slurm
-def test_a_benchmark_of_ones_own_on_slurm(
+@pytest.mark.slow
+def test_code_of_ones_own_on_slurm(
     environment: Path,
     slurm_cluster: SlurmCluster,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A benchmark of the user, and a file as one argument, are found from the user's folder."""
+    Path("my_kernels").mkdir()
+    shutil.copy(ROOT / "examples" / "my_attention.py", "my_kernels/flash.py")
+    shutil.copy(ROOT / "examples" / "my_ddp.py", ".")
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
     told = shell("env/bin/sweeps submit my.yaml")
     assert "submitted 2 runs as 2 jobs" in told
     printed = printed_commands(told)
     assert printed == [f"env/bin/sweeps {name} logs/my" for name in ("status", "cancel", "tables")]
-    folder = Path("logs/my")
-    slurm_cluster.wait_for(lambda: len(records(folder)) == 2, SOON_S, "both runs")
-    slurm_cluster.wait_for(
-        lambda: "ok 2" in " ".join(shell(printed[0]).split()), SOON_S, "the status of both runs"
-    )
-    assert "cancelled 0 jobs" in shell(printed[1])
-    assert "| size |" in " ".join(shell(printed[2]).split())
-    assert [record.status for record in records(folder)] == ["ok", "ok"]
-
-
-@pytest.mark.slow
-def test_bad_benchmarks(environment: Path) -> None:
-    """Each error is one line and exit code 2, and nothing is written or submitted."""
-    Path("own/torchy.py").write_text("import torch\n")
-    Path("own/broken.py").write_text("import nothing_like_that\n")
-    for name, message in (
-        ("own.nothing2", "did you mean 'own.nothing'?"),
-        ("other.nothing", "there is no package 'other'"),
-        ("own.sibling", "it must define run(params) and Params"),
-        ("own.broken", "ModuleNotFoundError: No module named 'nothing_like_that'"),
-        ("own.torchy", "import torch inside run()"),
-    ):
-        done = subprocess.run(
-            ["env/bin/sweeps", "submit", "my.yaml", f"benchmark={name}"],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2 and not done.stdout
-        assert done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
-    assert not Path("logs").exists()
-
-
-def test_a_package_that_hides_the_project(environment: Path) -> None:
-    Path("jobs").mkdir()
-    shell("env/bin/sweeps submit my.yaml --dry-run")  # a folder without modules hides nothing
-    Path("jobs/__init__.py").touch()
-    done = subprocess.run(["env/bin/sweeps", "status"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "jobs/__init__.py hides a package of" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_stock_sweep(elsewhere: Path) -> None:
-    one = ["--filter", "seq_len == 128 and implementation == naive"]
-    assert "1 ok" in python("jobs.submit", "sweeps/quickstart.yaml", "--local", *one)
-    tables = python("aggregate", "logs/quickstart", "--views", "sweeps/quickstart.yaml")
-    assert "Time of causal attention" in tables
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-def test_implementations_of_ones_own_on_slurm(
-    environment: Path,
-    slurm_cluster: SlurmCluster,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A file of the user is one argument, found from the user's folder, on Slurm and locally."""
-    Path("my_kernels").mkdir()
-    shutil.copy(ROOT / "examples" / "my_attention.py", "my_kernels/flash.py")
-    shutil.copy(ROOT / "examples" / "my_ddp.py", ".")
-    for name, value in slurm_cluster.environment.items():
-        monkeypatch.setenv(name, value)
     attention = "'implementation=[my_kernels/flash.py:MyAttention,naive]' seq_len=64"
     told = shell(f"env/bin/sweeps submit sweeps/quickstart.yaml {attention} --out logs/attention")
     assert "submitted 2 runs as 1 job" in told
@@ -309,4 +273,13 @@ def test_implementations_of_ones_own_on_slurm(
     assert {record.status for record in records(folder)} == {"ok"}
     table = shell("env/bin/sweeps tables logs/attention")
     assert "MyAttention" in table and "my_kernels" not in table
-    assert "85 cases" in shell("env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu")
+    own = Path("logs/my")
+    slurm_cluster.wait_for(lambda: len(records(own)) == 2, SOON_S, "both runs")
+    slurm_cluster.wait_for(
+        lambda: "ok 2" in " ".join(shell(printed[0]).split()), SOON_S, "the status of both runs"
+    )
+    assert "cancelled 0 jobs" in shell(printed[1])
+    assert "| size |" in " ".join(shell(printed[2]).split())
+    assert [record.status for record in records(own)] == ["ok", "ok"]
+    check = "env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu --seq-len 64 --head-dim 16"
+    assert " right; limit " in shell(check)

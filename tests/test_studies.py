@@ -1,13 +1,13 @@
-"""Every study runs end to end on a CPU: its sweep, its tables and its plots.
+"""Every study runs end to end on a CPU: its runs, its sweep, its tables and its plots.
 
 The tables of one study must agree with each other.
 """
 
 from __future__ import annotations
 
+import json
 import random
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,69 @@ import pytest
 
 from jobs.report.results import list_results
 from jobs.report.tables.report_table import make_report_table
+from jobs.results.manifest import read_manifests
 from jobs.results.run_states import observe
+from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from systems.training.parallel_timing import exposed_facts, facts_of_ranks
-from tests.jobs.harness import ROOT, records, run
+from tests.jobs.harness import ROOT, call, records
 from tests.jobs.results_folder import Outcome, ResultsFolder, rows_of
 
 STUDIES = sorted((ROOT / "sweeps" / "cpu").glob("*.yaml"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sweep", STUDIES, ids=lambda path: path.stem)
-def test_study_on_a_processor(sweep: Path, tmp_path: Path) -> None:
-    done = run("jobs.submit", sweep, "--local", "--out", tmp_path / "results")
+def submit(sweep: Path, out: Path) -> None:
+    done = call("jobs.submit", sweep, "--local", "--out", out)
     assert done.returncode == 0, done.stdout
-    assert {record.status for record in records(tmp_path / "results")} == {"ok"}
-    tables = subprocess.run(
-        [sys.executable, "aggregate.py", tmp_path / "results", "--plot", tmp_path / "plots"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert tables.returncode == 0, tables.stderr
-    assert "###" in tables.stdout and "missing" not in tables.stdout
+    assert {record.status for record in records(out)} == {"ok"}
+
+
+def check_tables(out: Path) -> None:
+    done = call("aggregate", out, "--plot", out / "plots")
+    assert done.returncode == 0, done.stdout
+    assert "###" in done.stdout and "missing" not in done.stdout
+
+
+def is_repeated(sweep: Path) -> bool:
+    loaded = load_sweep(sweep).sweep
+    return loaded.repeats > 1 or loaded.blocks is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_studies_on_a_processor(tmp_path: Path) -> None:
+    """The runs of all studies are one submission. Each study then finds the records of its runs."""
+    studies = [path for path in STUDIES if not is_repeated(path)]
+    runs = {run.id: run for path in studies for run in expand(load_sweep(path)).runs}
+    cases = [
+        {
+            "benchmark": run.benchmark,
+            "fixed": run.params,
+            "resources": {"cpus_per_task": run.shape.cpus_per_task},
+            "launch": {"nproc_per_node": run.shape.nproc_per_node},
+            "timeout_s": run.timeout_s,
+        }
+        for run in runs.values()
+    ]
+    all_runs = tmp_path / "all.yaml"
+    all_runs.write_text(json.dumps({"name": "all", "benchmark": "attention", "cases": cases}))
+    submit(all_runs, tmp_path / "all")
+    assert len(records(tmp_path / "all")) == len(runs)
+    for path in studies:
+        out = tmp_path / path.stem
+        shutil.copytree(tmp_path / "all", out, ignore=shutil.ignore_patterns("submissions"))
+        submit(path, out)
+        assert [manifest.jobs for manifest in read_manifests(out)] == [[]]
+        check_tables(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sweep", [path for path in STUDIES if is_repeated(path)], ids=lambda path: path.stem
+)
+def test_a_study_with_repeats_or_blocks_on_a_processor(sweep: Path, tmp_path: Path) -> None:
+    submit(sweep, tmp_path / "out")
+    check_tables(tmp_path / "out")
 
 
 def test_every_study_has_a_variant_for_a_processor() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,13 @@ REPLACED = {
 load = cache(load_benchmark)
 
 
+@cache
+def records_of(folder: Path) -> list[Record]:
+    found, unread = read_records(folder)
+    assert found and not unread
+    return found
+
+
 def id_of(run: Record | Run) -> str:
     """Return the id of a run, computed again with the benchmark version that measured it."""
     return run_id(run.benchmark, run.version, run.params, load(run.benchmark).json_defaults)
@@ -80,8 +88,7 @@ def id_of(run: Record | Run) -> str:
     "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
 )
 def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None:
-    records, unread = read_records(folder)
-    assert records and not unread
+    records = records_of(folder)
     assert [record.run for record in records] == [id_of(record) for record in records]
     submitted = {}
     for manifest in read_manifests(folder):
@@ -96,7 +103,7 @@ def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None
 )
 def test_benchmarks_still_take_the_parameters(folder: Path) -> None:
     """A parameter that a benchmark got later has its default, with which ids stay the same."""
-    for record in read_records(folder)[0]:
+    for record in records_of(folder):
         model = load(record.benchmark).params
         params = model.model_validate(record.params).model_dump(mode="json")
         added = {name: params[name] for name in params.keys() - record.params.keys()}
@@ -105,7 +112,7 @@ def test_benchmarks_still_take_the_parameters(folder: Path) -> None:
 
 
 def test_records_of_older_versions_are_known() -> None:
-    records = [record for folder in FOLDERS for record in read_records(folder)[0]]
+    records = [record for folder in FOLDERS for record in records_of(folder)]
     older = Counter(
         (r.benchmark, r.version) for r in records if r.version != load(r.benchmark).version
     )
@@ -135,18 +142,24 @@ def git(*arguments: str) -> bytes:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
 
 
-def hashes_at(commit: str, folder: Path, target: Path) -> dict[str, str]:
-    """Return the source hash of each run of a results folder, computed by the code of a commit.
+HASHES = """
+import sys
+from jobs.__main__ import app
+for folder in sys.argv[1:]:
+    app(["sources", "--in", folder], standalone_mode=False)
+"""
 
-    Args:
-        target: folder for the files of the commit. They are not written again if it exists.
+
+def hashes_at(commit: str, folders: Iterable[Path], target: Path) -> dict[str, str]:
+    """Return the source hash of each run of results folders, computed by the code of a commit.
+
+    The files of the commit are written to the folder `target`.
     """
-    if not target.exists():
-        archive = git("archive", "--format=tar", commit, "jobs", "systems")
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            files.extractall(target, filter="data")
+    archive = git("archive", "--format=tar", commit, "jobs", "systems")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(target, filter="data")
     lines = subprocess.run(
-        [sys.executable, "-m", "jobs", "sources", "--in", str(folder)],
+        [sys.executable, "-c", HASHES, *map(str, folders)],
         cwd=target,
         check=True,
         capture_output=True,
@@ -172,21 +185,22 @@ def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("needs the git repository of this project")
     without = set()
+    at: dict[str, dict[Path, list[Record]]] = {}
     for folder in FOLDERS:
-        at: dict[str, list[Record]] = {}
-        for record in read_records(folder)[0]:
+        for record in records_of(folder):
             if record.source_hash is None:
                 without.add(folder.name)
             else:
                 state = record.environment["git"]
                 commit = REPLACED.get(state["commit"], state["commit"])
                 commit = COPIES[commit] if has_changes(state) else commit
-                at.setdefault(commit, []).append(record)
-        for commit, records in at.items():
-            found = hashes_at(commit, folder, tmp_path / commit)
+                at.setdefault(commit, {}).setdefault(folder, []).append(record)
+    for commit, folders in at.items():
+        found = hashes_at(commit, folders, tmp_path / commit)
+        for folder, records in folders.items():
             assert [(r.run, r.source_hash) for r in records] == [
                 (r.run, found[r.run]) for r in records
-            ]
+            ], (commit, folder)
     assert without == WITHOUT_SOURCE_HASH
 
 
@@ -195,6 +209,6 @@ def test_the_code_of_a_commit_computes_source_hashes(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("needs the git repository of this project")
     folder = FOLDERS[0]
-    found = hashes_at("HEAD", folder, tmp_path / "head")
-    assert found.keys() >= {record.run for record in read_records(folder)[0]}
+    found = hashes_at("HEAD", [folder], tmp_path / "head")
+    assert found.keys() >= {record.run for record in records_of(folder)}
     assert "unknown" not in found.values()

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import random
+import json
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.main import get_command
 
+import aggregate
+import jobs.__main__ as commands
 from jobs.errors import InputError
 from jobs.sweep.expand import expand
-from tests.jobs.bad_input import command_lines, folders, sweep_files, views
-from tests.jobs.bad_input.case import ONE, Case
+from jobs.sweep.load import load_sweep
+from tests.jobs.bad_input import command_lines, folders, sweep_files
+from tests.jobs.bad_input.case import HEAD, ONE, Case
 from tests.jobs.harness import ROOT, call
-from tests.jobs.results_folder import TOY, load
+from tests.jobs.results_folder import errors, load, write
 
-CASES = [*sweep_files.CASES, *views.CASES, *command_lines.CASES, *folders.CASES]
-SEED = "BAD_INPUT_SEED"  # environment variable that selects the drawn cases, by default 0
-DRAWN = 25
+CASES = [*sweep_files.CASES, *command_lines.CASES, *folders.CASES]
 MAX_LINES = 40
 SECONDS = 5  # of CPU time, on a fast processor
 NUMBERS = "[" + ", ".join(map(str, range(10_000))) + "]"
+ANY = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def takes_long(seconds: float) -> bool:
@@ -40,56 +47,43 @@ def takes_long(seconds: float) -> bool:
     return seconds > 20 * (time.process_time() - start)
 
 
-def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a command with bad input in a folder, and check how it ends."""
-    case.write(folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+def check_short(output: str) -> None:
+    lines = output.splitlines()
+    assert lines and "Traceback" not in output
+    assert len(lines) <= MAX_LINES and max(map(len, lines)) <= 2500, output
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.message[:40])
+def test_each_kind_of_error(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     start = time.process_time()
     done = call(*case.words, environment=case.environment)
     seconds = time.process_time() - start
     assert done.returncode == 2, (case, done.stdout)
     assert case.message in done.stdout, (case, done.stdout)
-    assert "Traceback" not in done.stdout
-    assert len(done.stdout.splitlines()) <= MAX_LINES, done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 2500, done.stdout
+    check_short(done.stdout)
     assert not takes_long(seconds), (case, seconds)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.message[:40])
-def test_every_case(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(case, tmp_path, monkeypatch)
-
-
-def test_some_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a draw of the cases, always the same, so that no commit passes or fails by chance."""
-    seed = int(os.environ.get(SEED, 0))
-    for i, case in enumerate(random.Random(seed).sample(CASES, DRAWN)):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        check(case, folder, monkeypatch)
-
-
-def test_the_cases_differ() -> None:
-    assert len({(case.words, str(case.files), str(case.environment)) for case in CASES}) == len(
-        CASES
-    )
-    assert len(CASES) >= 300
+@pytest.mark.parametrize("line", sweep_files.REFUSED)
+def test_values_that_a_key_must_not_have(tmp_path: Path, line: str) -> None:
+    head = [x for x in (HEAD + ONE).splitlines() if x.partition(":")[0] != line.partition(":")[0]]
+    *_, key = re.findall(r"(\w+): (?=#)", line)
+    for value in sweep_files.REFUSED[line]:
+        text = "\n".join([line.replace("#", value), *head, ""])
+        found = [x for x in errors(write(tmp_path, text)) if x.startswith("sweep.yaml:1:")]
+        assert any(key in x for x in found), (text, found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("-m jobs.submit <(echo name: a) --local", "must be a regular file, got a pipe; write"),
-        (
-            r"-m jobs.submit $'a\xff.yaml' --local",
-            "a path must be valid UTF-8, got 'a\\udcff.yaml'",
-        ),
-        (r"-m jobs.console status $'\xe9'", "a path must be valid UTF-8, got '\\udce9'"),
-        (r"-m jobs.submit sweeps/quickstart.yaml --local $'seq_len=\xff'", "seq_len=\\udcff: "),
-        ("aggregate.py logs/h200/flash --views /dev/zero", "must be a regular file, got a device"),
+        ("-m jobs.submit <(echo name: a) --local", "must be a regular file, got a pipe"),
+        (r"-m jobs.submit sweeps/quickstart.yaml --local $'seq_len=\xff'", r"seq_len=\udcff: "),
+        (r"-m jobs.console status $'\xe9'", r"a path must be valid UTF-8, got '\udce9'"),
     ],
 )
 def test_a_shell_passes_what_no_test_can_pass_in_its_process(command: str, message: str) -> None:
@@ -102,10 +96,124 @@ def test_a_shell_passes_what_no_test_can_pass_in_its_process(command: str, messa
         text=True,
         timeout=120,
     )
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+# ---- any input -----------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    ["name", "benchmark", "fixed", "grid", "zip", "cases", "exclude", "tables", "resources",
+     "size", "mode", "fast", "tests.benchmarks.toy", "attention", "$size", "filter", "base",
+     "size > 1", ": ", ": ", "\n", "\n  ", "\n- ", "[", "]", "{", "}", ", ", "1", "-1", "1e-4",
+     "null", "true", "on", "'", "&a ", "*a", "repeats", "order", "shuffle", "where", "baseline"]
+)  # fmt: skip
+OWN = [path.read_text() for path in sorted((ROOT / "sweeps").glob("*.yaml"))]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    """Draw one of the project's sweeps with a few random edits."""
+    text = draw(st.sampled_from(OWN))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(PIECES) + text[at + draw(st.integers(0, 8)) :]
+    return text
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A current folder with a sweep and the results folders `out` and `other`."""
+    folder = tmp_path_factory.mktemp("any")
+    folders.results(folder / "out")
+    folders.other(folder / "other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+@settings(ANY, max_examples=300)
+@given(
+    st.one_of(
+        damaged(),
+        st.lists(PIECES, max_size=40).map("".join),
+        st.lists(PIECES, max_size=25).map(lambda pieces: HEAD + "".join(pieces)),
+        st.text(max_size=80),
+    ),
+    st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), max_size=2),
+    st.one_of(st.none(), st.lists(PIECES, max_size=5).map(" ".join)),
+)
+def test_any_sweep_file_is_read_or_refused(
+    here: Path, text: str, overrides: list[str], filter: str | None
+) -> None:
+    path = here / "any.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    try:
+        expand(load_sweep(path, overrides, filter))
+    except InputError as error:
+        check_short(str(error))
+
+
+# Commands that only show something
+SHOWING = {
+    ("jobs", name): get_command(commands.app).commands[name]  # type: ignore[attr-defined]
+    for name in ("status", "logs", "sources", "hours")
+} | {
+    ("aggregate", name): get_command(aggregate.app).commands[name]  # type: ignore[attr-defined]
+    for name in ("tables", "attempts", "export", "compare")
+}
+WORDS = st.sampled_from(
+    ["out", "other", "no", "", "0", "-1", "nan", "a\0", "a\udcff", "size", "size > 1", "sise > 1",
+     "status == ok", "md", "csv", "toy", "a.csv", "sweep.yaml", "x" * 300]
+)  # fmt: skip
+
+
+@st.composite
+def command_line(draw: st.DrawFn) -> list[str]:
+    module, name = draw(st.sampled_from(list(SHOWING)))
+    endless = ("--watch", "--follow", "-f", "--help")
+    options = [x for p in SHOWING[module, name].params for x in p.opts if x[0] == "-"]
+    option = st.sampled_from([x for x in options if x not in endless] or ["--in"])
+    return [module, name, *draw(st.lists(st.one_of(WORDS, WORDS, option), max_size=5))]
+
+
+@ANY
+@given(command_line())
+def test_any_command_line_is_answered_or_refused(here: Path, words: list[str]) -> None:
+    done = call(*words)
+    assert done.returncode in (0, 1, 2, 3), done.stdout
+    if done.returncode == 2:
+        check_short(done.stdout)
+
+
+def places(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each value in nested mappings and lists."""
+    yield place
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    for key, value in data.items() if isinstance(data, dict) else ():
+        yield from places(value, (*place, key))
+
+
+@ANY
+@given(data=st.data())
+def test_any_manifest_is_read_or_refused(here: Path, data: st.DataObject) -> None:
+    (path,) = here.glob("out/submissions/*/manifest.json")
+    text = path.read_text()
+    manifest = json.loads(text)
+    *above, key = data.draw(st.sampled_from([place for place in places(manifest) if place]))
+    owner = manifest
+    for name in above:
+        owner = owner[name]
+    owner[key] = data.draw(st.sampled_from([None, True, -1, 1e300, "", "a\0", [], [1], {}]))
+    try:
+        path.write_text(json.dumps(manifest))
+        done = call("jobs", "status", "out")
+    finally:
+        path.write_text(text)
+    assert done.returncode in (0, 1, 2), done.stdout
+    if done.returncode == 2:
+        check_short(done.stdout)
 
 
 # Sections with many errors, and a value, in which # stands for a number.
@@ -125,7 +233,7 @@ def test_many_errors_take_seconds(tmp_path: Path, name: str, count: int) -> None
     values = (value.replace("#", str(i)) for i in range(count))
     start = time.process_time()
     with pytest.raises(InputError) as caught:
-        expand(load(tmp_path, TOY + text % ", ".join(values)))
+        expand(load(tmp_path, HEAD + text % ", ".join(values)))
     assert not takes_long(time.process_time() - start)
     lines = str(caught.value).splitlines()
     assert len(lines) == 31

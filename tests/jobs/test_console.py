@@ -5,40 +5,21 @@ from __future__ import annotations
 import json
 import os
 import pty
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import aggregate
 from jobs import __main__ as commands
+from jobs import console
 from jobs.command_line.invocation import JOBS, REPORTS
-from tests.jobs.harness import PATIENCE_S, ROOT
-
-SWEEP = """
-name: my
-benchmark: own.toy
-fixed: {kind: big}
-grid: {size: [1, 2]}
-resources: {gpus_per_node: 0}
-"""
-TOY = """
-from typing import Literal
-from systems.benchmark import BenchmarkParams
-
-PRELOAD = ()
-
-class Params(BenchmarkParams):
-    size: int
-    kind: Literal["big", "small", "smaller"]
-
-def run(params):
-    return {"samples_ms": {"forward": [1.0]}}
-"""
+from jobs.sweep.load import load_sweep
+from tests.jobs.harness import ROOT, call
+from tests.jobs.results_folder import GRID, TOY, ResultsFolder, ok
 
 
 def test_the_commands_of_each_module_are_known() -> None:
@@ -46,85 +27,57 @@ def test_the_commands_of_each_module_are_known() -> None:
         assert list(get_command(app).commands) == list(names)  # type: ignore[attr-defined]
 
 
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a benchmark, a sweep and its results, in which `sweeps` is on PATH."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    (folder / "bin").mkdir()
-    script = folder / "bin" / "sweeps"  # as pip writes it
-    script.write_text(f"#!{sys.executable}\nfrom jobs.console import main\nmain()\n")
-    script.chmod(0o755)
-    (folder / "own").mkdir()
-    (folder / "own" / "toy.py").write_text(TOY)
-    (folder / "studies" / "deep").mkdir(parents=True)
-    (folder / "my.yaml").write_text(SWEEP)
-    (folder / "studies" / "deep" / "one.yaml").write_text(SWEEP)
-    (folder / "studies" / "notes.txt").write_text("no sweep")
-    (folder / ".hidden.yaml").write_text(SWEEP)
-    done = sweeps(folder, "submit", "my.yaml", "--local")
-    assert done.returncode == 0, done.stdout
-    assert (folder / "logs" / ".latest.json").exists()
-    return folder
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with sweeps and the results of one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.yaml", "studies/deep/one.yaml", "studies/notes.txt", ".hidden.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(TOY + GRID)
+    loaded = load_sweep(tmp_path / "my.yaml")
+    ResultsFolder(tmp_path / "logs" / "my").submit(loaded, lambda *_: ok(1.0))
+    return tmp_path
 
 
-def environment(folder: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
-    inherited = {k: v for k, v in os.environ.items() if k != "JOBS_LATEST_NAME"}
-    return inherited | {"PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "80"}
+def sweeps(*arguments: str, **environment: str) -> str:
+    """Return the output of `sweeps ARGUMENTS`."""
+    done = CliRunner().invoke(console.app, arguments, env=environment, prog_name="sweeps")
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
-def sweeps(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return shell(folder, shlex.join(["sweeps", *arguments]))
+def complete(*words: str) -> list[str]:
+    """Return the candidates for the last word of a command line in bash."""
+    given = {"COMP_WORDS": "\n".join(["sweeps", *words]), "COMP_CWORD": str(len(words))}
+    return sweeps(_SWEEPS_COMPLETE="complete_bash", **given).split()
 
 
-def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
-    """Run a line in bash in a folder. `stdout` of the result also contains stderr."""
-    return subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-
-
-def completion_of_bash(folder: Path) -> Path:
-    """Return the file with the completion for bash, which `sweeps` prints. It is made once."""
-    file = folder / ".completion.bash"
-    if not file.exists():
-        file.write_text(shell(folder, "_SWEEPS_COMPLETE=source_bash sweeps").stdout)
-    return file
-
-
-def complete(folder: Path, *words: str) -> list[str]:
-    """Return the candidates for the last word of a command line in bash.
-
-    Args:
-        words: the words as bash splits them. It splits them at "=", too.
-    """
-    given = shlex.join(["sweeps", *words])
-    line = (
-        f"source {shlex.quote(str(completion_of_bash(folder)))}; "
-        f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _sweeps_completion sweeps; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    return shell(folder, line).stdout.split()
-
-
-@pytest.mark.slow
-def test_commands_of_all_modules(elsewhere: Path) -> None:
+def test_commands_of_all_modules() -> None:
     """`sweeps` has all commands, and their help names commands of `sweeps`."""
     groups = [get_command(app) for app in (commands.app, aggregate.app)]
     names = ["submit", *(name for group in groups for name in group.commands)]  # type: ignore[attr-defined]
     assert {"status", "replay", "tables", "compare"} < set(names)
-    shown = sweeps(elsewhere, "--help").stdout
+    shown = sweeps("--help")
     assert all(f"\n  {name} " in shown for name in names)
     for name in names:
-        done = sweeps(elsewhere, name, "--help")
-        assert done.returncode == 0 and f"Usage: sweeps {name}" in done.stdout
-        assert "python" not in done.stdout.partition("Example")[2]
+        shown = sweeps(name, "--help")
+        assert f"Usage: sweeps {name}" in shown
+        assert "python" not in shown.partition("Example")[2]
+
+
+def test_a_package_of_the_user_that_hides_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["sweeps", "--help"])
+    Path("jobs").mkdir()  # a folder without modules hides nothing
+    Path("systems.py").touch()
+    with pytest.raises(SystemExit) as stopped:
+        console.main()
+    assert stopped.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "/systems.py hides a package of" in told
 
 
 @pytest.mark.slow
@@ -139,7 +92,7 @@ def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", code, *arguments],
             cwd=elsewhere,
-            env=environment(elsewhere) | extra,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | extra,
             capture_output=True,
             text=True,
         )
@@ -148,87 +101,77 @@ def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
         assert "jobs.console" in imported and not imported & unwanted
 
 
-@pytest.mark.slow
 def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:
-    assert complete(elsewhere, "st") == ["status"]
-    assert complete(elsewhere, "co") == ["compare"]
-    assert complete(elsewhere, "submit", "--dry") == ["--dry-run"]
-    assert complete(elsewhere, "submit", "--cluster", "lo") == ["local"]
-    assert complete(elsewhere, "submit", "m") == ["my.yaml"]
-    assert complete(elsewhere, "submit", "st") == ["studies/deep/one.yaml"]
-    assert complete(elsewhere, "submit", ".h") == [".hidden.yaml"]
-    assert complete(elsewhere, "submit", str(elsewhere / "my")) == [str(elsewhere / "my.yaml")]
-    assert complete(elsewhere, "submit", "nowhere/") == []
-    stock = complete(elsewhere, "submit", "sw")
+    assert complete("st") == ["status"]
+    assert complete("co") == ["compare"]
+    assert complete("submit", "--dry") == ["--dry-run"]
+    assert complete("submit", "--cluster", "lo") == ["local"]
+    assert complete("submit", "m") == ["my.yaml"]
+    assert complete("submit", "st") == ["studies/deep/one.yaml"]
+    assert complete("submit", ".h") == [".hidden.yaml"]
+    assert complete("submit", str(elsewhere / "my")) == [str(elsewhere / "my.yaml")]
+    assert complete("submit", "nowhere/") == []
+    stock = complete("submit", "sw")
     assert {"sweeps/flash.yaml", "sweeps/cpu/"} < set(stock)
-    assert complete(elsewhere, "tables", "logs/my", "--views", "sweeps/quick") == [
-        "sweeps/quickstart.yaml"
-    ]
+    assert complete("tables", "logs/my", "--views", "sweeps/quick") == ["sweeps/quickstart.yaml"]
 
 
-@pytest.mark.slow
 def test_completion_of_results(elsewhere: Path) -> None:
-    assert complete(elsewhere, "status", "lo") == ["logs/my"]
-    assert complete(elsewhere, "compare", "logs/my", "logs/") == ["logs/my"]
-    assert complete(elsewhere, "submit", "my.yaml", "--out", "") == ["logs/my"]
-    seen = json.loads(sweeps(elsewhere, "status", "--json").stdout)
+    assert complete("status", "lo") == ["logs/my"]
+    assert complete("compare", "logs/my", "logs/") == ["logs/my"]
+    assert complete("submit", "my.yaml", "--out", "") == ["logs/my"]
+    seen = json.loads(call("jobs", "status", "logs/my", "--json").stdout)
     ids = sorted(task["run"] for task in seen["tasks"])
-    assert complete(elsewhere, "logs", "") == ids
-    assert complete(elsewhere, "replay", "--in", "logs/my", ids[0][:6]) == [ids[0]]
-    assert complete(elsewhere, "replay", "--in", "nowhere", ids[0][:6]) == []
-    assert complete(elsewhere, "status", "--watch", "lo") == ["logs/my"]
-    assert "--follow" in complete(elsewhere, "logs", ids[0], "--")
+    assert complete("logs", "") == ids
+    assert complete("replay", "--in", "logs/my", ids[0][:6]) == [ids[0]]
+    assert complete("replay", "--in", "nowhere", ids[0][:6]) == []
+    assert complete("status", "--watch", "lo") == ["logs/my"]
+    assert "--follow" in complete("logs", ids[0], "--")
     (elsewhere / "logs" / "h").mkdir()
     (elsewhere / "logs" / "my").rename(elsewhere / "logs" / "h" / "my")
     try:
-        assert complete(elsewhere, "status", "lo") == ["logs/h/my"]
-        assert complete(elsewhere, "logs", "") == ids
+        assert complete("status", "lo") == ["logs/h/my"]
+        assert complete("logs", "") == ids
     finally:
         (elsewhere / "logs" / "h" / "my").rename(elsewhere / "logs" / "my")
         (elsewhere / "logs" / "h").rmdir()
 
 
-@pytest.fixture
-def terminal(elsewhere: Path) -> Iterator[int]:
-    """A terminal in which bash waits for input, with completion. Ctrl-T prints the input line."""
-    ours, its = pty.openpty()
-    setup = elsewhere / "bashrc"
+@pytest.mark.slow
+def test_tab_key(elsewhere: Path) -> None:
+    """Bash completes a word as the function `complete` says, and adds a space."""
+    script = elsewhere / "bin" / "sweeps"  # as pip writes it
+    script.parent.mkdir()
+    script.write_text(f"#!{sys.executable}\nfrom jobs.console import main\nmain()\n")
+    script.chmod(0o755)
+    setup = elsewhere / "bashrc"  # Ctrl-T prints the input line
     setup.write_text(
-        f"source {completion_of_bash(elsewhere)}\n"
-        "bind 'set enable-bracketed-paste off'\n"
+        sweeps(_SWEEPS_COMPLETE="source_bash") + "bind 'set enable-bracketed-paste off'\n"
         """bind -x '"\\C-t": printf "LINE<%s>" "$READLINE_LINE"'\n"""
     )
+    path = os.pathsep.join([str(script.parent), os.environ.get("PATH", os.defpath)])
+    given = {"PYTHONPATH": str(ROOT), "PATH": path, "TERM": "dumb", "PS1": "", "HISTFILE": ""}
+    ours, its = pty.openpty()
     shell = subprocess.Popen(
         ["bash", "--noprofile", "--rcfile", str(setup), "-i"],
-        cwd=elsewhere,
-        env=environment(elsewhere) | {"TERM": "dumb", "COLUMNS": "200", "PS1": "", "HISTFILE": ""},
+        env=os.environ | given | {"COLUMNS": "200"},
         stdin=its,
         stdout=its,
         stderr=its,
         start_new_session=True,
     )
     os.close(its)
-    yield ours
-    shell.kill()
-    shell.wait()
-    os.close(ours)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [
-        ("sub", "sweeps submit "),
-        ("submit sweeps/quick", "sweeps submit sweeps/quickstart.yaml "),
-    ],
-)
-def test_tab_key(terminal: int, typed: str, completed: str) -> None:
-    """Bash completes a word as the function `complete` says, and adds a space."""
-    os.write(terminal, f"sweeps {typed}\t\x14".encode())
-    shown = ""
-    while "LINE<" not in shown or not shown.partition("LINE<")[2].count(">"):
-        shown += os.read(terminal, 1000).decode()
-    assert shown.partition("LINE<")[2].partition(">")[0] == completed
+    try:
+        os.write(ours, b"sweeps submit sweeps/quick\t\x14")
+        shown = ""
+        while "LINE<" not in shown or not shown.partition("LINE<")[2].count(">"):
+            shown += os.read(ours, 1000).decode()
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+    line = shown.partition("LINE<")[2].partition(">")[0]
+    assert line == "sweeps submit sweeps/quickstart.yaml "
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One case of bad input: a command line, the files that it needs, and a part of its error."""
+"""One case of bad input: a command line, the files that it needs, and words of its error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Case:
     """Bad input. All cases must end with exit code 2 and a short message."""
 
     words: tuple[str, ...]  # the command, as for tests.jobs.harness.call
-    message: str  # part of the output
+    message: str  # part of the output: what is wrong, and where
     files: dict[str, Content] = field(default_factory=dict)  # by path in the current folder
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -36,11 +36,11 @@ class Case:
                 content(path)
 
 
-def sweep(text: str, message: str, *options: str, head: str = HEAD, **files: Content) -> Case:
+def sweep(text: str, message: str, head: str = HEAD, **files: Content) -> Case:
     """Return the case of a sweep file. Keywords are further files, by stem of a .yaml file."""
     given: dict[str, Content] = {"sweep.yaml": head + text}
     given |= {f"{name}.yaml": content for name, content in files.items()}
-    return Case(("jobs.submit", "sweep.yaml", *PLAN, *options), message, given)
+    return Case(("jobs.submit", "sweep.yaml", *PLAN), message, given)
 
 
 def unix_socket(path: Path) -> None:

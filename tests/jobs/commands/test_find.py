@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from jobs.command_line.completion import results_folders
-from jobs.results.latest import LATEST
+from jobs.results.latest import LATEST, note_accepted
 from jobs.results.record import Record
 from tests.jobs.harness import ROOT, call, records, write_submission, write_sweep
 
 
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep and the results of its local submission, of which one run failed."""
+    folder = tmp_path_factory.mktemp("submitted")
+    sweep = write_sweep(folder, [{"what": "ok"}, {"what": "raises", "tag": 1}])
+    assert call("jobs.submit", sweep, "--local", "--out", folder / "out").returncode == 1
+    return folder
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(submitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder. Its folder logs/ok and the folder elsewhere/out have a submission."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the process that `replay` starts
-    sweep = write_sweep(tmp_path, [{"what": "ok"}, {"what": "raises", "tag": 1}])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes that commands start
+    shutil.copy(submitted / "sweep.yaml", tmp_path)
     for out in ("elsewhere/out", "logs/ok"):
-        assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+        shutil.copytree(submitted / "out", out)
+        note_accepted(tmp_path / out)
     assert not Path("logs/.latest.json").exists()  # the file of the user, if this is his folder
     return tmp_path
 
@@ -82,7 +93,6 @@ def test_folders_in_folders_of_logs_are_found(here: Path) -> None:
     assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
 
 
-@pytest.mark.slow
 def test_replay_where_it_cannot_write_says_so(here: Path) -> None:
     failed = failed_run("elsewhere/out")
     Path("logs").rename("gone")
@@ -145,7 +155,6 @@ def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     assert done.returncode == 2 and "no run whose id begins with 'nothing'" in done.stdout
 
 
-@pytest.mark.slow
 def test_logs_that_cannot_be_read_are_named(here: Path) -> None:
     failed = failed_run("logs/ok")
     assert failed.log is not None

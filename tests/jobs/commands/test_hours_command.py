@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.harness import call, records, run, write_sweep
+from tests.jobs.harness import call, records, write_sweep
 from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, load, ok
 
 
@@ -17,7 +17,7 @@ from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, load, ok
 def test_hours_of_a_real_submission(tmp_path: Path) -> None:
     cases = [{"what": "ok"}, {"what": "raise"}]
     sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
-    assert run("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
     shown = json.loads(call("jobs", "hours", out, "--json").stdout)
     (row,) = shown["rows"]
     found = records(out)

@@ -88,7 +88,7 @@ def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
     assert "said fail" in call("jobs", "logs", run_id(out, "chat"), "--in", out, "-f").stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_follow_goes_on_after_a_moment_in_which_the_folder_cannot_be_read(tmp_path: Path) -> None:
     sweep, fifo = sweep_of(tmp_path)
     out = tmp_path / "out"

@@ -38,11 +38,13 @@ cases:
 """
 
 
-@pytest.fixture
-def mixed(tmp_path: Path, folder: ResultsFolder) -> Path:
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 10 tasks: size 2 failed, and the second repeat of size 1 has no record."""
+    path = tmp_path_factory.mktemp("mixed")
+    folder = ResultsFolder(path / "out")
     folder.submit(
-        load(tmp_path, MIXED),
+        load(path, MIXED),
         lambda params, repeat: (
             failed("error") if params["size"] == 2 else None if repeat else ok(1.0)
         ),
@@ -85,11 +87,11 @@ def test_status_shows_and_counts_only_matching_runs(
         ("repeat == zero", "repeat: got 'zero', expected an integer"),
     ],
 )
-@pytest.mark.parametrize("command", ["status", "retry", "cancel"])
-def test_a_wrong_condition_is_one_line(mixed: Path, command: str, where: str, words: str) -> None:
-    done = call("jobs", command, mixed, "--where", where)
-    assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
-    assert done.stdout.startswith("--where: ") and words in done.stdout
+def test_a_wrong_condition_is_one_line(mixed: Path, where: str, words: str) -> None:
+    for command in ("status", "retry", "cancel"):
+        done = call("jobs", command, mixed, "--where", where)
+        assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
+        assert done.stdout.startswith("--where: ") and words in done.stdout
 
 
 def test_a_benchmark_that_no_longer_imports_has_conditions(
@@ -131,7 +133,7 @@ def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> No
     fifo = Fifo(tmp_path / "fifo")
     cases = [
         {"what": "wait", "path": str(fifo.path)},
-        *({"what": "ok", "tag": i} for i in range(1, 8)),
+        *({"what": "ok", "tag": i} for i in range(1, 6)),
     ]
     sweep, out = write_sweep(tmp_path, cases, runs_per_job=2), tmp_path / "out"
 
@@ -144,24 +146,18 @@ def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> No
     fifo.pids()
     assert cancel("what == wait") == "0 jobs; 1 executing run of jobs that continue left to end"
     assert cancel("tag in [1, 2, 3, 4]") == "1 job; 2 runs of jobs that continue will be skipped"
-    assert [statuses(out)[f"ok{tag}"] for tag in range(1, 8)] == ["cancelled"] * 4 + ["queued"] * 3
+    assert [statuses(out)[f"ok{tag}"] for tag in range(1, 6)] == ["cancelled"] * 4 + ["queued"]
     assert statuses(out)["wait0"] == "running"
     assert cancel("tag == 0") == "1 job"  # no other run of its job is live
     told, _ = queue.communicate(timeout=PATIENCE_S)
     assert queue.returncode == 1 and "exit code" not in told, told
-    assert "3 ok, 2 cancelled" in told and "3 runs cancelled before the start" in told
+    assert "2 cancelled, 1 ok" in told and "3 runs cancelled before the start" in told
     ended = {f"{r.params['what']}{r.params['tag']}": r.status for r in records(out)}
-    assert ended == {
-        "wait0": "cancelled",
-        "ok4": "cancelled",
-        "ok5": "ok",
-        "ok6": "ok",
-        "ok7": "ok",
-    }
-    assert sorted(statuses(out).values()) == ["cancelled"] * 5 + ["ok"] * 3
+    assert ended == {"wait0": "cancelled", "ok4": "cancelled", "ok5": "ok"}
+    assert sorted(statuses(out).values()) == ["cancelled"] * 5 + ["ok"]
 
     fifo.release()
-    again = call("jobs.submit", sweep, "--local", "--out", out)
+    again = call("jobs.submit", sweep, "--debug", "--out", out)
     assert again.returncode == 0 and "5 ok" in again.stdout
     assert set(statuses(out).values()) == {"ok"}
 
@@ -206,16 +202,16 @@ def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_pa
         subprocess.Popen(
             [sys.executable, "-c", code, tmp_path, name], cwd=ROOT, stdin=subprocess.PIPE
         )
-        for name in "abcd"
+        for name in "ab"
     ]
     for process in added:
         assert process.stdin is not None
         process.stdin.close()
-    assert [process.wait(PATIENCE_S) for process in added] == [0] * 4
-    assert read_cancelled(tmp_path) == {(n, i) for n in "abcd" for i in range(20)}
+    assert [process.wait(PATIENCE_S) for process in added] == [0] * 2
+    assert read_cancelled(tmp_path) == {(n, i) for n in "ab" for i in range(20)}
     (tmp_path / "cancelled" / "0.json").write_text("[")  # a damaged list does not hide the others
     bad: list[BadLine] = []
-    assert len(read_cancelled(tmp_path, bad)) == 80
+    assert len(read_cancelled(tmp_path, bad)) == 40
     assert [line.path.name for line in bad] == ["0.json"]
 
 

@@ -90,14 +90,18 @@ def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
     return count
 
 
-SMALL = ("all_reduce", "flash_leaderboard", "warmup")  # several ranks, blocks and repeats
+# Several ranks, blocks, repeats, and facts in bytes
+SMALL = [path for path in STUDIES if path.name in ("all_reduce", "flash_leaderboard", "memory")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "study",
     [
-        pytest.param(path, id=path.name, marks=[] if path.name in SMALL else pytest.mark.slow)
+        pytest.param(
+            path,
+            id=path.name,
+            marks=pytest.mark.slow if path in SMALL else pytest.mark.exhaustive,
+        )
         for path in STUDIES
     ],
 )
@@ -122,12 +126,25 @@ def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.* runs? not shown")
-@pytest.mark.slow
-def test_the_reference_folders_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("studies", "statuses"),
+    [
+        pytest.param(SMALL, {"ok", "unsupported"}, marks=pytest.mark.slow),
+        pytest.param(
+            STUDIES,
+            {"ok", "oom", "timeout", "cancelled", "unsupported"},
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=["small", "all"],
+)
+def test_the_reference_folders_together(
+    tmp_path: Path, studies: list[Path], statuses: set[str]
+) -> None:
     """Benchmarks with different parameters, devices and statuses share one frame."""
-    frame = checked(*STUDIES)
-    assert len(frame) == sum(len(load(study)) for study in STUDIES)
-    assert {"ok", "oom", "timeout", "cancelled", "unsupported"} <= set(frame["status"])
+    frame = checked(*studies)
+    assert len(frame) == sum(len(load(study)) for study in studies)
+    assert statuses <= set(frame["status"])
     assert frame["param.samples"].notna().any()  # all_reduce has a parameter `samples`
     frame.to_parquet(tmp_path / "all.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), frame)

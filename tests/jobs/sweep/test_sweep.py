@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from jobs.errors import InputError
 from jobs.sweep.expand import expand
@@ -374,48 +372,3 @@ def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 31
     assert lines[-1] == "… and at least 970 more errors"
-
-
-# ---- property ------------------------------------------------------------------------------------
-
-PIECES = st.sampled_from(
-    ["name", "benchmark", "fixed", "grid", "zip", "cases", "exclude", "tables", "resources",
-     "size", "mode", "fast", "tests.benchmarks.toy", "attention", "$size", "filter", "base",
-     "size > 1", ": ", ": ", "\n", "\n  ", "\n- ", "[", "]", "{", "}", ", ", "1", "-1", "1e-4",
-     "null", "true", "on", "'", "&a ", "*a", "repeats", "order", "shuffle", "where", "baseline"]
-)  # fmt: skip
-
-
-OWN = [path.read_text() for path in sorted(SWEEPS.glob("*.yaml"))]
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> str:
-    """Draw one of the project's sweeps with a few random edits."""
-    text = draw(st.sampled_from(OWN))
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(text)))
-        text = text[:at] + draw(PIECES) + text[at + draw(st.integers(0, 8)) :]
-    return text
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.one_of(
-        damaged(),
-        st.lists(PIECES, max_size=40).map("".join),
-        st.lists(PIECES, max_size=25).map(lambda pieces: TOY + "".join(pieces)),
-        st.text(max_size=80),
-    ),
-    st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), max_size=2),
-    st.one_of(st.none(), st.lists(PIECES, max_size=5).map(" ".join)),
-)
-def test_no_text_raises_anything_but_input_errors(
-    tmp_path_factory: pytest.TempPathFactory, text: str, overrides: list[str], filter: str | None
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "garbage.yaml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    try:
-        expand(load_sweep(path, overrides, filter))
-    except InputError as error:
-        assert error.problems

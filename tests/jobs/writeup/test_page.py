@@ -82,17 +82,11 @@ def own_section(page):
     return page.locator("#own_sweeps article").filter(has_text="Zebra by size")
 
 
-@pytest.mark.slow
-def test_an_anchor_opens_its_problem(open_page) -> None:
-    page = open_page("#own_sweeps")
+def test_what_is_looked_for_is_found(open_page) -> None:
+    page = open_page("#own_sweeps")  # an anchor opens its problem
     assert own_section(page).count() == 1
-    top = page.locator("#own_sweeps h2").bounding_box()["y"]
-    assert 0 <= top < DESK["height"]
+    assert 0 <= page.locator("#own_sweeps h2").bounding_box()["y"] < DESK["height"]
 
-
-@pytest.mark.slow
-def test_search_shows_the_parts_with_its_words(open_page) -> None:
-    page = open_page()
     page.fill("#search", "zebra size")
     assert page.locator("section.problem:visible").count() == 1
     assert page.locator("#sidebar li:visible").count() == 1
@@ -105,79 +99,75 @@ def test_search_shows_the_parts_with_its_words(open_page) -> None:
     page.fill("#search", "")
     assert page.locator("#overview").is_visible() and not page.locator("#found").is_visible()
 
-
-def test_enter_goes_to_the_next_place_also_in_folded_tables(open_page) -> None:
-    page = open_page()
-    page.fill("#search", "allocator's")
-    found = page.evaluate("CSS.highlights.get('found').size")
-    opened = page.locator("#memory_profiling details[open]")
-    for _ in range(found):
-        page.keyboard.press("Enter")
-        if opened.count():
-            break
-    place = opened.locator("summary").bounding_box()
-    assert 0 < place["y"] < DESK["height"]
-
-
-def test_a_click_on_a_status_shows_its_parts(open_page) -> None:
-    page = open_page()
     button = page.locator('#counts [data-state="missing"]')
-    button.click()
+    button.click()  # shows the parts with this status
     states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.state)")
     assert set(states) == {"missing"} and button.inner_text() == f"{len(states)} not measured"
     button.click()
     assert page.locator("#overview").is_visible()
 
+    page.fill("#search", "allocator's")
+    opened = page.locator("#memory_profiling details[open]")
+    for _ in range(page.evaluate("CSS.highlights.get('found').size")):
+        page.keyboard.press("Enter")  # goes to the next place, also in folded tables
+        if opened.count():
+            break
+    assert 0 < opened.locator("summary").bounding_box()["y"] < DESK["height"]
+
+
+def long_table(page):
+    """Open a folded table with more rows than it shows at once, and return it with its buttons."""
+    folded = page.locator("#memory_profiling details").filter(has=page.locator('[data-rows="32"]'))
+    press(folded.locator("summary"))
+    folded.locator(".dt-paging").wait_for()
+    return folded
+
+
+def show_second_page(table) -> None:
+    assert table.locator("tbody tr").count() == 25
+    table.locator(".dt-paging-button", has_text="2").click()
+    table.page.wait_for_function(
+        "t => t.querySelector('.dt-paging-button.current').textContent === '2'",
+        arg=table.element_handle(),
+    )
+
 
 @pytest.mark.slow
-def test_a_click_on_a_number_shows_its_records(open_page) -> None:
+def test_numbers_and_rows_of_tables(open_page) -> None:
     page = open_page("#own_sweeps")
     press(own_section(page).locator("td button.n", has_text="40.00").first)
-    dialog = page.locator("#records")
+    dialog = page.locator("#records")  # the records of a number
     dialog.wait_for()
     assert "size=4 mode=fast" in dialog.inner_text()
     assert "python -m jobs replay" in dialog.inner_text()
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
 
-
-@pytest.mark.slow
-def test_a_table_sorts_by_number(open_page) -> None:
-    page = open_page("#own_sweeps")
     table = own_section(page).locator("table.data").first
     table.scroll_into_view_if_needed()
     header = table.locator("thead th").first
     header.locator("xpath=self::th[contains(@class, 'dt-orderable')]").wait_for()
-    first = table.locator("tbody tr").first.locator("td").first
-    assert first.inner_text() == "1"
+    assert table.locator("tbody tr").first.locator("td").first.inner_text() == "1"
     header.click()
-    header.click()
+    header.click()  # sorts by number
     page.wait_for_function(
         "t => t.querySelector('tbody td').textContent === '4'", arg=table.element_handle()
     )
+    show_second_page(long_table(page))
+    page.locator("#sidebar a").last.click()  # the buttons do not cover the sidebar
 
 
-@pytest.mark.slow
-def test_a_figure_can_be_read_and_changed(open_page) -> None:
-    page = open_page("#own_sweeps")
+def figure_of(page):
     figure = own_section(page).locator("figure.plot")
     figure.scroll_into_view_if_needed()
     figure.locator("svg.main-svg").first.wait_for()
-    assert figure.locator(".legendtext").all_text_contents() == ["fast", "exact"]
-    figure.locator(".nsewdrag").hover()
-    page.locator(".hoverlayer text").first.wait_for()
-    figure.locator('[data-do="log"]').click()
-    page.wait_for_function(
-        "f => f.layout.yaxis.type === 'log'", arg=figure.locator(".canvas").element_handle()
-    )
-    figure.locator('[data-do="ratio"]').click()
-    page.wait_for_function(
-        "f => f.data[1].y[0] === 1", arg=figure.locator(".canvas").element_handle()
-    )
-    figure.locator(".legendtoggle").first.click()
-    page.wait_for_function(
-        "f => f.data[0].visible === 'legendonly'", arg=figure.locator(".canvas").element_handle()
-    )
+    return figure
+
+
+def await_figure(figure, condition: str) -> None:
+    """Wait until a condition on the figure `f` holds, in JavaScript."""
+    canvas = figure.locator(".canvas").element_handle()
+    figure.page.wait_for_function(f"f => {condition}", arg=canvas)
 
 
 def label_boxes(figure) -> dict[str, tuple[float, float]]:
@@ -190,102 +180,64 @@ def label_boxes(figure) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_lines_have_their_names_beside_them(open_page) -> None:
+def test_a_figure_can_be_read_changed_and_saved(open_page) -> None:
     page = open_page("#own_sweeps")
-    figure = own_section(page).locator("figure.plot")
-    figure.scroll_into_view_if_needed()
+    figure = figure_of(page)
+    assert figure.locator(".legendtext").all_text_contents() == ["fast", "exact"]
     figure.locator(".annotation-text").nth(1).wait_for()
     boxes = label_boxes(figure)
     # The line `fast` ends at 40 ms, and `exact` at 3 ms.
     assert list(boxes) == ["fast", "exact"] and boxes["fast"][1] <= boxes["exact"][0]
-    figure.locator('[data-do="ratio"]').click()
-    figure.locator('[data-do="log"]').click()
-    page.wait_for_function(
-        "f => f.layout.annotations.length === 2", arg=figure.locator(".canvas").element_handle()
-    )
-    figure.locator(".legendtoggle").first.click()
-    page.wait_for_function(
-        "f => f.layout.annotations.length === 0", arg=figure.locator(".canvas").element_handle()
-    )
+    figure.locator(".nsewdrag").hover()
+    page.locator(".hoverlayer text").first.wait_for()
+    for button, start in (("csv", "series,panel,x,y"), ("svg", "<svg")):
+        with page.expect_download() as download:
+            figure.locator(f'[data-do="{button}"]').click()
+        assert Path(download.value.path()).read_text().startswith(start)
 
-
-@pytest.mark.slow
-def test_names_of_lines_that_end_together_do_not_overlap(open_page) -> None:
-    page = open_page("#own_sweeps")
-    figure = own_section(page).locator("figure.plot")
-    figure.scroll_into_view_if_needed()
-    figure.locator(".annotation-text").nth(1).wait_for()
     # Let all lines end at the same point, as a reader does who looks at a small part of an axis.
     canvas = figure.locator(".canvas").element_handle()
     page.evaluate("f => Plotly.relayout(f, {'yaxis.range': [-1e6, 1e6]})", canvas)
-    page.wait_for_function("f => f.layout.annotations.length === 2", arg=canvas)
-    (first, second) = sorted(label_boxes(figure).values())
+    await_figure(figure, "f.layout.annotations.length === 2")
+    first, second = sorted(label_boxes(figure).values())
     assert first[1] <= second[0] + 1
 
+    figure.locator('[data-do="log"]').click()
+    await_figure(figure, "f.layout.yaxis.type === 'log'")
+    figure.locator('[data-do="ratio"]').click()
+    await_figure(figure, "f.data[1].y[0] === 1")
+    figure.locator(".legendtoggle").first.click()
+    await_figure(figure, "f.data[0].visible === 'legendonly'")
+    await_figure(figure, "f.layout.annotations.length === 0")
+
 
 @pytest.mark.slow
-def test_a_phone_has_no_names_beside_lines(open_page) -> None:
-    figure = own_section(open_page("#own_sweeps", PHONE)).locator("figure.plot")
-    figure.scroll_into_view_if_needed()
+def test_it_is_accessible_in_light_and_dark(open_page) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = open_page("#own_sweeps", scheme="dark")
+    figure_of(page)
+    colours = []
+    for _ in range(2):
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        violations = Axe().run(page).response["violations"]
+        serious = [v for v in violations if v["impact"] in ("serious", "critical")]
+        assert not serious, [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in serious]
+        page.click("#theme")
+    assert colours[1] == "rgb(255, 255, 255)" != colours[0]
+
+
+@pytest.mark.exhaustive
+def test_on_a_phone_and_on_paper(open_page, tmp_path: Path) -> None:
+    page = open_page("#own_sweeps", PHONE)
+    figure = figure_of(page)
     figure.locator(".legendtext").first.wait_for()
     assert label_boxes(figure) == {}
-
-
-@pytest.mark.parametrize(("button", "start"), [("csv", "series,panel,x,y"), ("svg", "<svg")])
-@pytest.mark.slow
-def test_a_figure_can_be_saved(open_page, button: str, start: str) -> None:
-    page = open_page("#own_sweeps")
-    figure = own_section(page).locator("figure.plot")
-    figure.scroll_into_view_if_needed()
-    figure.locator("svg.main-svg").first.wait_for()
-    with page.expect_download() as download:
-        figure.locator(f'[data-do="{button}"]').click()
-    assert Path(download.value.path()).read_text().startswith(start)
-
-
-def test_dark_mode_follows_the_system_and_the_button(open_page) -> None:
-    page = open_page(scheme="dark")
-    colour = "() => getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(colour)
-    page.click("#theme")
-    assert page.evaluate(colour) == "rgb(255, 255, 255)" != dark
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("anchor", ["", "#own_sweeps"])
-def test_a_phone_needs_no_sideways_scrolling(open_page, anchor: str) -> None:
-    page = open_page(anchor, PHONE)
-    page.wait_for_load_state()
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     page.click("#menu")
     assert page.locator("#sidebar a").first.is_visible()
+    show_second_page(long_table(open_page(viewport=PHONE)))
 
-
-def long_table(page):
-    """Open a folded table with more rows than it shows at once, and return it with its buttons."""
-    folded = page.locator("#memory_profiling details").filter(has=page.locator('[data-rows="32"]'))
-    press(folded.locator("summary"))
-    folded.locator(".dt-paging").wait_for()
-    return folded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_every_row_of_a_long_table_can_be_reached(open_page, viewport) -> None:
-    page = open_page(viewport=viewport)
-    table = long_table(page)
-    assert table.locator("tbody tr").count() == 25
-    table.locator(".dt-paging-button", has_text="2").click()
-    page.wait_for_function(
-        "t => t.querySelector('.dt-paging-button.current').textContent === '2'",
-        arg=table.element_handle(),
-    )
-    if viewport is DESK:  # the buttons do not cover the sidebar
-        page.locator("#sidebar a").last.click()
-
-
-@pytest.mark.slow
-def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     page = open_page()
     rows = long_table(page).locator("tbody tr")
     page.evaluate(
@@ -297,16 +249,3 @@ def test_it_prints_all_rows(open_page, tmp_path: Path) -> None:
     assert page.evaluate("window.printed") == 32 and rows.count() == 25
     page.emulate_media(media="print")
     assert not page.locator("#sidebar").is_visible()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_it_is_accessible(open_page, scheme: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    page = open_page("#own_sweeps", scheme=scheme)
-    own_section(page).locator("figure.plot").scroll_into_view_if_needed()
-    page.locator("svg.main-svg").first.wait_for()
-    violations = Axe().run(page).response["violations"]
-    serious = [v for v in violations if v["impact"] in ("serious", "critical")]
-    assert not serious, [(v["id"], [node["target"] for node in v["nodes"]][:3]) for v in serious]

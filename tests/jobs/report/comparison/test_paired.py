@@ -153,11 +153,11 @@ def test_records_without_a_block_are_ignored() -> None:
 
 
 @pytest.mark.slow  # no faster test: it measures a speed
-def test_100_000_records_are_paired_in_seconds() -> None:
+def test_10_000_records_are_paired_in_a_second() -> None:
     outcome = ok(*[1.0 + index / 100 for index in range(100)])
     records = [
         each.model_copy(update={"block": each.block.model_copy(update={"id": str(index)})})
-        for index in range(334)
+        for index in range(33)
         for each in execution(0, (outcome,) * 3)
         if each.block
     ]
@@ -171,5 +171,5 @@ def test_100_000_records_are_paired_in_seconds() -> None:
     ]
     start = time.process_time()
     pairs = paired_rounds(copies)
-    assert time.process_time() - start < 20
-    assert [len(pair.rounds) for pair in pairs] == [100] * 334
+    assert time.process_time() - start < 3  # 0.1 on a fast processor
+    assert [len(pair.rounds) for pair in pairs] == [100] * 33
