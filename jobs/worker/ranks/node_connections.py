@@ -144,7 +144,12 @@ class _Acceptor:
                 self._slots.release()
                 self._closing.wait(SLICE_S)
                 continue
-            threading.Thread(target=self._prove, args=(connected,), daemon=True).start()
+            try:
+                threading.Thread(target=self._prove, args=(connected,), daemon=True).start()
+            except RuntimeError:  # no memory or no place for a thread now; a worker tries again
+                connected.close()
+                self._slots.release()
+                self._closing.wait(SLICE_S)
 
     def _prove(self, connected: socket.socket) -> None:
         try:
