@@ -10,7 +10,7 @@ import pytest
 
 
 def slow(*values: object) -> pytest.ParameterSet:
-    """Mark a case that runs only in make test-slow, after a change (see tests/unchanged.py)."""
+    """Mark a case that runs only in make test-all, after a change (see tests/unchanged.py)."""
     return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.depends])
 
 
