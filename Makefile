@@ -68,8 +68,8 @@ test-portable: $(VENV)/installed-test
 
 # make test-numeric     run the numeric tests; SETTING=NAME=VALUE sets an environment variable
 test-numeric: $(VENV)/installed-test
-	env $(SETTING) $(PYTEST) tests/systems $(SELECTED)
-	$(call interpreted)
+	env $(SETTING) $(PYTEST) tests/systems --depends all $(SELECTED)
+	$(call interpreted,--depends all)
 
 # make test-exhaustive  run what CI leaves out: many seeds and repeats, checks of unchanged kernels
 EXHAUSTIVE = -m '(exhaustive or depends) and not gpu' --depends record
@@ -78,6 +78,7 @@ test-exhaustive: $(VENV)/installed-test
 	REPEATS=20 $(PYTEST) tests/systems/parallel $(SELECTED)
 	$(call interpreted,$(EXHAUSTIVE))
 	$(call interpreted,-m 'slow or not exhaustive' --depends all,CHECK_OVERFLOW=1)
+	$(MAKE) --no-print-directory test-numeric SETTING=ATEN_CPU_CAPABILITY=default
 
 # make test-gpu         run the tests that need an NVIDIA GPU (some need two GPUs)
 test-gpu: $(VENV)/installed-test

@@ -117,7 +117,7 @@ def submit(
         ),
     ] = False,
     where: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--where",
             "--filter",
@@ -221,6 +221,8 @@ def submit(
     executor = Executor.local if local else Executor.debug if debug else cluster or Executor.slurm
     if sbatch and not dry_run:
         fail("--sbatch requires --dry-run")
+    if where and len(where) > 1:
+        fail(f"--where is given {len(where)} times; join the conditions with 'and'")
     if parallel is not None and executor is not Executor.local:
         fail(f"--parallel requires --local, got --parallel {parallel} with executor {executor}")
     for option, given in (("--snapshot", snapshot), ("--against", against is not None)):
@@ -230,7 +232,7 @@ def submit(
         fail(f"--out must be a folder, got the file {str(file)!r}")
     try:
         settings = _cluster_file(cluster_file)
-        loaded = load_sweep(sweep, overrides or [], where, settings)
+        loaded = load_sweep(sweep, overrides or [], where[0] if where else None, settings)
         options = Options(
             executor,
             out or LOGS / loaded.sweep.name,

@@ -31,12 +31,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # In the sbatch scripts of a dry run
 NEW_SUBMISSION = r"submissions/\d{8}-\d{6}-\d+-\w{4}(?=/slurm|/jobs)"
-WARM_UP = "import aggregate, pandas, scipy.stats, matplotlib.figure, tabulate, typer, pydantic"
+WARM_UP = ["aggregate", "pandas", "scipy.stats", "matplotlib.figure", "typer", "pydantic"]
 # Executes commands, each in a process that has the modules already, and saves what they print.
 RUN_ALL = """
 import json, os, runpy, sys
 sys.path.insert(0, os.getcwd())
-for name in sys.argv[1].removeprefix("import ").split(", "):
+for name in sys.argv[1:]:
     try: __import__(name)
     except ImportError: pass
 for output, command in json.load(sys.stdin):
@@ -46,7 +46,8 @@ for output, command in json.load(sys.stdin):
         os.dup2(file, 1), os.dup2(file, 2)
         sys.argv = command
         try:
-            if command[0].endswith(".py"): runpy.run_path(command[0], run_name="__main__")
+            if command[0] == "-c": exec(command[1])
+            elif command[0].endswith(".py"): runpy.run_path(command[0], run_name="__main__")
             else: runpy.run_module(command[0], run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as exit: code = exit.code
@@ -54,6 +55,15 @@ for output, command in json.load(sys.stdin):
         os.write(1, f"exit code {code or 0}\\n".encode())
         os._exit(0)
     os.waitpid(child, 0)
+"""
+
+
+# Prints the id and the parameters of each run of a sweep. A dry run shows only the first ones.
+IDS = """
+from pathlib import Path
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+for run in expand(load_sweep(Path({sweep!r}))).runs: print(run.id, run.label())
 """
 
 
@@ -70,6 +80,9 @@ def main() -> None:
     make_equally_old(before, after)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(write_outputs, (before, after)))
+    for path in (before / "out").glob("*.txt"):
+        if "Traceback" in path.read_text():
+            raise SystemExit(f"a command failed: {path}")
     different = compare(before / "out", after / "out")
     for name in different:
         print(f"differs: diff {before / 'out' / name} {after / 'out' / name}")
@@ -82,11 +95,12 @@ def copy_version(version: str, target: Path) -> None:
     """Copy the files of a revision, or the files of a folder that git does not ignore."""
     target.mkdir(parents=True)
     if not Path(version).is_dir():
+        known = ["git", "rev-parse", "--quiet", "--verify", f"{version}^{{commit}}"]
+        if subprocess.run(known, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
+            raise SystemExit(f"neither a folder nor a git revision: {version!r}")
         command = ["git", "archive", "--format=tar", version]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as archive:
             subprocess.run(["tar", "-x", "-C", target], stdin=archive.stdout, check=True)
-        if archive.returncode:
-            raise SystemExit(f"neither a folder nor a git revision: {version!r}")
         return
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=version, check=True, capture_output=True, text=True).stdout
@@ -103,10 +117,7 @@ def results_folders(version: Path) -> list[str]:
 
 
 def make_equally_old(before: Path, after: Path) -> None:
-    """Give records in `after` the hash of its own sources if they are of present code in `before`.
-
-    The hash of `before` then stands for it in all outputs, see `compare`.
-    """
+    """Give records in `after` the present hash if they are of present code in `before`."""
     with ThreadPoolExecutor(2) as threads:
         then, now = threads.map(source_hashes, (before, after))
     for folder in results_folders(after):
@@ -119,7 +130,8 @@ def _renewed(then: dict[str, str], now: dict[str, str], line: str) -> str:
     source_hash = re.search(r'"source_hash": ?"(\w+)"', line)
     if run is None or source_hash is None or then.get(run[1]) != source_hash[1]:
         return line
-    return line.replace(source_hash[0], source_hash[0].replace(source_hash[1], now[run[1]]))
+    renewed = now.get(run[1], "unknown")
+    return line.replace(source_hash[0], source_hash[0].replace(source_hash[1], renewed))
 
 
 def source_hashes(version: Path) -> dict[str, str]:
@@ -140,7 +152,7 @@ def write_outputs(version: Path) -> None:
     commands = commands_of(version)
     environment = os.environ | {"COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(
-        [sys.executable, "-c", RUN_ALL, WARM_UP],
+        [sys.executable, "-c", RUN_ALL, *WARM_UP],
         cwd=version,
         check=True,
         env=environment,
@@ -178,6 +190,7 @@ def commands_of(version: Path) -> list[tuple[str, list[str]]]:
         sweep = str(path.relative_to(version))
         name = sweep.replace("/", "-")
         commands.append((name, ["jobs.submit", sweep, "--dry-run", "--sbatch"]))
+        commands.append((f"{name}-ids", ["-c", IDS.format(sweep=sweep)]))
     return commands
 
 

@@ -1,10 +1,11 @@
 """Skips expensive tests whose code has not changed since they last passed.
 
-A test marked `depends()` checks nothing but the modules that its file imports, and what these
-import; `depends("systems.benchmarks.memory")` names further ones. The test is skipped as long as
-the text of these files, without comments and docstrings, has the digest in `unchanged.json`. After
-a change, CI runs it. `make test-exhaustive` runs all of these tests and writes the digests of the
-files whose tests passed.
+A test marked `depends()` checks nothing but the modules that its file and its `conftest.py` import,
+and what these import; `depends("docs/verdicts.md")` names other files that it reads. The test is
+skipped as long as the text of all of them, without comments and docstrings, and the versions of
+torch and Triton have the digest in `unchanged.json`. After a change, CI runs it.
+`make test-exhaustive` runs all of these tests and writes the digests of the files whose tests
+passed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from jobs.code.sources import SourceTree
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 PASSED = Path(__file__).with_suffix(".json")
 OPTION = "--depends"
 
@@ -39,24 +41,38 @@ def _tree() -> SourceTree:
     return SourceTree()
 
 
-@cache
-def _digest(file: Path, modules: tuple[str, ...]) -> str:
-    """Return the digest of a test's file, of what it depends on, and of the compilers."""
-    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    files = {ROOT / "tests" / "conftest.py"}  # fixtures; what it imports has no influence
-    for module in (name, *modules):
-        found = _tree().files(module)
-        if found is None:
-            raise pytest.UsageError(f"{file.name}: mark depends: no module {module!r}")
+def sources(file: Path) -> frozenset[Path]:
+    """Return the files of this project that a test file uses, with itself.
+
+    Of tests/conftest.py, only its own text counts: it imports what selects tests, no fixture.
+    """
+    folders = [folder for folder in file.parents if folder.is_relative_to(TESTS)]
+    conftests = [folder / "conftest.py" for folder in folders if folder != TESTS]
+    files = {TESTS / "conftest.py"}
+    for path in (file, *filter(Path.exists, conftests)):
+        found = _tree().files(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        assert found is not None
         files |= found
-    versions = [version(package).partition("+")[0] for package in ("torch", "triton")]
-    text = " ".join([_tree().hash_of(frozenset(files)), *versions])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return frozenset(files)
+
+
+@cache
+def _digest(file: Path, read: tuple[str, ...]) -> str:
+    parts = [_tree().hash_of(sources(file)), *map(_version, ("torch", "triton"))]
+    parts += [hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in read]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:  # Triton on other systems than Linux
+        return "none"
 
 
 def skip_unchanged(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Skip tests whose code is that with which they passed."""
-    passed = json.loads(PASSED.read_text()) if PASSED.exists() else {}
+    passed = _passed()
     for item in items:
         mark = item.get_closest_marker("depends")
         if mark is None or item.get_closest_marker("gpu"):  # no record says which GPU
@@ -69,26 +85,36 @@ def skip_unchanged(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
         item.user_properties.append(("depends", digest))
 
 
+def _passed() -> dict[str, str]:
+    return json.loads(PASSED.read_text()) if PASSED.exists() else {}
+
+
 def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
 class Recorder:
-    """Writes the digests of the files whose marked tests all passed; not for use with -k."""
+    """Writes the digests of the files whose marked tests all passed, and removes the others."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str] = {}
         self.failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = _file(report.nodeid)
+        if report.failed:  # the report of a test that ended its process has no properties
+            self.failed.add(file)
         for name, digest in report.user_properties:
             if name == "depends":
-                self.digests[_file(report.nodeid)] = str(digest)
-                if report.outcome != "passed":
-                    self.failed.add(_file(report.nodeid))
+                self.digests[file] = str(digest)
+                if report.skipped:
+                    self.failed.add(file)
 
-    def pytest_sessionfinish(self) -> None:
-        known = json.loads(PASSED.read_text()) if PASSED.exists() else {}
-        known |= {file: d for file, d in self.digests.items() if file not in self.failed}
-        known = {file: known[file] for file in sorted(known) if (ROOT / file).exists()}
-        PASSED.write_text(json.dumps(known, indent=1) + "\n")
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if not complete or session.shouldstop or session.config.getoption("keyword"):
+            return
+        known = _passed() | self.digests
+        names = (name for name in sorted(known) if name not in self.failed)
+        kept = {name: known[name] for name in names if (ROOT / name).exists()}
+        PASSED.write_text(json.dumps(kept, indent=1) + "\n")

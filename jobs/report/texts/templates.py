@@ -1,6 +1,6 @@
 """Renders the texts below the tables of a sweep, with numbers taken from the records.
 
-The texts are in a Jinja2 template, such as `jobs/report/texts/flash.md.j2`. The template has one
+The texts are in a Jinja2 template, such as `examples/quickstart_texts.md.j2`. The template has one
 block for each table with a text:
 
     {% block forward_bf16 %}

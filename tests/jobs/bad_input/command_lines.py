@@ -27,6 +27,7 @@ _OPTIONS = [
     (["--debug"], "only one of --local, --debug and --cluster"),
     (["--parallel", "0"], "--parallel"),
     (["--local=yes"], "does not take a value"),
+    (["--where", "size == 1", "--filter", "size == 2"], "--where is given 2 times"),
     (["--filter", ""], "'' is not a comparison"),
     (["--filter", "sise > 1"], "'sise' is not a parameter"),
     (["--filter", "size > 5"], "no runs (2 left out by the filter)"),

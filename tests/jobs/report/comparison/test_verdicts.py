@@ -235,7 +235,7 @@ def test_the_documentation_shows_a_row_of_the_simulated_table() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.depends()
+@pytest.mark.depends("docs/verdicts.md")
 def test_the_documentation_shows_the_simulated_table(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     assert capsys.readouterr().out in DOCUMENTED
