@@ -28,6 +28,8 @@ if "ATEN_CPU_CAPABILITY" in os.environ:
     # The cache of torch.compile does not distinguish code for different vector instruction sets.
     cache = f"torchinductor_{os.getuid()}_{os.environ['ATEN_CPU_CAPABILITY']}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), cache)))
+if not os.access(Path.home(), os.W_OK):  # as in some containers
+    os.environ.setdefault("TRITON_HOME", f"{tempfile.gettempdir()}/triton_{os.getuid()}")
 # Otherwise torch.compile compiles six test programs (13 s) for each empty cache, to find out which
 # vector instructions the CPU has.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

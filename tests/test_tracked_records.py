@@ -157,7 +157,8 @@ def hashes_at(commit: str, folders: Iterable[Path], target: Path) -> dict[str, s
     """
     archive = git("archive", "--format=tar", commit, "jobs", "systems")
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(target, filter="data")
+        files.extraction_filter = getattr(tarfile, "tar_filter", None)  # not in Python 3.11.2
+        files.extractall(target)
     lines = subprocess.run(
         [sys.executable, "-c", HASHES, *map(str, folders)],
         cwd=target,

@@ -157,7 +157,9 @@ def _export(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any
     except git.GitError as error:
         raise AgainstError(f"{what}: {error}") from None
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(target, filter="tar")
+        # Python before 3.11.4 has no filters. Git made the archive.
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+        tar.extractall(target)
     state = CodeState(commit=name, dirty=False, untracked=(), source="git")
     return name[:10], state.entry(target)
 

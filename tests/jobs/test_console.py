@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,8 +49,8 @@ def sweeps(*arguments: str, **environment: str) -> str:
 
 def complete(*words: str) -> list[str]:
     """Return the candidates for the last word of a command line in bash."""
-    given = {"COMP_WORDS": "\n".join(["sweeps", *words]), "COMP_CWORD": str(len(words))}
-    return sweeps(_SWEEPS_COMPLETE="complete_bash", **given).split()
+    given = {"COMP_WORDS": shlex.join(["sweeps", *words]), "COMP_CWORD": str(len(words))}
+    return sweeps(_SWEEPS_COMPLETE="complete_bash", **given).strip().splitlines()
 
 
 def test_commands_of_all_modules() -> None:
@@ -140,9 +141,10 @@ def test_completion_of_results(elsewhere: Path) -> None:
 @pytest.mark.slow
 def test_tab_key(elsewhere: Path) -> None:
     """Bash completes a word as the function `complete` says, and adds a space."""
-    script = elsewhere / "bin" / "sweeps"  # as pip writes it
+    script = elsewhere / "bin" / "sweeps"
     script.parent.mkdir()
-    script.write_text(f"#!{sys.executable}\nfrom jobs.console import main\nmain()\n")
+    start = "from jobs.console import main; main()"
+    script.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{start}' \"$@\"\n")
     script.chmod(0o755)
     setup = elsewhere / "bashrc"  # Ctrl-T prints the input line
     setup.write_text(

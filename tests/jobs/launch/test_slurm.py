@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from jobs.launch.slurm_executor import submit
-from jobs.results.manifest import Executor
+from jobs.results.manifest import Executor, Manifest, read_manifests
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, project_checkout
 from tests.jobs.harness import facts, records, write_submission
@@ -63,6 +63,10 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     arrayed = [raised, killed, measured, *others]
     assert len({record.slurm.get("array_job_id") for record in arrayed}) == 2
     assert len({record.slurm["job_id"] for record in arrayed}) == 4
+    manifest = only_manifest(scenario.out)
+    for job in manifest.jobs:  # `cancel` and `status` know a job by this id
+        ids = {slurm_id(r) for r in (*arrayed, on_gpu) if (r.run, r.repeat) in job.tasks}
+        assert ids == {manifest.slurm_ids[job.index]}
     at_once = [sum(r.started_at <= t.started_at < r.finished_at for r in arrayed) for t in arrayed]
     assert max(at_once) <= 2
 
@@ -74,6 +78,18 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     assert "submitted 2 runs as 1 job;" in retried.stdout, retried.stdout
     again = [(r.run, r.status) for r in scenario.finish() if r.attempt == 2]
     assert again == [(raised.run, "error"), (killed.run, "killed")]
+
+
+def only_manifest(out: Path) -> Manifest:
+    (manifest,) = read_manifests(out)
+    return manifest
+
+
+def slurm_id(record: Record) -> str:
+    ids = record.slurm
+    return (
+        f"{ids['array_job_id']}_{ids['array_task_id']}" if "array_job_id" in ids else ids["job_id"]
+    )
 
 
 def place(record: Record) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_nsys_needs_a_gpu():
         run(params(profiler="nsys"))
 
 
-STAND_IN = """#!{python}
+STAND_IN = """
 import json, os, subprocess, sys
 at = sys.argv.index({python!r})
 options, program = sys.argv[1:at], sys.argv[at:]
@@ -160,7 +161,9 @@ def nsys(tmp_path, monkeypatch) -> Path:
     """
     script = tmp_path / "bin" / "nsys"
     script.parent.mkdir()
-    script.write_text(STAND_IN.format(python=sys.executable))
+    (tmp_path / "nsys.py").write_text(STAND_IN.format(python=sys.executable))
+    words = shlex.join([sys.executable, str(tmp_path / "nsys.py")])
+    script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))

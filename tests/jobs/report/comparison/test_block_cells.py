@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -306,7 +307,8 @@ def test_a_command_for_more_rounds_can_be_run_as_it_is(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(lambda run: 1.0, sigma=0.02))
     (manifest,) = read_short(folder.path).manifests
     submit = "python -m jobs.submit 'my sweep.yaml' --local --against {} blocks.rounds={}"
-    for given, kept in (("HEAD", "0123456789"), (tmp_path, tmp_path)):
+    here = shlex.quote(str(tmp_path))
+    for given, kept in (("HEAD", "0123456789"), (here, here)):
         changed = replace(
             manifest,
             command=submit.format(given, 2),
