@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="new folder for the copies and all outputs")
     arguments = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="golden-")) if arguments.work is None else arguments.work
+    if work.is_dir() and any(work.iterdir()):
+        raise SystemExit(f"--work must be a new or an empty folder, got {work}")
     before, after = (work.resolve() / name for name in ("before", "after"))
     copy_version(arguments.before, before)
     copy_version(arguments.after, after)
@@ -103,8 +105,10 @@ def copy_version(version: str, target: Path) -> None:
             subprocess.run(["tar", "-x", "-C", target], stdin=archive.stdout, check=True)
         return
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=version, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
+    found = subprocess.run(listed, cwd=version, capture_output=True, text=True)
+    if found.returncode:
+        raise SystemExit(f"{version}: {found.stderr.strip()}")
+    for name in filter(None, found.stdout.split("\0")):
         source = Path(version, name)
         if source.is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -21,17 +21,19 @@ def test_a_test_depends_on_what_it_and_its_fixtures_import() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "keyword", "kept"),
+    ("exit_code", "options", "kept"),
     [
-        (0, "", {"passed.py": "new", "unselected.py": "old"}),
-        (1, "", {"passed.py": "new", "unselected.py": "old"}),
-        (0, "some", None),
-        (2, "", None),
+        (0, {}, {"passed.py": "new", "unselected.py": "old"}),
+        (1, {}, {"passed.py": "new", "unselected.py": "old"}),
+        (0, {"keyword": "some"}, None),
+        (0, {"markexpr": "not slow"}, None),
+        (0, {"deselect": ["one"]}, None),
+        (2, {}, None),
     ],
 )
 def test_only_files_whose_tests_all_passed_are_recorded(
     exit_code: int,
-    keyword: str,
+    options: dict[str, object],
     kept: dict[str, str] | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -58,7 +60,8 @@ def test_only_files_whose_tests_all_passed_are_recorded(
             f"{name}.py::test", ("", 0, ""), {}, outcome, None, "call", user_properties=properties
         )
         recorder.pytest_runtest_logreport(report)
-    config = SimpleNamespace(getoption={"keyword": keyword}.get)
+    options = {"markexpr": "depends", "keyword": "", "deselect": None} | options
+    config = SimpleNamespace(getoption=options.get, args=["tests"])
     session = SimpleNamespace(shouldstop=False, config=config)
     recorder.pytest_sessionfinish(session, exit_code)  # type: ignore[arg-type]
     assert json.loads(unchanged.PASSED.read_text()) == (before if kept is None else kept)

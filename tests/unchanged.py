@@ -112,7 +112,9 @@ class Recorder:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        if not complete or session.shouldstop or session.config.getoption("keyword"):
+        asked = session.config.getoption
+        some = asked("keyword") or asked("deselect") or "::" in " ".join(session.config.args)
+        if not complete or session.shouldstop or some or "depends" not in asked("markexpr"):
             return
         known = _passed() | self.digests
         names = (name for name in sorted(known) if name not in self.failed)

@@ -50,7 +50,8 @@ def render(table: ReportTable, to: Format) -> str:
         return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
     is_latex = to is Format.latex
     mark = "%" if is_latex else "#"
-    comments = "".join(f"{mark} {line}\n" for line in (table.heading, notes) if line)
+    lines = f"{table.heading}\n{notes}".splitlines()
+    comments = "".join(f"{mark} {line}\n" for line in lines if line)
     return comments + (_table(table, "latex_booktabs") if is_latex else _csv(table.columns))
 
 

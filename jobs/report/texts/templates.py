@@ -31,7 +31,7 @@ from jobs.user_files import InvalidFile, read_bytes
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
     TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError,
-    NameError,
+    NameError, MemoryError,
 )  # fmt: skip
 
 
@@ -105,7 +105,8 @@ class StudyTexts:
         except Compared:
             return "Not measured: a number that this text depends on is missing."
         except _RAISED as error:
-            raise TableError(f"{self.path}:{self._line_of(error)} {error}") from None
+            what = str(error) or "too little memory"  # MemoryError has no text
+            raise TableError(f"{self.path}:{self._line_of(error)} {what}") from None
         return text.encode("utf-8", "replace").decode("utf-8")  # without lone surrogates
 
     def _line_of(self, error: Exception) -> str:
