@@ -135,6 +135,10 @@ def show_second_page(table) -> None:
 @pytest.mark.slow
 def test_numbers_and_rows_of_tables(open_page) -> None:
     page = open_page("#own_sweeps")
+    table = own_section(page).locator("table.data").first
+    table.scroll_into_view_if_needed()
+    header = table.locator("thead th").first
+    header.locator("xpath=self::th[contains(@class, 'dt-orderable')]").wait_for()  # it is drawn
     press(own_section(page).locator("td button.n", has_text="40.00").first)
     dialog = page.locator("#records")  # the records of a number
     dialog.wait_for()
@@ -143,10 +147,6 @@ def test_numbers_and_rows_of_tables(open_page) -> None:
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
 
-    table = own_section(page).locator("table.data").first
-    table.scroll_into_view_if_needed()
-    header = table.locator("thead th").first
-    header.locator("xpath=self::th[contains(@class, 'dt-orderable')]").wait_for()
     assert table.locator("tbody tr").first.locator("td").first.inner_text() == "1"
     header.click()
     header.click()  # sorts by number
