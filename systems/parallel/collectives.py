@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -65,6 +65,28 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
             "`with systems.parallel.process_group(...)`"
         )
     return group
+
+
+class GroupOf:
+    """The process group of an object: the given one, or the default one at the time of the call.
+
+    The default group is not kept, so that `destroy_process_group` can end its threads. A copy of
+    the object has the same group. With a given group, an object cannot be pickled.
+    """
+
+    def __init__(self, given: dist.ProcessGroup | None):
+        self._given = given
+
+    def __call__(self) -> dist.ProcessGroup:
+        return group_or_world(self._given)
+
+    def __deepcopy__(self, memo: Any) -> GroupOf:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self._given is not None:
+            raise TypeError("a process group cannot be pickled; use the default group")
+        return GroupOf, (None,)
 
 
 def supports_average(group: dist.ProcessGroup) -> bool:
@@ -196,3 +218,14 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) ->
         work.wait()
         if not tensor.is_contiguous():
             tensor.copy_(sent)
+
+
+@torch.no_grad()
+def broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Overwrite small tensors with the values of rank 0, in one broadcast for all of them."""
+    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    flat = torch.cat(pieces)
+    dist.broadcast(flat, group=group, group_src=0)
+    for tensor, piece in zip(tensors, flat.split([p.numel() for p in pieces]), strict=True):
+        # A clone starts at a multiple of every element size, as a view to a wider dtype must.
+        tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))

@@ -35,82 +35,18 @@ set them for the process group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from systems.parallel.buckets import MB, fill_buckets
-from systems.parallel.collectives import (
-    Average,
-    broadcast_from_first,
-    group_or_world,
-    start_average,
-)
-from systems.parallel.rank_consistency import check_agreement
+from systems.parallel.collectives import Average, start_average
+from systems.parallel.wrapper import DataParallelWrapper
 
 
-class GradientAverage:
-    """Average gradients over the ranks, even if a rank has no gradient for some parameters.
-
-    A rank without a gradient for a parameter contributes zeros to the mean. `average` replaces the
-    gradients of all trainable parameters by their means over the ranks. Before it is called,
-    missing gradients are replaced by zeros. `named` is the same on all ranks.
-    """
-
-    def __init__(
-        self,
-        named: list[tuple[str, nn.Parameter]],
-        group: dist.ProcessGroup,
-        average: Callable[[], None],
-    ):
-        self.trained = [p for _, p in named if p.requires_grad]
-        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
-        self._group, self._average = group, average
-        self._all_used = torch.empty(0)
-        if self.trained:
-            device = self.trained[0].device
-            self._all_used = torch.ones(len(self.trained), dtype=torch.uint8, device=device)
-
-    def finish(self) -> None:
-        """Replace the gradients of the trainable parameters by their means over the ranks.
-
-        A parameter that no rank used keeps `grad` None. All ranks must call this method.
-
-        Raises:
-            RuntimeError: if a parameter was frozen when the model was wrapped and is now trainable,
-                or if a gradient is sparse.
-        """
-        thawed = [name for name, p in self._frozen if p.requires_grad]
-        if thawed:
-            raise RuntimeError(
-                "requires_grad must not change after the model was wrapped, got trainable "
-                f"parameters that were frozen: {', '.join(thawed)}; set it before wrapping"
-            )
-        if not self.trained:
-            return
-        missing = [i for i, p in enumerate(self.trained) if p.grad is None]
-        used = self._all_used  # all ones; an all-reduce with MAX does not change them
-        if missing:
-            used = used.clone()
-            used[missing] = 0
-            for i in missing:
-                self.trained[i].grad = torch.zeros_like(self.trained[i])
-        self._average()
-        work = dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        work.wait()
-        if missing:
-            anywhere = used.tolist()
-            for i in missing:
-                if not anywhere[i]:
-                    self.trained[i].grad = None
-
-
-class DataParallel(nn.Module):
+class DataParallel(DataParallelWrapper):
     """Base class of the DDP wrappers.
 
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
@@ -118,76 +54,41 @@ class DataParallel(nn.Module):
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
-            parameters and buffers. Freeze parameters before wrapping.
+            parameters and buffers. If parameters are frozen or thawed later, all ranks must do so
+            before the same forward.
+        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
+            values of rank 0 before each forward that follows a forward in training mode, as with
+            torch's DistributedDataParallel.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
             shape, stride, dtype or requires_grad; the message names the rank and the difference.
+            Also if the module is or contains a wrapper. A module of another DDP wrapper is taken
+            over.
         RuntimeError: if there is no process group.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
-        super().__init__()
-        self.module = module
-        self._group = group_or_world(process_group)
-        named = list(module.named_parameters())
-        check_agreement([*named, *module.named_buffers()], self._group)
-        broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
-        self._gradients = GradientAverage(named, self._group, self._average)
-        self._synchronizing = True
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        broadcast_buffers: bool = True,
+    ):
+        super().__init__(module, process_group, broadcast_buffers)
+        self._arrange()
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and return its output."""
-        return self.module(*inputs, **kwargs)
-
-    def finish_gradient_synchronization(self) -> None:
-        """Finish averaging, so that every `grad` is the mean over all ranks.
-
-        Call it after backward and before the step of the optimizer. All ranks must call it. A rank
-        that did not use a parameter contributes zeros to the mean. A parameter that no rank used
-        keeps `grad` None. On a GPU, the current stream waits for the communication. The host blocks
-        only if this rank has a missing gradient.
-
-        Raises:
-            RuntimeError: if a rank has exited, the timeout has expired, a gradient is sparse, or a
-                parameter was frozen when the model was wrapped and is now trainable.
-        """
-        self._gradients.finish()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without communication in a `with` block.
-
-        The accumulated gradients are averaged later: in the first backward after the `with` block,
-        or at the latest in `finish_gradient_synchronization`.
-        """
-        before, self._synchronizing = self._synchronizing, False
-        try:
-            yield
-        finally:
-            self._synchronizing = before
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module.
-
-        The names in it are those of the module without the wrapper. The module can load the state
-        dict without the wrapper.
-        """
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict into the wrapped module. All ranks must load the same state dict."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def _average(self) -> None:
-        raise NotImplementedError
+    def _arrange(self) -> None:
+        self._own(self.module.parameters())
+        self._replicate([p for p in self.module.parameters() if p.requires_grad])
+        self._hook_gradients(self._trained)
 
 
 class NaiveDDP(DataParallel):
     """DDP wrapper that all-reduces the gradients one after the other, after backward."""
 
     def _average(self) -> None:
-        for parameter in self._gradients.trained:
+        for parameter in self._trained:
             start_average([_grad(parameter)], self._group).wait()
 
 
@@ -198,9 +99,11 @@ class FlatDDP(DataParallel):
     views of the flat tensors.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
-        super().__init__(module, process_group)
-        self._buckets = fill_buckets(self._gradients.trained, float("inf"))
+    _not_copied = (*DataParallel._not_copied, "_buckets")
+
+    def _arrange(self) -> None:
+        super()._arrange()
+        self._buckets = fill_buckets(self._trained, float("inf"))
 
     def _average(self) -> None:
         for bucket in self._buckets:
@@ -213,12 +116,11 @@ class FlatDDP(DataParallel):
                 parameter.grad = piece.view(parameter.shape)
 
 
-class _Bucket:
-    """Parameters whose gradients are reduced in one all-reduce."""
+class _Sent(NamedTuple):
+    """An all-reduce that was started, and its gradients with their versions after the start."""
 
-    def __init__(self, parameters: list[nn.Parameter]):
-        self.parameters = parameters
-        self.awaited = len(parameters)  # number of gradients that are not ready
+    average: Average
+    gradients: list[tuple[Tensor, int]]
 
 
 class _HookedDDP(DataParallel):
@@ -230,28 +132,32 @@ class _HookedDDP(DataParallel):
     size of a bucket, in bytes. A larger parameter gets a separate bucket.
     """
 
+    _not_copied = (*DataParallel._not_copied, "_buckets", "_bucket_of", "_running")
+
     def __init__(
         self,
         module: nn.Module,
         capacity: float,
         process_group: dist.ProcessGroup | None,
+        broadcast_buffers: bool,
     ):
-        super().__init__(module, process_group)
-        trained = self._gradients.trained
-        self._buckets = [_Bucket(parameters) for parameters in fill_buckets(trained, capacity)]
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, bucket))
+        self._capacity = capacity
+        super().__init__(module, process_group, broadcast_buffers=broadcast_buffers)
+
+    def _arrange(self) -> None:
+        super()._arrange()
+        self._buckets = fill_buckets(self._trained, self._capacity)
+        buckets = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
+        self._bucket_of = [buckets[parameter] for parameter in self._trained]
         self._begin()
 
     def _begin(self) -> None:
-        self._ready: set[Tensor] = set()
+        self._ready = [False] * len(self._trained)
+        self._awaited = [len(bucket) for bucket in self._buckets]  # gradients that are not ready
         self._next = 0  # index of the next bucket to reduce
-        self._running: list[Average] = []
-        for bucket in self._buckets:
-            bucket.awaited = len(bucket.parameters)
+        self._running: list[_Sent] = []
 
-    def _on_gradient(self, bucket: _Bucket, parameter: Tensor) -> None:
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
         """Record that a gradient is ready, and start the all-reduces that are now possible.
 
         The all-reduce of a bucket starts when all gradients of the bucket are ready and the
@@ -259,37 +165,47 @@ class _HookedDDP(DataParallel):
         parameter, so it must be cheap.
 
         Raises:
-            RuntimeError: if a parameter gets a second gradient before the next
-                `finish_gradient_synchronization`.
+            RuntimeError: if a parameter gets a second gradient in the same backward.
         """
         if not self._synchronizing:
             return
-        if parameter in self._ready:
+        if self._ready[index]:
+            name = next(name for name, p in self.module.named_parameters() if p is parameter)
             raise RuntimeError(
-                f"{self._name(parameter)} got a second gradient before "
-                "finish_gradient_synchronization() was called; run all backward passes of a step "
-                "except the last one under no_sync()"
+                f"{name} got a second gradient in one backward, as with reentrant checkpoints that "
+                "share a weight; checkpoint with use_reentrant=False, or run this backward under "
+                "no_sync() and then finish_gradient_synchronization()"
             )
-        self._ready.add(parameter)
-        bucket.awaited -= 1
-        if bucket.awaited == 0:
-            while self._next < len(self._buckets) and self._buckets[self._next].awaited == 0:
+        self._ready[index] = True
+        bucket = self._bucket_of[index]
+        self._awaited[bucket] -= 1
+        if self._awaited[bucket] == 0:
+            while self._next < len(self._buckets) and self._awaited[self._next] == 0:
                 self._send_next()
 
     def _send_next(self) -> None:
-        gradients = [_grad(parameter) for parameter in self._buckets[self._next].parameters]
-        self._running.append(start_average(gradients, self._group))
+        gradients = [_grad(parameter) for parameter in self._buckets[self._next]]
+        average = start_average(gradients, self._group)
+        self._running.append(_Sent(average, [(grad, grad._version) for grad in gradients]))
         self._next += 1
 
     def _average(self) -> None:
         while self._next < len(self._buckets):
             self._send_next()
-        for average in self._running:
-            average.wait()
+        for sent in self._running:
+            sent.average.wait()
         self._begin()
 
-    def _name(self, parameter: Tensor) -> str:
-        return next(name for name, p in self.module.named_parameters() if p is parameter)
+    def _progress(self) -> int:
+        return self._next
+
+    def _abandon(self) -> None:
+        for average, gradients in self._running:
+            zeroed = [grad for grad, version in gradients if grad._version != version]
+            average.wait()
+            for grad in zeroed:  # by the user, while the all-reduce was still writing into it
+                grad.zero_()
+        self._begin()
 
 
 class OverlappedDDP(_HookedDDP):
@@ -299,8 +215,14 @@ class OverlappedDDP(_HookedDDP):
     last layer first.
     """
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
-        super().__init__(module, 0, process_group)
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        broadcast_buffers: bool = True,
+    ):
+        super().__init__(module, 0, process_group, broadcast_buffers)
 
 
 class BucketedDDP(_HookedDDP):
@@ -319,10 +241,12 @@ class BucketedDDP(_HookedDDP):
         module: nn.Module,
         bucket_size_mb: float,
         process_group: dist.ProcessGroup | None = None,
+        *,
+        broadcast_buffers: bool = True,
     ):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
-        super().__init__(module, bucket_size_mb * MB, process_group)
+        super().__init__(module, bucket_size_mb * MB, process_group, broadcast_buffers)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:

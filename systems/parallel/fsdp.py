@@ -43,25 +43,20 @@ reverse order.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.optim import Optimizer
 
 from systems.parallel.buckets import fill_buckets
-from systems.parallel.collectives import (
-    broadcast_from_first,
-    group_or_world,
-    start_average,
-    start_gather,
-)
-from systems.parallel.ddp import GradientAverage
-from systems.parallel.rank_consistency import check_agreement
+from systems.parallel.collectives import start_average
+from systems.parallel.rank_meetings import LayerOrder
 from systems.parallel.sharded_weights import (
     FSDPParameter,
     Layer,
@@ -71,6 +66,13 @@ from systems.parallel.sharded_weights import (
     gather_weights,
     master_dtype,
     reduce_gradients,
+)
+from systems.parallel.wrapper import (
+    DataParallelWrapper,
+    in_backward,
+    map_tensors,
+    tensors_in,
+    weak_hook,
 )
 
 PREFETCH_LAYERS = 2  # number of layers whose weights are gathered ahead
@@ -86,7 +88,7 @@ def has_matrix(module: nn.Module) -> bool:
     return weight is not None and weight.dim() >= 2
 
 
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(DataParallelWrapper):
     """FSDP wrapper: shards the large weights of a module across the ranks.
 
     All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
@@ -94,14 +96,16 @@ class FullyShardedDataParallel(nn.Module):
     are gathered and freed together. Its modules have their unsharded weights only while it runs.
 
     Parameters that are not sharded are replicated: every rank has the whole parameter.
-    `parameters()` returns the shards of this rank and the replicated parameters. A gradient norm
-    over `parameters()` therefore does not include the shards of other ranks.
+    `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,
+    call the method `clip_grad_norm_`. With float16, use torch's `ShardedGradScaler`, which agrees
+    over the ranks. `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` see only one shard.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
-            parameters and buffers. Freeze parameters and compile modules before wrapping. A
-            compiled module and all of its submodules become one layer. The collectives run before
-            and after the compiled code, so they cause no graph breaks.
+            parameters and buffers. Compile modules before wrapping. A compiled module and all of
+            its submodules become one layer. The collectives run before and after the compiled
+            code, so they cause no graph breaks. If parameters are frozen or thawed later, all
+            ranks must do so before the same forward.
         compute_dtype: of communication and computation. Floating-point inputs are cast to it, and
             outputs have it. None keeps the dtype of each parameter. Shards and their gradients are
             always float32 (float64 if the parameter is float64).
@@ -109,13 +113,19 @@ class FullyShardedDataParallel(nn.Module):
             All other parameters are replicated.
         layers: classes of modules, for example of the Transformer blocks. Each instance is one
             layer together with all of its submodules. Larger layers mean fewer and larger
-            collectives. By default, every module that directly has parameters is a layer.
+            collectives. By default, every module that directly has parameters is a layer. A module
+            that uses the weight of a submodule without calling it must be in `layers`.
+        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
+            values of rank 0 before each forward that follows a forward in training mode.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
-            the rank and the difference.
+            the rank and the difference. Also if the module is or contains a wrapper, or belongs to
+            an FSDP wrapper.
         RuntimeError: if there is no process group.
     """
+
+    sharded = True
 
     def __init__(
         self,
@@ -125,44 +135,61 @@ class FullyShardedDataParallel(nn.Module):
         shard: Callable[[nn.Module], bool] = has_matrix,
         layers: tuple[type[nn.Module], ...] = (),
         process_group: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
     ):
-        super().__init__()
-        self.module, self.compute_dtype = module, compute_dtype
-        self._group = group_or_world(process_group)
-        named = list(module.named_parameters())
-        check_agreement([*named, *module.named_buffers()], self._group)
-        broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
-
+        super().__init__(module, process_group, broadcast_buffers)
+        self.compute_dtype = compute_dtype
+        self._own(module.parameters())  # from a DDP wrapper
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
-        replicated, by_module = self._manage(named, shard)
-        self._replicated = GradientAverage(replicated, self._group, self._average)
-        self._buckets = fill_buckets(self._replicated.trained, float("inf"))
+        by_module = self._manage(list(module.named_parameters()), shard)
         self._layers = find_layers(module, layers, by_module)
-        for layer in self._layers:
-            for weight in layer.reduced:
-                hook = partial(self._on_gradient, layer, weight)
-                weight.unsharded.register_post_accumulate_grad_hook(hook)
-            self._attach(layer)
+        names = {inner: name or "the module" for name, inner in module.named_modules()}
+        for index, layer in enumerate(self._layers):
+            self._attach(index, layer)
+        layer_names = [names[layer.module] for layer in self._layers]
+        self._forward_order = LayerOrder(self._meetings, "forward", layer_names)
+        self._backward_layers = LayerOrder(self._meetings, "backward", layer_names)
 
-        self._expected: list[Layer] = []  # order of layers in the previous forward
-        self._order: list[Layer] = []  # order of layers in the current forward
-        self._backward_order: list[Layer] = []  # order in the forward of the current backward
+        # Orders of layers are lists of indices in `_layers`.
+        self._expected: list[int] = []  # in the previous forward
+        self._order: list[int] = []  # in the current forward
+        self._backward_order: list[int] = []  # in the forward of the current backward
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
         self._reductions: deque[Reduction] = deque()
+        self._collectives = 0  # number of collectives that the current step has started
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._own(self.module.parameters())
+        for weight in [*self._weights, *self._copies]:
+            weight.follow()
+        for layer in self._layers:
+            layer.set_trained()
+        copies = {copy.shard: copy.unsharded for copy in self._copies}
+        shards = {weight.shard for weight in self._weights}
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        self._replicate([p for p in trained if p not in shards])
+        self._buckets = fill_buckets(self._trained, float("inf"))
+        # Index of the layer and the weight of each hook, None for a replicated parameter.
+        self._hooked: list[tuple[int, ShardedWeight] | None] = [
+            (index, weight) for index, layer in enumerate(self._layers) for weight in layer.reduced
+        ]
+        hooked = [weight.unsharded for layer in self._layers for weight in layer.reduced]
+        self._hooked += [None] * len(self._trained)
+        self._hook_gradients([*hooked, *(copies.get(p, p) for p in self._trained)])
 
     def _manage(
         self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
-    ) -> tuple[list[tuple[str, nn.Parameter]], dict[nn.Module, list[FSDPParameter]]]:
+    ) -> dict[nn.Module, list[FSDPParameter]]:
         """Shard or replicate each parameter.
 
-        Returns the (name, parameter) pairs of the replicated parameters, and the FSDPParameters of
-        each module: one for each sharded weight, and one for each replicated parameter that needs a
-        copy in another dtype (float32 for the optimizer, or compute_dtype for the computation).
+        Returns the FSDPParameters of each module: one for each sharded weight, and one for each
+        replicated parameter that needs a copy in another dtype (float32 for the optimizer, or
+        compute_dtype for the computation).
         """
-        replicated: list[tuple[str, nn.Parameter]] = []
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
-        for name, parameter in named:
+        for _, parameter in named:
             places = [
                 (owner, key)
                 for owner in self.module.modules()
@@ -178,7 +205,6 @@ class FullyShardedDataParallel(nn.Module):
                 managed = ShardedWeight(parameter, places, dtype, self._group)
                 self._weights.append(managed)
             elif dtype == master_dtype(parameter) == parameter.dtype:
-                replicated.append((name, parameter))
                 continue
             else:
                 value, trained = parameter.detach(), parameter.requires_grad
@@ -186,76 +212,31 @@ class FullyShardedDataParallel(nn.Module):
                 copy = nn.Parameter(value.to(dtype, copy=True), trained)
                 managed = FSDPParameter(master, copy, places)
                 self._copies.append(managed)
-                replicated.append((name, master))
             for owner, _ in places:
                 by_module.setdefault(owner, []).append(managed)
-        return replicated, by_module
+        return by_module
 
-    def _attach(self, layer: Layer) -> None:
+    def _attach(self, index: int, layer: Layer) -> None:
         # The hooks are not compiled, because they free and resize storages, and torch.compile does
-        # not support this.
-        before = torch.compiler.disable(partial(self._before_forward, layer))
-        after = torch.compiler.disable(partial(self._after_forward, layer))
+        # not support this. They are bound methods, so that a copy of the module copies the wrapper,
+        # which refuses.
+        before, after = partial(self._before_forward, index), partial(self._after_forward, index)
         compiled = layer.module._compiled_call_impl
         if compiled is None:
-            layer.module.register_forward_pre_hook(
-                lambda _, args, kwargs: before(args, kwargs), with_kwargs=True
-            )
-            layer.module.register_forward_hook(lambda _, args, out: after(out))
+            layer.module.register_forward_pre_hook(before, with_kwargs=True)
+            layer.module.register_forward_hook(after)
             return
 
         # `module.compile()` also compiles the hooks of the module. So this wraps the compiled call.
         def around(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = before(args, kwargs)
+            args, kwargs = before(layer.module, args, kwargs)
             out = compiled(*args, **kwargs)
-            after(out)
+            after(layer.module, args, out)
             return out
 
         layer.module._compiled_call_impl = around
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module and return its output.
-
-        Raises:
-            RuntimeError: if requires_grad of a sharded weight changed after wrapping.
-        """
-        if not _in_backward():  # otherwise this forward is a recomputation
-            self._check_trained()
-            self._release_all()
-            self._take_gradients_of_copies()
-            if self._copies:
-                with torch.no_grad():
-                    torch._foreach_copy_(
-                        [copy.unsharded for copy in self._copies],
-                        [copy.shard for copy in self._copies],
-                    )
-            self._expected, self._order = self._order, []
-        if self.compute_dtype is not None:
-            inputs, kwargs = tree_map(self._cast, (inputs, kwargs))
-        return self.module(*inputs, **kwargs)
-
-    def finish_gradient_synchronization(self) -> None:
-        """Finish averaging, so that every gradient is the mean over all ranks.
-
-        Call it after the last backward and before the step of the optimizer. Gradients of several
-        backward passes are added. The gradient of a shard has the shape and dtype of the shard. The
-        gradient of a replicated parameter has the shape and dtype of this parameter.
-
-        On a GPU, the current stream waits for the communication. The host blocks only if a
-        replicated parameter has no gradient on this rank.
-
-        Raises:
-            RuntimeError: if a rank has exited, the timeout has expired, or a replicated parameter
-                was frozen when the module was wrapped and is now trainable.
-        """
-        for layer in self._layers:
-            self._reduce(layer)  # for layers in which some weights were not used
-        while self._reductions:
-            self._reductions.popleft().finish()
-        self._take_gradients_of_copies()
-        self._replicated.finish()
-        self._release_all()
-        self._backward_order = []
+    # ---- state -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def gather_full_parameters(self) -> dict[str, Tensor]:
@@ -264,136 +245,337 @@ class FullyShardedDataParallel(nn.Module):
         The names are those in the unwrapped module, which can load the result as a state dict. A
         parameter that is tied appears under each of its names. Buffers are not included. All ranks
         must call this function, at a time when none of them is in forward or backward.
+
+        Raises:
+            RuntimeError: if a rank does not call it within the timeout of the process group. A
+                warning names the missing ranks after 5 s.
         """
-        full: dict[Tensor, Tensor] = {}
-        for weight in self._weights:
-            piece = weight.shard.new_zeros(weight.width)
-            piece[: weight.shard.numel()] = weight.shard
-            flat = piece.new_empty(self._group.size() * weight.width)
-            start_gather([flat], [piece], self._group).wait()
-            full[weight.shard] = flat[: weight.numel].view(weight.shape)
+        self._meetings.meet(self._group, "gather_full_parameters()")
+        full = {w.shard: w.gather(w.shard.detach(), self._group) for w in self._weights}
         return {
-            name: full[parameter] if parameter in full else parameter.detach().clone()
-            for name, parameter in self.module.named_parameters(remove_duplicate=False)
+            name: full[p] if p in full else p.detach().clone()
+            for name, p in self.module.named_parameters(remove_duplicate=False)
         }
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module.
+    @torch.no_grad()
+    def state_dict(self, *args: Any, prefix: str = "", to: int | None = None, **kwargs: Any) -> Any:
+        """Return the state dict of the module, with unsharded parameters on the CPU.
 
-        It contains only the shards of this rank. To get unsharded parameters, call
-        `gather_full_parameters`.
+        The names are those in the unwrapped module. It, any other wrapper, and torch's own can load
+        the result, with any number of ranks. All ranks must call this method. If `to` is a rank, the
+        result is empty on the others.
+
+        Raises:
+            RuntimeError: as `gather_full_parameters`.
         """
-        return self.module.state_dict(*args, **kwargs)
+        self._meetings.meet(self._group, "state_dict()")
+        states = self.module.state_dict(*args, prefix=prefix, **kwargs)
+        wanted = to is None or to == self._group.rank()
+        names: dict[Tensor, list[str]] = {}
+        for name, p in self.module.named_parameters(remove_duplicate=False):
+            names.setdefault(p, []).append(prefix + name)
+        for weight in self._weights:  # one at a time, so that a GPU never has all of them
+            full = weight.gather(weight.shard.detach(), self._group)
+            if wanted:
+                states.update(dict.fromkeys(names[weight.shard], full.to("cpu", copy=True)))
+        for name in [name for name in states if name.startswith(prefix)]:
+            if not wanted:
+                del states[name]
+            elif isinstance(states[name], Tensor):
+                states[name] = states[name].detach().cpu()
+        return states
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the shards of this rank from a state dict.
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state dict with unsharded parameters, of the module or of any wrapper.
 
-        The state dict must be one that `state_dict` returned on the same rank, with the same number
-        of ranks.
+        All ranks must load the same one. Each keeps its shards.
+
+        Raises:
+            TypeError: if the argument `assign` is True.
         """
-        return self.module.load_state_dict(*args, **kwargs)
+        self._refuse_assign(kwargs.get("assign", len(args) > 1 and args[1]))
+        return super().load_state_dict(self._with_shards(state_dict, ""), *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self._refuse_assign(args[0].get("assign_to_params_buffers"))
+        state_dict.update(self._with_shards(state_dict, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _refuse_assign(self, assign: bool | None) -> None:
+        if assign:
+            raise TypeError("FSDP cannot load with assign=True, which would replace its shards")
+
+    def _with_shards(self, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+        """Replace the unsharded weights in a state dict by the shards of this rank."""
+        changed = OrderedDict(state_dict)
+        if hasattr(state_dict, "_metadata"):
+            changed._metadata = state_dict._metadata  # type: ignore[attr-defined]
+        weights = {weight.shard: weight for weight in self._weights}
+        for name, p in self.module.named_parameters(remove_duplicate=False):
+            for key in (f"{prefix}{name}", f"{prefix}module.{name}"):
+                if p in weights and key in changed and changed[key].shape == weights[p].shape:
+                    changed[key] = weights[p].piece_of(changed[key])
+        return changed
+
+    def optimizer_state_dict(self, optimizer: Optimizer, to: int | None = None) -> dict[str, Any]:
+        """Return the state of an optimizer of `parameters()`, unsharded, with tensors on the CPU.
+
+        The result is that of an optimizer of the unwrapped module, which can load it. So can
+        `load_optimizer_state_dict`, with any number of ranks. All ranks must call this method. If
+        `to` is a rank, "state" is empty on the others.
+
+        Raises:
+            RuntimeError: as `gather_full_parameters`.
+        """
+        self._meetings.meet(self._group, "optimizer_state_dict()")
+        wanted = to is None or to == self._group.rank()
+        states = optimizer.state_dict()
+        unsharded: dict[int, dict[str, Any]] = {}
+        for index, weight, values in self._optimizer_states(optimizer, states):
+            whole = {}
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    if weight is not None and value.shape == weight.shard.shape:
+                        value = weight.gather(value, self._group)
+                    value = value.to("cpu", copy=True) if wanted else None
+                whole[name] = value
+            unsharded[index] = whole
+        return {**states, "state": unsharded if wanted else {}}
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Load unsharded state into an optimizer of `parameters()`. Each rank keeps its shards.
+
+        The state dict is of `optimizer_state_dict`, with any number of ranks, or of an optimizer of
+        the unwrapped module, with the same parameters in the same order.
+        """
+        pieces = {}
+        for index, weight, values in self._optimizer_states(optimizer, state_dict):
+            pieces[index] = {
+                name: weight.piece_of(value)
+                if weight is not None and isinstance(value, Tensor) and value.shape == weight.shape
+                else value
+                for name, value in values.items()
+            }
+        optimizer.load_state_dict({**state_dict, "state": pieces})
+
+    def _optimizer_states(
+        self, optimizer: Optimizer, states: dict[str, Any]
+    ) -> Iterator[tuple[int, ShardedWeight | None, dict[str, Any]]]:
+        """Yield the index, the sharded weight, if it is one, and the state of each parameter."""
+        weights = {weight.shard: weight for weight in self._weights}
+        for group, saved in zip(optimizer.param_groups, states["param_groups"], strict=True):
+            for parameter, index in zip(group["params"], saved["params"], strict=True):
+                if index in states["state"]:
+                    yield index, weights.get(parameter), states["state"][index]
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        shards = {weight.shard for weight in self._weights}
+        pieces = [p.grad for p in shards if p.grad is not None]
+        replicated = [p.grad for p in self.parameters() if p.grad is not None and p not in shards]
+        device = next(self.parameters()).device
+        norms = [_norm(grads, norm_type, device) for grads in (pieces, replicated)]
+        largest = math.isinf(norm_type)
+        powers = norms if largest else [norm**norm_type for norm in norms]
+        dist.all_reduce(
+            powers[0], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group
+        )
+        total = torch.maximum(*powers) if largest else (powers[0] + powers[1]) ** (1 / norm_type)
+        if error_if_nonfinite and not total.isfinite():
+            raise RuntimeError(f"the norm of the gradients must be finite, got {total.item()}")
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for grad in (*pieces, *replicated):
+            grad.mul_(scale.to(grad.dtype))
+        return total.to(torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "an FSDP wrapper cannot be copied or pickled, because its hooks share the shards; load "
+            "its state_dict() into another module, or copy the tensors of parameters()"
+        )
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    def _before_forward(self, layer: Layer, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _run(self, inputs: Any, kwargs: Any) -> Any:
+        if self.compute_dtype is not None:
+            inputs, kwargs = map_tensors(self._cast, (inputs, kwargs))
+        return self.module(*inputs, **kwargs)
+
+    @torch.compiler.disable
+    def _begin_forward(self) -> None:
+        self._release_all()
+        super()._begin_forward()
+        for weight in self._weights:
+            weight.drop_zeroed_gradient()
+        if self._copies:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [copy.unsharded for copy in self._copies],
+                    [copy.shard for copy in self._copies],
+                )
+        self._expected, self._order = self._order, []
+        self._forward_order.begin()
+        self._collectives = 0
+        self._open = True
+
+    @torch.compiler.disable
+    def _end_forward(self, output: Any) -> None:
+        self._forward_order.end(self._group)
+        self._open = False
+        super()._end_forward(output)
+
+    @torch.compiler.disable
+    def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        layer = self._layers[index]
         if layer.weights:
-            self._gather(layer, self._next_layers(layer))
-            if layer.frozen and torch.is_grad_enabled() and not _in_backward():
-                self._release_after_backward(layer, args, kwargs)
+            self._gather(index, self._next_layers(index))
+            if layer.frozen and torch.is_grad_enabled() and not in_backward():
+                self._release_after_backward(index, args, kwargs)
         for parameter in layer.parameters:
             parameter.show_unsharded()
         if self.compute_dtype is not None:
-            args = tuple(map(self._cast, args))
-            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+            args, kwargs = map_tensors(self._cast, (args, kwargs))
         return args, kwargs
 
-    def _next_layers(self, layer: Layer) -> list[Layer]:
-        """Return the layers to prefetch when the forward of `layer` starts.
+    def _next_layers(self, index: int) -> list[int]:
+        """Return the layers to prefetch when the forward of a layer starts.
 
         The forward may be a recomputation in backward (activation checkpointing).
         """
-        if _in_backward():
+        layer = self._layers[index]
+        if in_backward():
             after = layer.position + 1
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
+        self._forward_order.visit(self._group, index)
         layer.position = len(self._order)
-        self._order.append(layer)
+        self._order.append(index)
         expected = self._expected[layer.position : layer.position + PREFETCH_LAYERS + 1]
-        return expected[1:] if expected[:1] == [layer] else []
+        return expected[1:] if expected[:1] == [index] else []
 
-    def _after_forward(self, layer: Layer, out: Any) -> None:
+    @torch.compiler.disable
+    def _after_forward(self, index: int, _: nn.Module, args: Any, out: Any) -> None:
+        layer = self._layers[index]
         for parameter in layer.parameters:
             parameter.show_shard()
-        if _in_backward():
+        if not layer.weights:
+            return
+        if in_backward():
             order, at = self._backward_order or self._order, self._backward_at
             keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
         else:
             # Keep the last layer of forward, because backward starts with it.
             order = self._order
-            keep = torch.is_grad_enabled() and self._expected[-1:] == [layer]
-        hook = partial(self._before_backward, order, layer.position)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.requires_grad and layer.weights:
+            keep = torch.is_grad_enabled() and self._expected[-1:] == [index]
+        hook = weak_hook(self._before_backward, order, layer.position)
+        tensors = tensors_in(out)
+        for tensor in tensors:
+            if tensor.requires_grad:
                 tensor.register_hook(hook)
-        if not keep:
+        # If the output hides its tensors, no hook can gather the layer before its backward.
+        if not keep and (tensors or not torch.is_grad_enabled()):
             for weight in layer.weights:
                 weight.release()
 
-    def _before_backward(self, order: list[Layer], position: int, grad: Tensor) -> None:
+    def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
+        self._notice_backward()
+        self._open = True
+        self._backward_layers.visit(self._group, order[position])
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
 
-    def _gather(self, layer: Layer, ahead: list[Layer]) -> None:
-        gather_weights(layer.weights, self._group)
-        for other in ahead:
-            gather_weights(other.weights, self._group)
-        for weight in layer.weights:
+    def _gather(self, index: int, ahead: list[int]) -> None:
+        for each in (index, *ahead):
+            self._collectives += gather_weights(self._layers[each].weights, self._group)
+        for weight in self._layers[index].weights:
             weight.wait()
 
-    def _on_gradient(self, layer: Layer, weight: ShardedWeight, unsharded: Tensor) -> None:
-        assert unsharded.grad is not None
-        if unsharded.grad.layout is not torch.strided:
+    def _begin_backward(self) -> None:
+        self._backward_layers.begin()
+        for weight in self._weights:
+            weight.drop_zeroed_gradient()
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
             raise RuntimeError(
-                f"gradients must be dense, got {unsharded.grad.layout} of shape "
-                f"{tuple(unsharded.shape)}; build the embedding with sparse=False"
+                f"gradients must be dense, got {parameter.grad.layout} of shape "
+                f"{tuple(parameter.shape)}; build the embedding with sparse=False"
             )
+        hooked = self._hooked[index]
+        if hooked is None:  # a replicated parameter
+            return
+        layer, weight = self._layers[hooked[0]], hooked[1]
         # One operation computes the gradient of a weight and the gradient of the layer input, so
         # backward does not need the weight any more.
         weight.release()
-        # The weight is already in the list if an earlier backward used only a part of the layer.
-        if weight not in layer.arrived:
-            layer.arrived.append(weight)
-        if len(layer.arrived) == len(layer.reduced):
-            self._reduce(layer)
+        if self._synchronizing:
+            layer.arrived.add(weight)
+            if len(layer.arrived) == len(layer.reduced):
+                self._reduce(layer)
 
-    def _release_after_backward(self, layer: Layer, args: Any, kwargs: Any) -> None:
+    def _release_after_backward(self, index: int, args: Any, kwargs: Any) -> None:
         """Let backward free the frozen weights of a layer when it does not need them any more.
 
         Frozen weights are needed until the gradients of the layer's inputs are ready. A weight that
         is trained is freed when its own gradient is ready, but a frozen weight has no gradient. The
         hooks are added to the inputs that require a gradient.
         """
-        inputs = [
-            tensor
-            for tensor in tree_leaves((args, kwargs))
-            if isinstance(tensor, Tensor) and tensor.requires_grad
-        ]
+        inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         awaited = {id(tensor) for tensor in inputs}
-
-        def release(key: int, grad: Tensor) -> None:
-            awaited.discard(key)
-            if not awaited:
-                for weight in layer.frozen:
-                    weight.release()
-
         for tensor in inputs:
-            tensor.register_hook(partial(release, id(tensor)))
+            tensor.register_hook(weak_hook(self._release_frozen, index, awaited, id(tensor)))
+
+    def _release_frozen(self, index: int, awaited: set[int], key: int, grad: Tensor) -> None:
+        awaited.discard(key)
+        if not awaited:
+            for weight in self._layers[index].frozen:
+                weight.release()
 
     def _reduce(self, layer: Layer) -> None:
-        if layer.arrived:
-            self._reductions += reduce_gradients(layer.arrived, self._group)
-            layer.arrived = []
+        layer.arrived.clear()
+        weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
+        started = reduce_gradients(weights, self._group)
+        self._reductions += started
+        self._collectives += len(started)
         while len(self._reductions) > MAX_REDUCE_SCATTERS:
             self._reductions.popleft().finish()
+
+    def _complete(self) -> None:
+        self._end_layers()
+        for weight in self._weights:
+            weight.drop_zeroed_gradient()
+        for layer in self._layers:
+            self._reduce(layer)  # for layers in which some weights were not used
+        while self._reductions:
+            self._reductions.popleft().finish()
+        self._take_gradients_of_copies()
+        self._average_replicated()
+        self._release_all()
+
+    def _accumulate(self) -> None:
+        self._end_layers()
+        self._take_gradients_of_copies()
+        for weight in self._weights:
+            weight.keep_gradient()
+        self._release_all()
+
+    def _end_layers(self) -> None:
+        if self._backward_order:  # not in a step without backward
+            self._backward_layers.end(self._group)
+            self._backward_order = []
+
+    def _progress(self) -> int:
+        return self._collectives
+
+    def _abandon(self) -> None:
+        while self._reductions:
+            self._reductions.popleft().work.wait()
+        for layer in self._layers:
+            layer.arrived.clear()
+        for parameter in (*self._weights, *self._copies):
+            parameter.unsharded.grad = None
+        self._order, self._backward_order = [], []
 
     def _average(self) -> None:
         for bucket in self._buckets:
@@ -434,24 +616,13 @@ class FullyShardedDataParallel(nn.Module):
         for copy in self._copies:
             copy.show_shard()
 
-    def _check_trained(self) -> None:
-        changed = {w.shard for w in self._weights if w.shard.requires_grad != w.trained}
-        if changed:
-            names = [name for name, p in self.module.named_parameters() if p in changed]
-            raise RuntimeError(
-                "requires_grad must not change after the model was wrapped, but it did for "
-                f"{', '.join(names)}; set it before wrapping"
-            )
-
-    def _cast(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(self.compute_dtype)
-        return value
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.compute_dtype) if tensor.is_floating_point() else tensor
 
 
-def _in_backward() -> bool:
-    """Return True while this thread runs a backward pass.
-
-    A forward that runs during backward is a recomputation of activation checkpointing.
-    """
-    return torch._C._current_graph_task_id() != -1
+def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """Return the norm of all gradients together, in float64, 0 if there are none."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch.stack(torch._foreach_norm(gradients, norm_type)).double()
+    return torch.linalg.vector_norm(norms, norm_type)

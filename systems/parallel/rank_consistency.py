@@ -14,34 +14,54 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_calls = 0  # of check_agreement so far; the largest number of all ranks
 
-def check_agreement(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
+
+def check_agreement(
+    named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup, refusal: str | None = None
+) -> int:
     """Check that all ranks have the same tensors. The values of the tensors may differ.
 
     Names, order, shapes, strides, dtypes and requires_grad are compared with those of rank 0. All
     ranks of the group must call this function. If all ranks agree, the only communication is an
-    all-gather of 32 bytes per rank.
+    all-gather of 40 bytes per rank.
+
+    Args:
+        refusal: why this rank cannot use its tensors, if it cannot.
+
+    Returns:
+        A number that this function has not returned before, the same on all ranks.
 
     Raises:
-        ValueError: on all ranks, if any rank differs; the message names the first difference of
-            each rank that differs.
+        ValueError: on all ranks, if any rank differs or refuses; the message names the first
+            difference of each rank that differs.
     """
+    global _calls
     tensors = list(named)
     mine = [_description(name, tensor) for name, tensor in tensors]
-    digest = hashlib.sha256("\n".join(mine).encode()).digest()
+    digest = hashlib.sha256("\n".join([str(refusal), *mine]).encode()).digest()
     device = tensors[0][1].device if tensors else torch.device("cpu")
     if "nccl" in dist.get_backend(group):  # NCCL needs GPU tensors
         device = torch.device("cuda", torch.cuda.current_device())
-    own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
-    digests = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(digests, own, group=group)
-    if len({bytes(digest.tolist()) for digest in digests}) == 1:
-        return
+    content = digest + _calls.to_bytes(8, "little")
+    own = torch.tensor(list(content), dtype=torch.uint8, device=device)
+    gathered = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(gathered, own, group=group)
+    contents = [bytes(other.tolist()) for other in gathered]
+    number = max(int.from_bytes(other[32:], "little") for other in contents)
+    _calls = number + 1
+    if refusal is None and len({other[:32] for other in contents}) == 1:
+        return number
     by_rank: list[Any] = [None] * group.size()
-    dist.all_gather_object(by_rank, mine, group=group)
-    first = by_rank[0]
+    dist.all_gather_object(by_rank, (refusal, mine), group=group)
+    refusals = {why: rank for rank, (why, _) in reversed(list(enumerate(by_rank))) if why}
+    if refusals:
+        raise ValueError("; ".join(f"rank {rank}: {why}" for why, rank in refusals.items()))
+    first = by_rank[0][1]
     differences = [
-        _difference(rank, theirs, first) for rank, theirs in enumerate(by_rank) if theirs != first
+        _difference(rank, theirs, first)
+        for rank, (_, theirs) in enumerate(by_rank)
+        if theirs != first
     ]
     raise ValueError(f"all ranks must have the same tensors: {'; '.join(differences)}")
 

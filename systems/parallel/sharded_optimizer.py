@@ -29,8 +29,10 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.parallel.collectives import group_or_world, is_gloo_only
+from systems.parallel.collectives import GroupOf, is_gloo_only
 from systems.parallel.rank_consistency import check_agreement
+from systems.parallel.rank_meetings import Meetings
+from systems.parallel.wrapper import refusal_of
 
 # Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
 # large enough to use the full bandwidth of the network. On two H200s, an all-reduce nearly does so
@@ -148,8 +150,9 @@ class ShardedOptimizer(Optimizer):
             a part of its parameters. So it must update each parameter independently, unlike LBFGS.
 
     Raises:
-        ValueError: on all ranks, if parameters differ across ranks; the message names the rank and
-            the difference.
+        ValueError: on all ranks, if parameters differ across ranks, or are shards of an FSDP
+            wrapper, whose optimizer state is sharded already; the message names the rank and the
+            difference.
         RuntimeError: if there is no process group.
     """
 
@@ -161,15 +164,20 @@ class ShardedOptimizer(Optimizer):
         process_group: dist.ProcessGroup | None = None,
         **kwargs: Any,
     ):
-        self._group = group_or_world(process_group)
+        self._group_of = GroupOf(process_group)
         self._make = lambda groups: optimizer_cls(groups, **kwargs)
         self._chunks: list[_Chunk] = []
+        self._meetings: Meetings | None = None
         self._loads = [0] * self._group.size()
         self._placed = 0  # number of parameter groups whose parameters have owners
         self._constructed = False
         super().__init__(params, dict(self._make([{"params": []}]).defaults))
         self._constructed = True
         self._share_out()
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._group_of()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group. All ranks must add the same group."""
@@ -183,7 +191,8 @@ class ShardedOptimizer(Optimizer):
         for g, group in enumerate(groups, first):
             numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
             named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
-        check_agreement(named, self._group)
+        number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
+        self._meetings = self._meetings or Meetings(str(number))
         parameters = [parameter for _, parameter in named]
         owners = balance([parameter.nbytes for parameter in parameters], self._loads)
         shares: list[list[Tensor]] = [[] for _ in self._loads]
@@ -253,7 +262,15 @@ class ShardedOptimizer(Optimizer):
         ShardedOptimizer with any number of ranks. All ranks must call this method. The result has
         the keys "state" and "param_groups", and its tensors are on the CPU. If `to` is a rank,
         "state" is empty on the others.
+
+        Raises:
+            RuntimeError: if a rank does not call it within the timeout of the process group. A
+                warning names the missing ranks after 5 s.
         """
+        assert self._meetings is not None
+        self._meetings.meet(self._group, "state_dict() of the optimizer")
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
         groups = [
@@ -266,7 +283,10 @@ class ShardedOptimizer(Optimizer):
         for rank in range(self._group.size()):
             of_rank = self._broadcast_state(rank, parameters, place, wanted)
             state.update(of_rank if wanted else {})
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        whole = {"state": dict(sorted(state.items())), "param_groups": groups}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            whole = after(self, whole) or whole
+        return whole
 
     def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
@@ -315,6 +335,9 @@ class ShardedOptimizer(Optimizer):
             ValueError: if the state dict has another number of parameter groups than this
                 optimizer, or a group has another number of parameters.
         """
+        state_dict = state_dict.copy()  # shallow, as torch's optimizers do for their hooks
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         saved = state_dict["param_groups"]
         given, valid = ([len(g["params"]) for g in groups] for groups in (saved, self.param_groups))
         if given != valid:
@@ -344,6 +367,13 @@ class ShardedOptimizer(Optimizer):
         for chunk in self._chunks:
             if chunk.optimizer is not None:
                 chunk.optimizer.state = self.state
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a ShardedOptimizer cannot be copied or pickled; load its state_dict() into another one"
+        )
 
     def _in_order(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]

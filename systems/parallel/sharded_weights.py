@@ -18,6 +18,10 @@ from torch.distributed.distributed_c10d import ReduceScatterOptions
 from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supports_average
 
 
+# These modules of torch compute with weights of submodules that they do not call.
+WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
 
@@ -36,6 +40,10 @@ class FSDPParameter:
     ):
         self.shard, self.unsharded, self.places = shard, unsharded, places
         self.show_shard()
+
+    def follow(self) -> None:
+        """Freeze or thaw the unsharded form as the shard was."""
+        self.unsharded.requires_grad_(self.shard.requires_grad)
 
     def show_shard(self) -> None:
         for module, name in self.places:
@@ -63,16 +71,16 @@ class ShardedWeight(FSDPParameter):
     ):
         self.shape, self.numel = weight.shape, weight.numel()
         self.width = -(-self.numel // group.size())  # number of elements of a shard with padding
-        start = min(group.rank() * self.width, self.numel)
-        piece = weight.detach().reshape(-1)[start : start + self.width]
-        shard = piece.to(master_dtype(weight), copy=True)
+        self.start = min(group.rank() * self.width, self.numel)
+        shard = self.piece_of(weight.detach()).to(master_dtype(weight), copy=True)
         self.flat = torch.empty(group.size() * self.width, dtype=dtype, device=weight.device)
         # A gather writes the same values into `flat` again while autograd has the weight saved.
         # `.data` has a separate version counter, so autograd does not report a modification.
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
         self.gathering: Gather | None = None  # all-gather in flight
-        self.trained = weight.requires_grad
+        # The gradient of the shard after a backward without synchronization, and its version.
+        self._waits_with: tuple[Tensor, int] | None = None
         super().__init__(
             nn.Parameter(shard, weight.requires_grad),
             nn.Parameter(unsharded, weight.requires_grad),
@@ -95,6 +103,39 @@ class ShardedWeight(FSDPParameter):
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
+
+    @torch.no_grad()
+    def keep_gradient(self) -> None:
+        """Keep an unsharded gradient until a later backward or until the shard's is zeroed.
+
+        The gradient of the shard gets zeros if it is None. So `zero_grad` changes it, and
+        `drop_zeroed_gradient` can see that.
+        """
+        if self.unsharded.grad is not None:
+            if self.shard.grad is None:
+                self.shard.grad = torch.zeros_like(self.shard)
+            self._waits_with = self.shard.grad, self.shard.grad._version
+
+    def drop_zeroed_gradient(self) -> None:
+        """Forget the unsharded gradient if the shard's was zeroed since `keep_gradient`."""
+        if self._waits_with is not None:
+            grad, version = self._waits_with
+            if self.shard.grad is not grad or grad._version != version:
+                self.unsharded.grad = None
+            self._waits_with = None
+
+    def piece_of(self, full: Tensor) -> Tensor:
+        """Return the part of this rank of a tensor with the shape of the unsharded weight."""
+        return full.reshape(-1)[self.start : self.start + self.width]
+
+    @torch.no_grad()
+    def gather(self, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return the unsharded tensor whose parts the ranks have. All ranks must call this."""
+        padded = piece.new_zeros(self.width)
+        padded[: piece.numel()] = piece
+        flat = piece.new_empty(group.size() * self.width)
+        start_gather([flat], [padded], group).wait()
+        return flat[: self.numel].view(self.shape)
 
     def release(self) -> None:
         """Free the memory of the unsharded weight.
@@ -127,10 +168,15 @@ class Layer:
     ):
         self.module, self.parameters = module, parameters
         self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
-        self.frozen = [weight for weight in self.weights if not weight.trained]
-        self.reduced = [weight for weight in self.weights if weight.trained and weight in owned]
-        self.arrived: list[ShardedWeight] = []  # subset of `reduced` whose gradients are complete
+        self._owned = [weight for weight in self.weights if weight in owned]
         self.position = 0  # index of the layer in the order of the last forward
+        self.set_trained()
+
+    def set_trained(self) -> None:
+        """Divide the weights into trained and frozen ones, as their shards are now."""
+        self.frozen = [weight for weight in self.weights if not weight.shard.requires_grad]
+        self.reduced = [weight for weight in self._owned if weight.shard.requires_grad]
+        self.arrived: set[ShardedWeight] = set()  # those of `reduced` with complete gradients
 
 
 def find_layers(
@@ -140,7 +186,8 @@ def find_layers(
 ) -> list[Layer]:
     """Divide `root` into layers, each a group of parameters that are gathered together.
 
-    An instance of one of `classes` is one layer together with all of its submodules. A compiled
+    An instance of one of `classes` is one layer together with all of its submodules. So are modules
+    of torch that use weights of their submodules without calling them (`WHOLE`). A compiled
     module, too, is one layer together with all of its submodules, because all of its weights must
     be gathered before it runs. Each other module that directly has parameters is a layer. In
     `by_module`, a module has the parameters that belong directly to it. Modules without any may be
@@ -154,7 +201,11 @@ def find_layers(
             continue
         # Compiled by module.compile(), or by torch.compile(module), which wraps it in a module.
         compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
-        inside = list(module.modules()) if compiled or isinstance(module, classes) else [module]
+        inside = (
+            list(module.modules())
+            if compiled or isinstance(module, (*WHOLE, *classes))
+            else [module]
+        )
         taken.update(inside)
         parameters = list(dict.fromkeys(p for m in inside for p in by_module.get(m, ())))
         if parameters:
@@ -164,8 +215,10 @@ def find_layers(
 
 
 @torch.no_grad()
-def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> None:
+def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> int:
     """Start to all-gather a layer's weights that are not gathered yet, in one collective per dtype.
+
+    Returns the number of collectives.
 
     This function also allocates the memory of the unsharded weights. To wait for the results, call
     `wait` of each weight.
@@ -199,6 +252,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> No
         gathering = start_gather(outputs, inputs, group)
         for weight in alike:
             weight.gathering = gathering
+    return len(by_dtype)
 
 
 class Reduction(NamedTuple):

@@ -1,0 +1,148 @@
+"""Let ranks agree outside their collectives, over the key-value store of the process group.
+
+Ranks that call different collectives hang, or mix tensors that do not belong together. The store
+still works then, so it can tell which rank does something else, and what.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+PATIENCE_S = 5.0  # time until a rank that waits for others says so, in seconds
+
+
+class Meetings:
+    """Points that all ranks of a group must reach.
+
+    Args:
+        name: the same on all ranks, and different for each object.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._count = 0  # number of meetings so far
+        self._posted: list[str] = []  # keys of this object that no rank will need after a meeting
+
+    def meet(self, group: dist.ProcessGroup, what: str, value: str = "") -> None:
+        """Wait until all ranks call this function, with the same arguments.
+
+        Raises:
+            RuntimeError: if the arguments of the ranks differ, or if a rank has not come when the
+                timeout of the process group expires. The message names the ranks. A warning names
+                the ranks that are missing after 5 s.
+        """
+        store, rank, ranks = _get_default_store(), group.rank(), range(group.size())
+        key = self._key(group, self._count)
+        self._count += 1
+        store.set(f"{key}/{rank}", f"{what}: {value}" if value else what)
+        if store.add(f"{key}/arrived", 1) == group.size():
+            store.set(f"{key}/all", "")
+            for old in self._posted:
+                store.delete_key(old)
+        else:
+            self._wait(store, key, what, group)
+        words = [store.get(f"{key}/{other}").decode() for other in ranks]
+        self._posted = [f"{key}/arrived", f"{key}/all", *(f"{key}/{other}" for other in ranks)]
+        if len(set(words)) > 1:
+            _refuse(words)
+
+    def post(self, group: dist.ProcessGroup, place: str, value: str) -> None:
+        """Tell the other ranks a value without waiting for them.
+
+        Raises:
+            RuntimeError: if the first rank that posted at this place had another value.
+        """
+        store, rank = _get_default_store(), group.rank()
+        key = self._key(group, place)
+        self._posted.append(key)
+        first = store.compare_set(key, "", f"{rank} {value}").decode()
+        there, theirs = first.split(" ", 1)
+        if theirs != value:
+            raise RuntimeError(
+                f"ranks must do the same, but rank {rank} is at '{value}' and rank {there} at "
+                f"'{theirs}'"
+            )
+
+    def _key(self, group: dist.ProcessGroup, place: object) -> str:
+        return f"systems/{group.group_name}/{self.name}/{place}"
+
+    def _wait(self, store: dist.Store, key: str, what: str, group: dist.ProcessGroup) -> None:
+        rank = group.rank()
+        try:
+            store.wait([f"{key}/all"], timedelta(seconds=PATIENCE_S))
+            return
+        except RuntimeError:  # the message of the store says only that the time is over
+            missing = [r for r in range(group.size()) if not store.check([f"{key}/{r}"])]
+        words = f"rank {rank} waits in '{what}' for ranks {missing}; all ranks must get there"
+        warnings.warn(words, stacklevel=4)
+        try:
+            store.wait([f"{key}/all"], store.timeout)
+        except RuntimeError as error:
+            raise RuntimeError(f"{words}, and they did not in {store.timeout}") from error
+
+
+class LayerOrder:
+    """Checks that all ranks run the same layers in the same order, in each pass of a kind.
+
+    A pass is a forward or a backward. A rank that runs the layers of its previous pass again does
+    not communicate. A rank that runs another layer waits until all ranks say that they run this
+    layer now. For the rest of the pass, and for the whole first pass, each layer takes one message
+    to the store, some 0.1 ms.
+    """
+
+    def __init__(self, meetings: Meetings, kind: str, names: Sequence[str]):
+        self._meetings, self._kind, self._names = meetings, kind, names
+        self._passes = 0
+        self._expected: list[int] | None = None  # layers of the previous pass
+        self._visited: list[int] = []
+        self._known = False  # all ranks know that this pass differs from the previous one
+
+    def begin(self) -> None:
+        self._passes += 1
+        self._visited = []
+        self._known = self._expected is None
+
+    def visit(self, group: dist.ProcessGroup, layer: int) -> None:
+        """Check the next layer of the pass, given by its index in `names`.
+
+        Raises:
+            RuntimeError: if another rank runs another layer; the message names both.
+        """
+        at = len(self._visited)
+        self._visited.append(layer)
+        expected = self._expected
+        if self._known or expected is None or at >= len(expected) or expected[at] != layer:
+            self._tell(group, at, f"layer {self._names[layer]}")
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """Check that no rank runs a further layer in this pass.
+
+        Raises:
+            RuntimeError: if a rank does; the message names the rank and the layer.
+        """
+        at = len(self._visited)
+        if self._known or self._expected is None or at < len(self._expected):
+            self._tell(group, at, "the end")
+        self._expected = self._visited
+
+    def _tell(self, group: dist.ProcessGroup, at: int, step: str) -> None:
+        if self._known:
+            self._meetings.post(
+                group, f"{self._kind}{self._passes}/{at}", f"{step} of {self._kind}"
+            )
+            return
+        self._known = True
+        before = self._expected[at] if self._expected and at < len(self._expected) else None
+        usual = "the end" if before is None else f"layer {self._names[before]}"
+        self._meetings.meet(group, f"{step} of {self._kind}, which was {usual} before")
+
+
+def _refuse(words: list[str]) -> NoReturn:
+    by_rank = (f"rank {rank} is at '{word}'" for rank, word in enumerate(words))
+    raise RuntimeError(f"ranks must do the same, but {', '.join(by_rank)}")

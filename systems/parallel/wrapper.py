@@ -1,0 +1,437 @@
+"""Base class of the DDP and FSDP wrappers: it owns their hooks, their state and the order of a step.
+
+    forward     begin: refuse or repair what an unfinished step left, broadcast buffers
+                run the module
+                end: hook the outputs, so that the wrapper notices when backward starts and ends
+    backward    a hook of each parameter tells that its gradient is complete
+                at the end, finish the averages of all gradients
+    finish_gradient_synchronization
+                average what backward did not: gradients of `no_sync`, or of a rank without backward
+
+So gradients are averages when backward returns, as with torch's DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from systems.parallel.collectives import GroupOf, broadcast_from_first, broadcast_together
+from systems.parallel.rank_consistency import check_agreement
+from systems.parallel.rank_meetings import Meetings
+
+# parameter -> weak reference to the wrapper that averages its gradient
+_OWNERS: Any = WeakIdKeyDictionary()
+
+
+class DataParallelWrapper(nn.Module):
+    """Base class of the wrappers. Subclasses define how gradients are averaged.
+
+    The constructor overwrites the parameters and buffers of all ranks with those of rank 0. If the
+    module belongs to another DDP wrapper, the new wrapper takes over, and the old one refuses to
+    run.
+
+    Args:
+        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
+            values of rank 0 before each forward that follows a forward in training mode.
+
+    Raises:
+        ValueError: on all ranks, if parameters or buffers differ across ranks, or if the module is
+            or contains a wrapper or belongs to one.
+        RuntimeError: if there is no process group.
+    """
+
+    sharded = False  # whether parameters are shards, so that no other wrapper can take over
+    # Attributes that a copy of the wrapper does not get. `_arrange` makes them again.
+    _not_copied: tuple[str, ...] = ("_hooks", "_trained", "_all_used")
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None,
+        broadcast_buffers: bool,
+    ):
+        super().__init__()
+        self.module = module
+        self._group_of = GroupOf(process_group)
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        number = check_agreement(tensors, self._group, _refusal(module))
+        broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
+        self._meetings = Meetings(str(number))
+        self._broadcasts_buffers = broadcast_buffers
+        self._buffers_differ = False  # a forward in training mode may have changed buffers
+        self._synchronizing = True  # False in `no_sync`
+        self._averaged = False  # a backward has averaged all gradients
+        self._open = False  # a forward or backward has started communication and not ended
+        self._backward: int | None = None  # id of the backward pass in progress
+        self._replaced = False  # another wrapper has taken over the module
+        self._places: list[tuple[dict[str, Any], str, nn.Parameter | None, bool]] = []
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._group_of()
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module and return its output.
+
+        Raises:
+            RuntimeError: if another wrapper has taken over the module, or if the previous step
+                ended with an error at different places on different ranks.
+        """
+        if in_backward():  # a recomputation of activation checkpointing
+            return self._run(inputs, kwargs)
+        self._begin_forward()
+        output = self._run(inputs, kwargs)
+        self._end_forward(output)
+        return output
+
+    def finish_gradient_synchronization(self) -> None:
+        """Finish averaging, so that every `grad` is the mean over all ranks.
+
+        Backward already averages the gradients. This method averages those that were accumulated
+        under `no_sync`, and those of a rank that ran no backward, which contributes zeros. It may
+        be called between backward and the step of the optimizer in any case. All ranks must call
+        it in the same steps.
+
+        A parameter that no rank used keeps `grad` None. On a GPU, the current stream waits for the
+        communication. The host blocks only if this rank has a missing gradient.
+
+        Raises:
+            RuntimeError: if a rank has exited, the timeout has expired or a gradient is sparse.
+        """
+        if not self._averaged:
+            self._arrange_if_changed()
+            self._complete()
+        self._averaged = self._open = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without communication in a `with` block.
+
+        The accumulated gradients are averaged later: in the first backward after the `with` block,
+        or at the latest in `finish_gradient_synchronization`.
+        """
+        before, self._synchronizing = self._synchronizing, False
+        try:
+            yield
+        finally:
+            self._synchronizing = before
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Scale all gradients, so that their norm is at most `max_norm`. Return the norm before.
+
+        Call it after the gradients were averaged. The result is that of
+        `torch.nn.utils.clip_grad_norm_` on one process, and the same on all ranks.
+
+        Raises:
+            RuntimeError: if error_if_nonfinite is True and the norm is NaN or infinite.
+        """
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+
+    # ---- what subclasses define ------------------------------------------------------------------
+
+    def _run(self, inputs: Any, kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    def _arrange(self) -> None:
+        """Prepare for the parameters that are trainable now, and register hooks."""
+        raise NotImplementedError
+
+    def _average(self) -> None:
+        """Replace the gradients of `self._trained`, none of which is None, by their means."""
+        raise NotImplementedError
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        """Handle a gradient that is complete, of `self._trained[index]`."""
+
+    def _begin_backward(self) -> None:
+        """Prepare for a backward pass."""
+
+    def _complete(self) -> None:
+        """Average all gradients that this step has left."""
+        self._average_replicated()
+
+    def _accumulate(self) -> None:
+        """End a backward pass under `no_sync`."""
+
+    def _abandon(self) -> None:
+        """Forget the communication of a step that ended with an error."""
+
+    def _progress(self) -> int:
+        """Return the number of collectives that the step has started."""
+        return 0
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def _begin_forward(self) -> None:
+        if self._replaced:
+            raise RuntimeError(
+                "another wrapper has taken over the module of this one; use the new wrapper"
+            )
+        self._backward = None
+        if self._open:
+            what = "a forward after one that ended with an error"
+            self._meetings.meet(self._group, what, f"{self._progress()} collectives before it")
+            self._abandon()
+            self._open = self._averaged = False
+        if torch.is_grad_enabled():
+            self._arrange_if_changed()
+        if self._buffers_differ and self._synchronizing:
+            buffers = list(_persistent_buffers(self.module))
+            if buffers and self._broadcasts_buffers:
+                broadcast_together(buffers, self._group)
+            self._buffers_differ = False
+        self._buffers_differ |= self.module.training
+
+    @torch.compiler.disable
+    def _end_forward(self, output: Any) -> None:
+        if torch.is_grad_enabled():
+            hook = weak_hook(self._notice_backward)
+            for tensor in tensors_in(output):
+                if tensor.requires_grad and not tensor.is_leaf:
+                    tensor.register_hook(hook)
+
+    def _notice_backward(self, _: Tensor | None = None) -> None:
+        """Let autograd call `_end_backward`. Called by the first hook that runs in a backward pass.
+
+        A hook of an output runs in the outermost pass. A hook of a parameter may run in one that
+        reentrant checkpointing nests in it, so it counts only if no output had a hook.
+        """
+        if self._backward is None:
+            self._backward = torch._C._current_graph_task_id()
+            self._begin_backward()
+            Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._backward = None
+        if not self._synchronizing:
+            self._averaged = False
+            self._accumulate()
+        elif self._open:
+            self._complete()
+            self._averaged = True
+        self._open = False
+
+    def _hook_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Let autograd call `_on_gradient` for each parameter, with its index."""
+        for hook in self.__dict__.get("_hooks", ()):
+            hook.remove()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient, index))
+            for index, parameter in enumerate(parameters)
+        ]
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+
+    def _gradient(self, index: int, parameter: Tensor) -> None:
+        if self._backward is None:
+            self._notice_backward()
+        self._open = True
+        self._on_gradient(index, parameter)
+
+    def _average_replicated(self) -> None:
+        """Replace the gradients of `self._trained` by their means over the ranks.
+
+        A rank without a gradient for a parameter contributes zeros. A parameter that no rank used
+        keeps `grad` None, because with a gradient of zeros, momentum and weight decay would change
+        it. To find these parameters, there is a small all-reduce. To read its result on a GPU, the
+        host must block. Only ranks with a missing gradient do so.
+        """
+        if not self._trained:
+            return
+        missing = [i for i, p in enumerate(self._trained) if p.grad is None]
+        used = self._all_used  # all ones; an all-reduce with MAX does not change them
+        if missing:
+            used = used.clone()
+            used[missing] = 0
+            for i in missing:
+                self._trained[i].grad = torch.zeros_like(self._trained[i])
+        self._average()
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group, async_op=True).wait()
+        if missing:
+            anywhere = used.tolist()
+            for i in missing:
+                if not anywhere[i]:
+                    self._trained[i].grad = None
+
+    # ---- parameters ------------------------------------------------------------------------------
+
+    def _own(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note which parameters are trainable, and take them over from another wrapper."""
+        for parameter in parameters:
+            before = _owner(parameter)
+            if before is not None and before is not self:
+                before._replaced = True
+                _remove(before._hooks)
+            _OWNERS[parameter] = weakref.ref(self)
+        self._places = [
+            (owner._parameters, name, p, p is not None and p.requires_grad)
+            for owner in self.module.modules()
+            for name, p in owner._parameters.items()
+        ]
+
+    def _replicate(self, trained: list[nn.Parameter]) -> None:
+        """Average the gradients of these parameters, which are the same on all ranks."""
+        self._trained = trained
+        device = trained[0].device if trained else torch.device("cpu")
+        self._all_used = torch.ones(len(trained), dtype=torch.uint8, device=device)
+
+    def _arrange_if_changed(self) -> None:
+        """Arrange again if a parameter was frozen, thawed or replaced. All ranks must do the same."""
+        if "_hooks" not in self.__dict__:  # a copy of a wrapper
+            self._arrange()
+        elif any(
+            there.get(name) is not p or (p is not None and p.requires_grad != trained)
+            for there, name, p, trained in self._places
+        ):
+            names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+            what = "a step after parameters were frozen, thawed or replaced"
+            self._meetings.meet(self._group, what, f"{', '.join(names)} are trainable")
+            self._arrange()
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state dict of the wrapped module, with its names without the wrapper.
+
+        A module without the wrapper and any other wrapper can load it.
+        """
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state dict of the module, of any wrapper here, or of torch's DDP.
+
+        All ranks must load the same one.
+        """
+        if not hasattr(self.module, "module") and all(k.startswith("module.") for k in state_dict):
+            state_dict = {k.removeprefix("module."): value for k, value in state_dict.items()}
+        return self.module.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # Called if the wrapper is a part of the module that loads.
+        inside = f"{prefix}module."
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            if not key.startswith(inside) or hasattr(self.module, "module"):
+                state_dict[inside + key.removeprefix(prefix)] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For pickle and deepcopy. A copy averages gradients, too, with hooks of its own.
+        left_out = {*self._not_copied, "_places"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._places = []
+        self._meetings = Meetings(f"{self._meetings.name} copy")
+
+
+def in_backward() -> bool:
+    """Return True while this thread runs a backward pass.
+
+    A forward that runs during backward is a recomputation of activation checkpointing.
+    """
+    return torch._C._current_graph_task_id() != -1
+
+
+def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None]:
+    """Return a hook of a tensor that calls a method while its object exists.
+
+    Python's garbage collector does not see the hooks of a tensor. A hook that refers to an object
+    with the tensor would therefore keep both alive forever.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def hook(tensor: Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args, tensor)
+
+    return hook
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to all tensors in a value, also in dataclasses and nested containers."""
+
+    def apply(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return function(leaf)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)}
+        changed = {name: map_tensors(function, inner) for name, inner in fields.items()}
+        if all(changed[name] is inner for name, inner in fields.items()):
+            return leaf
+        copied = object.__new__(type(leaf))  # a constructor may take other arguments
+        copied.__dict__.update(leaf.__dict__ | changed)
+        return copied
+
+    return tree_map(apply, value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return all tensors in a value, also in dataclasses and nested containers."""
+    if isinstance(value, Tensor):
+        return [value]
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(keep, value)
+    return found
+
+
+def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) -> str | None:
+    """Return why the parameters cannot be used, if another wrapper has sharded or owns them."""
+    for name, parameter in named:
+        owner = _owner(parameter)
+        if owner is not None and (owner.sharded or not sharded_only):
+            verb = "sharded" if owner.sharded else "averaged"
+            return f"{name} is already {verb} by a {type(owner).__name__}"
+        if type(parameter).__name__ == "DTensor" and not sharded_only:
+            return f"{name} is already a DTensor, of FSDP2 or tensor parallelism"
+    return None
+
+
+def _refusal(module: nn.Module) -> str | None:
+    for name, inner in module.named_modules():
+        if isinstance(inner, (DataParallelWrapper, DistributedDataParallel)):
+            where = f"its part {name!r}" if name else "it"
+            return f"the module cannot be wrapped, because {where} is a {type(inner).__name__}"
+    owners = {id(owner): owner for p in module.parameters() if (owner := _owner(p)) is not None}
+    taken_over = all(owner.module is module and not owner.sharded for owner in owners.values())
+    return refusal_of([] if taken_over and owners else module.named_parameters())
+
+
+def _owner(parameter: Tensor) -> DataParallelWrapper | None:
+    reference = _OWNERS.get(parameter)
+    owner: DataParallelWrapper | None = reference() if reference is not None else None
+    return None if owner is not None and owner._replaced else owner
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[Tensor]:
+    for inner in module.modules():
+        for name, buffer in inner._buffers.items():
+            if buffer is not None and name not in inner._non_persistent_buffers_set:
+                if buffer.numel():
+                    yield buffer
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
