@@ -1,0 +1,675 @@
+"""Situations in which data parallel training goes wrong, and the wrappers that go through them.
+
+A situation is a function that trains with a `Run`. It is called on every rank with a wrapper, and
+once in one process, in float64, with the batches of all ranks. Afterwards, both must have the same
+weights. A new situation is one function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from systems.parallel import (
+    BucketedDDP,
+    FlatDDP,
+    FullyShardedDataParallel,
+    NaiveDDP,
+    OverlappedDDP,
+    ShardedOptimizer,
+)
+from tests.systems.parallel.ranks import RankContext
+
+WIDTH = 6
+BATCH = 12  # batch size of all ranks together
+# lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
+ADAM = {"lr": 1e-2, "eps": 1e-2}
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A way to train on several ranks."""
+
+    wrap: Callable[[nn.Module], nn.Module]
+    optimizer: Callable[..., Any] = torch.optim.Adam
+    ours: bool = True
+
+
+def _fsdp2(module: nn.Module) -> nn.Module:
+    for child in module.children():
+        if isinstance(child, (nn.Linear, nn.TransformerEncoderLayer)):
+            fully_shard(child)
+    fully_shard(module)
+    return module
+
+
+def _zero(parameters: Any, **options: Any) -> Any:
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, **options)
+
+
+def _sharded(parameters: Any, **options: Any) -> Any:
+    return ShardedOptimizer(parameters, torch.optim.Adam, **options)
+
+
+def _bucketed(module: nn.Module) -> nn.Module:
+    return BucketedDDP(module, 0.0002)  # two or three weights in a bucket
+
+
+_torch_ddp = partial(DistributedDataParallel, find_unused_parameters=True)
+
+WRAPPERS = {
+    "naive": Wrapper(NaiveDDP),
+    "flat": Wrapper(FlatDDP),
+    "overlapped": Wrapper(OverlappedDDP),
+    "bucketed": Wrapper(_bucketed),
+    "sharded_optimizer": Wrapper(_bucketed, _sharded),
+    "fsdp": Wrapper(FullyShardedDataParallel),
+    "torch_ddp": Wrapper(_torch_ddp, ours=False),
+    "torch_zero": Wrapper(_torch_ddp, _zero, ours=False),
+    "torch_fsdp2": Wrapper(_fsdp2, ours=False),
+}
+
+
+class Failed(Exception):
+    """Raised in the middle of forward or backward."""
+
+
+class Net(nn.Module):
+    """Three layers, the second of which may be replaced. `at_middle` sees its output."""
+
+    def __init__(self, middle: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.middle = middle or nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 1)
+        self.at_middle: Callable[[Tensor], Any] = lambda x: x
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.middle(torch.tanh(self.first(x)))
+        self.at_middle(x)
+        return self.last(torch.tanh(x))
+
+
+class Run:
+    """Training on this rank, or in one process with the batches of all ranks if `wrapper` is None.
+
+    `made` is the unwrapped module as it was made; `model` is what runs.
+    """
+
+    def __init__(self, here: RankContext, wrapper: Wrapper | None):
+        self.here, self.wrapper = here, wrapper
+        self.alone = wrapper is None
+        self.norms: list[Tensor] = []
+
+    def make(self, build: Callable[[], nn.Module] = Net, freeze: str | None = None) -> None:
+        torch.manual_seed(0)
+        self.made: Any = build()
+        if freeze is not None:
+            self.made.get_submodule(freeze).requires_grad_(False)
+        self.made.to(self.here.device)
+        if self.alone:
+            self.made.double()
+        self.use(self.made if self.wrapper is None else self.wrapper.wrap(self.made))
+
+    def use(self, model: nn.Module) -> None:
+        """Train this model from now on."""
+        self.model: Any = model
+        make = torch.optim.Adam if self.wrapper is None else self.wrapper.optimizer
+        self.optimizer = make(model.parameters(), **ADAM)
+
+    def shares(self, step: int) -> list[Tensor]:
+        """Return the inputs of this rank, or those of all ranks if there is one process."""
+        size = self.here.world_size
+        x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step))
+        shares = x.to(self.here.device).chunk(size)
+        return [s.double() for s in shares] if self.alone else [shares[self.here.rank]]
+
+    def losses(self, step: int, of: Callable[[Any, Tensor], Tensor] | None = None) -> list[Tensor]:
+        """Run forward: one loss, or one of each rank if there is one process.
+
+        In one process, buffers keep the values after the first rank's part.
+        """
+        of = of or (lambda model, x: F.mse_loss(model(x), x[:, :1]))
+        losses = []
+        for x in self.shares(step):
+            losses.append(of(self.model, x))
+            if len(losses) == 1:
+                kept = [(buffer, buffer.clone()) for buffer in self.made.buffers()]
+        for buffer, value in kept:
+            buffer.data.copy_(value)  # autograd may have saved the buffer
+        return losses
+
+    def backward(self, step: int, of: Any = None, scale: float = 1.0) -> None:
+        for loss in self.losses(step, of):
+            (loss * scale / (self.here.world_size if self.alone else 1)).backward()
+
+    def finish(self) -> None:
+        if hasattr(self.model, "finish_gradient_synchronization"):
+            self.model.finish_gradient_synchronization()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def train(self, step: int, of: Any = None) -> None:
+        self.zero_grad()
+        self.backward(step, of)
+        self.finish()
+        self.optimizer.step()
+
+    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
+        if hasattr(self.model, "no_sync"):
+            return self.model.no_sync()
+        if hasattr(self.model, "set_requires_gradient_sync"):
+            return self._no_sync_of_fsdp2()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _no_sync_of_fsdp2(self) -> Iterator[None]:
+        self.model.set_requires_gradient_sync(False)
+        yield
+        self.model.set_requires_gradient_sync(True)
+
+    def clip(self, max_norm: float) -> None:
+        if hasattr(self.model, "clip_grad_norm_"):
+            norm = self.model.clip_grad_norm_(max_norm)
+        else:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self.norms.append(_whole(norm).double())
+
+    def values(self) -> dict[str, Tensor]:
+        """Return the weights, unsharded, the buffers and the norms, by name."""
+        if isinstance(self.model, FullyShardedDataParallel):
+            named = self.model.state_dict()
+        else:
+            named = {n.removeprefix("module."): v for n, v in self.model.state_dict().items()}
+        named = {name: _whole(value).detach().double().cpu() for name, value in named.items()}
+        return named | {f"norm {i}": norm.cpu() for i, norm in enumerate(self.norms)}
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> None:
+    """Run the situation with a wrapper and in one process, and compare the weights."""
+    ours, alone = Run(here, WRAPPERS[name]), Run(here, None)
+    situation(ours)
+    situation(alone)
+    actual, expected = ours.values(), alone.values()
+    assert actual.keys() == expected.keys(), (actual.keys(), expected.keys())
+    for key, value in expected.items():
+        torch.testing.assert_close(
+            actual[key], value, atol=here.tolerance, rtol=here.tolerance,
+            msg=lambda m, key=key: f"{key}: {m}",
+        )  # fmt: skip
+
+
+# ---- a step that was not finished ----------------------------------------------------------------
+
+
+def plain(run: Run) -> None:
+    run.make()
+    for step in range(3):
+        run.train(step)
+
+
+def finish_is_forgotten(run: Run) -> None:
+    run.make()
+    for step in range(3):
+        run.zero_grad()
+        run.backward(step)
+        run.optimizer.step()
+
+
+def skipped_batch(run: Run, set_to_none: bool = True, finish: bool = False) -> None:
+    run.make()
+    run.train(0)
+    run.zero_grad(set_to_none)
+    run.backward(1)
+    run.zero_grad(set_to_none)
+    if finish:
+        run.finish()
+    run.backward(2)
+    run.finish()
+    run.optimizer.step()
+    run.train(3)
+
+
+def zeroed_between_forward_and_backward(run: Run) -> None:
+    run.make()
+    for step in range(3):
+        losses = run.losses(step)
+        run.zero_grad()
+        for loss in losses:
+            (loss / len(losses)).backward()
+        run.finish()
+        run.optimizer.step()
+
+
+def exception_in_forward(run: Run) -> None:
+    run.make()
+
+    def fail(x: Tensor) -> None:
+        raise Failed
+
+    for step in range(4):
+        run.made.at_middle = fail if step % 2 else lambda x: None
+        with contextlib.suppress(Failed):
+            run.train(step)
+
+
+def exception_in_backward(run: Run, set_to_none: bool = True) -> None:
+    run.make()
+
+    def fail(grad: Tensor) -> None:
+        raise Failed
+
+    for step in range(4):
+        run.made.at_middle = (lambda x: x.register_hook(fail)) if step % 2 else lambda x: None
+        run.zero_grad(set_to_none)
+        try:
+            run.backward(step)
+        except Failed:
+            continue
+        run.finish()
+        run.optimizer.step()
+
+
+def accumulated(run: Run, quiet: bool) -> None:
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        for part in range(3):
+            with run.no_sync() if quiet and part < 2 else contextlib.nullcontext():
+                run.backward(3 * step + part)
+        run.finish()
+        run.optimizer.step()
+
+
+def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
+    run.make()
+    run.train(0)
+    run.zero_grad(set_to_none)
+    with run.no_sync():
+        run.backward(1)
+    run.zero_grad(set_to_none)
+    run.backward(2)
+    run.finish()
+    run.optimizer.step()
+
+
+def two_forwards_one_backward(run: Run) -> None:
+    run.make()
+    for step in range(2):
+        run.train(step, lambda model, x: F.mse_loss(model(x), model(2 * x)))
+
+
+def two_backwards_of_one_forward(run: Run) -> None:
+    run.make()
+    run.zero_grad()
+    losses = run.losses(0)
+    for loss in losses * 2:
+        (loss / len(losses)).backward(retain_graph=True)
+    run.finish()
+    run.optimizer.step()
+
+
+def evaluated_between_steps(run: Run) -> None:
+    run.make(lambda: Net(nn.BatchNorm1d(WIDTH)))
+    for step in range(3):
+        run.train(step)
+        run.model.eval()
+        with torch.no_grad():
+            run.losses(100 + step)
+        run.model.train()
+
+
+def gradient_of_the_input(run: Run) -> None:
+    """`torch.autograd.grad` runs a backward that leaves no gradient in a parameter."""
+    run.make()
+
+    def of(model: Any, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        torch.autograd.grad(model(x).sum(), x)
+        return F.mse_loss(model(x), x[:, :1].detach())
+
+    for step in range(2):
+        run.train(step, of)
+
+
+# ---- wrapping, freezing and thawing --------------------------------------------------------------
+
+
+def wrapped_again(run: Run) -> None:
+    run.make()
+    run.train(0)
+    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
+    run.train(1)
+    run.train(2)
+
+
+def first_wrapper_dropped(run: Run) -> None:
+    run.make()
+    run.train(0)
+    del run.model
+    gc.collect()
+    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
+    run.train(1)
+
+
+def frozen_then_thawed(run: Run) -> None:
+    run.make(freeze="middle")
+    for step in range(4):
+        if step in (1, 3):
+            for p in run.model.parameters():
+                p.requires_grad_()
+        if step == 2:
+            run.model.get_submodule(
+                "first" if run.made is run.model else "module.first"
+            ).requires_grad_(False)
+        run.train(step)
+
+
+# ---- modules as people have them -----------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[None]
+        return self.attention(x, x, x)[0][0]
+
+
+class EncoderLayer(nn.TransformerEncoderLayer):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, 2, 8, dropout=0.0, batch_first=True)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.encoder = EncoderLayer()
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.encoder(self.first(x)[None])[0])
+
+
+def multihead_attention(run: Run) -> None:
+    run.make(lambda: Net(Attention()))
+    for step in range(2):
+        run.train(step)
+
+
+def transformer_encoder_layer(run: Run) -> None:
+    run.make(Layers)
+    for step in range(2):
+        run.train(step)
+        run.model.eval()  # torch then has a fast path that reads the weights of submodules
+        with torch.no_grad():
+            run.losses(step)
+        run.model.train()
+
+
+def batch_norm(run: Run) -> None:
+    run.make(lambda: Net(nn.BatchNorm1d(WIDTH)))
+    for step in range(3):
+        run.train(step)
+    with torch.no_grad():
+        run.model.eval()
+        run.losses(3)
+
+
+class Shared(nn.Module):
+    """A layer that runs twice and whose weight is tied to that of another one."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second, self.first):
+            if self.reentrant is None:
+                x = torch.tanh(layer(x))
+            else:
+                x = torch.tanh(checkpoint(layer, x, use_reentrant=self.reentrant))
+        return x
+
+
+def tied(run: Run) -> None:
+    run.make(lambda: Net(Shared()))
+    for step in range(2):
+        run.train(step)
+
+
+def tied_and_checkpointed(run: Run, reentrant: bool) -> None:
+    run.make(lambda: Net(Shared(reentrant)))
+    for step in range(2):
+        run.train(step)
+
+
+@dataclass
+class Out:
+    value: Tensor
+    name: str = "out"
+
+
+class Hidden:
+    """A value in which no wrapper can see the tensor."""
+
+    def __init__(self, value: Tensor):
+        self.value = value
+
+
+class Holds(nn.Module):
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.inside = Boxed(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x).value
+
+
+class Boxed(nn.Linear):
+    def __init__(self, kind: type) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        return self.kind(super().forward(x))
+
+
+def output_of_a_layer(run: Run, kind: type) -> None:
+    run.make(lambda: Net(Holds(kind)))
+    for step in range(2):
+        run.train(step)
+
+
+class NetOut(Net):
+    def forward(self, x: Tensor) -> Any:
+        return Out(super().forward(x))
+
+
+def output_is_a_dataclass(run: Run) -> None:
+    run.make(NetOut)
+    for step in range(2):
+        run.train(step, lambda model, x: F.mse_loss(model(x).value, x[:, :1]))
+
+
+# ---- optimization over shards --------------------------------------------------------------------
+
+
+def clipped(run: Run) -> None:
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        run.backward(step, scale=10.0)
+        run.finish()
+        run.clip(0.5)
+        run.optimizer.step()
+
+
+def overflow_in_one_shard(run: Run) -> None:
+    """All ranks skip the step if one rank finds an infinity. In one process, it is just skipped."""
+    run.make()
+    scaler = ShardedGradScaler(device=run.here.device.type, init_scale=4.0)
+    for step in range(3):
+        run.zero_grad()
+        if run.alone and step == 1:
+            continue
+        run.backward(step, scale=1.0 if run.alone else float(scaler.scale(torch.ones(()))))
+        run.finish()
+        if run.alone:
+            run.optimizer.step()
+            continue
+        if step == 1 and run.here.rank == 0:
+            _local(next(p for p in run.optimizer.param_groups[0]["params"]).grad).view(-1)[:1] = (
+                torch.inf
+            )
+        scaler.step(run.optimizer)
+        scaler.update()
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+def nested_state(run: Run) -> None:
+    """A module that contains a wrapper loads its own state."""
+    run.make()
+    run.train(0)
+    parent = nn.ModuleDict({"part": nn.ModuleDict({"net": run.model})})
+    state = {name: _clone(value) for name, value in parent.state_dict().items()}
+    plain = [n for n in state if n.startswith("part.net.")]
+    run.train(1)
+    parent.load_state_dict(state)
+    assert len(plain) == len(state)
+    run.train(2)
+
+
+def _clone(value: Tensor) -> Tensor:
+    return value.detach().clone()
+
+
+def state_of_one_process(run: Run, assign: bool = False) -> None:
+    """The state of one process is loaded, and a plain module loads the state of the wrapper."""
+    run.make()
+    run.train(0)
+    torch.manual_seed(7)
+    other = Net().to(run.here.device)
+    state = other.double().state_dict() if run.alone else other.state_dict()
+    prefix = "module." if isinstance(run.model, DistributedDataParallel) else ""
+    given = {f"{prefix}{name}": value.clone() for name, value in state.items()}
+    run.model.load_state_dict(given, assign=assign) if assign else run.model.load_state_dict(given)
+    if assign:
+        run.optimizer = (torch.optim.Adam if run.alone else run.wrapper.optimizer)(
+            run.model.parameters(), **ADAM
+        )
+    run.train(1)
+    saved = {n.removeprefix(prefix): v for n, v in run.model.state_dict().items()}
+    other.load_state_dict(saved)
+
+
+def copied(run: Run, through: Callable[[Any], Any]) -> None:
+    """A copy of the wrapper (EMA) computes the same, and trains as the original."""
+    run.make()
+    run.train(0)
+    run.use(through(run.model))
+    run.made = run.model if run.alone else run.model.module
+    run.train(1)
+    run.train(2)
+
+
+def _pickled(model: Any) -> Any:
+    file = io.BytesIO()
+    hook = model.__dict__.get(
+        "at_middle", getattr(model, "module", model).__dict__.get("at_middle")
+    )
+    inner = getattr(model, "module", model)
+    inner.__dict__.pop("at_middle", None)
+    torch.save(model, file)
+    inner.at_middle = hook
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    getattr(loaded, "module", loaded).at_middle = hook
+    return loaded
+
+
+def is_freed(run: Run) -> None:
+    """Nothing keeps a model alive whose wrapper, optimizer and outputs were dropped."""
+    references = []
+    for step in range(4):
+        run.make()
+        run.train(step)
+        references.append(weakref.ref(run.made))
+        del run.made, run.model, run.optimizer
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+    run.make()
+
+
+SITUATIONS: dict[str, Callable[[Run], None]] = {
+    "plain": plain,
+    "finish_is_forgotten": finish_is_forgotten,
+    "skipped_batch": skipped_batch,
+    "skipped_batch_zeros": partial(skipped_batch, set_to_none=False),
+    "skipped_batch_finished": partial(skipped_batch, finish=True),
+    "zeroed_between_forward_and_backward": zeroed_between_forward_and_backward,
+    "exception_in_forward": exception_in_forward,
+    "exception_in_backward": exception_in_backward,
+    "exception_in_backward_zeros": partial(exception_in_backward, set_to_none=False),
+    "accumulated": partial(accumulated, quiet=False),
+    "accumulated_no_sync": partial(accumulated, quiet=True),
+    "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
+    "no_sync_skipped_zeros": partial(accumulated_then_skipped, set_to_none=False),
+    "two_forwards_one_backward": two_forwards_one_backward,
+    "two_backwards_of_one_forward": two_backwards_of_one_forward,
+    "evaluated_between_steps": evaluated_between_steps,
+    "gradient_of_the_input": gradient_of_the_input,
+    "wrapped_again": wrapped_again,
+    "first_wrapper_dropped": first_wrapper_dropped,
+    "frozen_then_thawed": frozen_then_thawed,
+    "multihead_attention": multihead_attention,
+    "transformer_encoder_layer": transformer_encoder_layer,
+    "batch_norm": batch_norm,
+    "tied": tied,
+    "tied_checkpointed": partial(tied_and_checkpointed, reentrant=False),
+    "tied_checkpointed_reentrant": partial(tied_and_checkpointed, reentrant=True),
+    "layer_returns_a_dataclass": partial(output_of_a_layer, kind=Out),
+    "layer_hides_its_output": partial(output_of_a_layer, kind=Hidden),
+    "output_is_a_dataclass": output_is_a_dataclass,
+    "clipped": clipped,
+    "overflow_in_one_shard": overflow_in_one_shard,
+    "nested_state": nested_state,
+    "state_of_one_process": state_of_one_process,
+    "state_assigned": partial(state_of_one_process, assign=True),
+    "deepcopied": partial(copied, through=copy.deepcopy),
+    "pickled": partial(copied, through=_pickled),
+    "is_freed": is_freed,
+}

@@ -1,0 +1,318 @@
+"""Every wrapper, and torch's own, goes through the same situations as training in one process."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn.parallel import DistributedDataParallel
+
+from systems.parallel import (
+    BucketedDDP,
+    FullyShardedDataParallel,
+    NaiveDDP,
+    ShardedOptimizer,
+    rank_meetings,
+)
+from tests.systems.parallel.ranks import RankContext, two_ranks, world
+from tests.systems.parallel.situations import (
+    SITUATIONS,
+    WRAPPERS,
+    Failed,
+    Net,
+    Run,
+    compare,
+)
+
+# Situations in which a wrapper raises an error, which must have these words.
+REFUSED = {
+    "fsdp": {
+        "wrapped_again": "already sharded",
+        "first_wrapper_dropped": "already sharded",
+        "state_assigned": "assign=True",
+        "deepcopied": "cannot be copied",
+        "pickled": "cannot be copied",
+    },
+    **{
+        name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
+        for name in ("overlapped", "bucketed", "sharded_optimizer")
+    },
+}
+# Situations in which torch's own is wrong or fails, as seen with torch 2.13.
+_DDP_FAILS = {
+    "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
+    "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned",
+}  # fmt: skip
+TORCH_FAILS = {
+    "torch_ddp": _DDP_FAILS,
+    "torch_zero": _DDP_FAILS,
+    "torch_fsdp2": {
+        "exception_in_backward", "exception_in_backward_zeros", "no_sync_skipped",
+        "no_sync_skipped_zeros", "evaluated_between_steps", "batch_norm", "wrapped_again",
+        "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
+    },
+}  # fmt: skip
+CASES = [
+    pytest.param(
+        name,
+        situation,
+        id=f"{situation}-{name}",
+        marks=[] if wrapper.ours else [pytest.mark.slow],
+    )
+    for situation in SITUATIONS
+    for name, wrapper in WRAPPERS.items()
+    if situation not in TORCH_FAILS.get(name, ())
+]
+# With three ranks, one wrapper of each kind.
+ON_THREE = [case for case in CASES if case.values[0] in ("flat", "sharded_optimizer", "fsdp")]
+
+
+def goes_through(here: RankContext, name: str, situation: str) -> None:
+    words = REFUSED.get(name, {}).get(situation)
+    if words is None:
+        compare(here, name, SITUATIONS[situation])
+        return
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=words):
+        SITUATIONS[situation](Run(here, WRAPPERS[name]))
+
+
+@two_ranks
+@pytest.mark.parametrize(("name", "situation"), CASES)
+def test_situation(ranks, name, situation):
+    ranks.assert_passes(goes_through, name, situation, repeats=1)
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(("gloo", 3), id="3_ranks")], indirect=True)
+@pytest.mark.parametrize(("name", "situation"), ON_THREE)
+def test_situation_on_three_ranks(ranks, name, situation):
+    ranks.assert_passes(goes_through, name, situation, repeats=1)
+
+
+# ---- wraps that make no sense --------------------------------------------------------------------
+
+DOUBLE_WRAPS: dict[str, Callable[[nn.Module], Any]] = {
+    "ddp in ddp": lambda m: NaiveDDP(BucketedDDP(m, 1)),
+    "fsdp in fsdp": lambda m: FullyShardedDataParallel(FullyShardedDataParallel(m)),
+    "fsdp of an fsdp module": lambda m: FullyShardedDataParallel(
+        FullyShardedDataParallel(m).module
+    ),
+    "fsdp in ddp": lambda m: NaiveDDP(FullyShardedDataParallel(m)),
+    "torch's ddp in ours": lambda m: NaiveDDP(DistributedDataParallel(m)),
+    "a part and the whole": lambda m: (NaiveDDP(m.first), NaiveDDP(m)),
+    "the whole and a part": lambda m: (kept := NaiveDDP(m), NaiveDDP(m.first), kept),
+    "sharded optimizer of shards": lambda m: ShardedOptimizer(
+        FullyShardedDataParallel(m).parameters(), torch.optim.Adam
+    ),
+}
+
+
+def double_wraps_are_refused(here: RankContext) -> None:
+    for name, wrap in DOUBLE_WRAPS.items():
+        with pytest.raises(ValueError, match=r"rank 0: .*(cannot be wrapped|is already)"):
+            wrap(Net().to(here.device))
+            raise AssertionError(f"{name} was not refused")
+    # On one rank only, and before anything is broadcast.
+    model = Net().to(here.device)
+    before = model.first.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"rank 1: .*cannot be wrapped"):
+        NaiveDDP(_Looks(model) if here.rank == 1 else model)
+    assert torch.equal(model.first.weight, before)
+
+
+class _Looks(DistributedDataParallel):
+    """A module that is a DistributedDataParallel, made without communication."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+@two_ranks
+def test_double_wraps_are_refused(ranks):
+    ranks.assert_passes(double_wraps_are_refused, repeats=1)
+
+
+# ---- ranks that differ ---------------------------------------------------------------------------
+
+
+class Chooses(nn.Module):
+    """Model of three layers, of which the caller chooses those that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, used: list[int]) -> torch.Tensor:
+        for i in used:
+            x = self.layers[i](x)
+        return x
+
+
+def ranks_run_different_layers(here: RankContext, first: list[list[int]], then: list[list[int]]):
+    """All ranks may run other layers than before, but not different ones."""
+    wrapped = FullyShardedDataParallel(Chooses().to(here.device))
+    x = torch.ones(2, 4, device=here.device)
+    for used in first:
+        wrapped(x, used).sum().backward()
+    _impatient_store()
+    try:
+        wrapped(x, then[here.rank]).sum().backward()
+    except RuntimeError as error:
+        words = str(error)
+    else:
+        words = "no error"
+    raise Failed(words)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [([], [[0, 1], [0, 2]]), ([[0, 1, 2], [0, 2], [0, 1, 2]], [[0, 1, 2], [0, 2]])],
+    ids=["first_pass", "later_pass"],
+)
+def test_an_error_names_the_rank_and_the_layer(first, then):
+    with world("gloo", 2) as ranks:
+        outcomes = ranks.outcomes(ranks_run_different_layers, first, then)
+    told = [o.rpartition("Failed: ")[2] for o in outcomes]
+    assert any("layers.2" in words and "rank" in words for words in told), told
+    assert not any("no error" in words for words in told), told
+
+
+def fails_on_one_rank(here: RankContext, name: str, phase: str) -> None:
+    run = Run(here, WRAPPERS[name])
+    run.make()
+    run.train(0)
+
+    def fail(_: torch.Tensor) -> None:
+        raise Failed
+
+    if here.rank == 1:
+        run.made.at_middle = fail if phase == "forward" else lambda x: x.register_hook(fail)
+    run.train(1)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["naive", "bucketed", "fsdp"])
+def test_an_exception_on_one_rank_ends_the_others(name, phase):
+    start = time.monotonic()
+    with world("gloo", 2, timeout_s=20) as ranks:
+        outcomes = ranks.outcomes(fails_on_one_rank, name, phase)
+    assert "Failed" in outcomes[1] and "RuntimeError" in outcomes[0], outcomes
+    assert time.monotonic() - start < 60
+
+
+def lone_call(here: RankContext, make: Callable[[nn.Module], Callable[[], Any]]) -> None:
+    call = make(Net())
+    store = _impatient_store()
+    if here.rank == 1:
+        store.wait(["over"], timedelta(seconds=60))
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match=r"rank 0 waits in .* for ranks \[1\]"):
+            call()
+    assert "for ranks [1]" in str(told[0].message)
+    store.set("over", "")
+
+
+def _impatient_store() -> dist.Store:
+    """Let ranks wait for others outside collectives for a second only. Return the store."""
+    rank_meetings.PATIENCE_S = 0.5
+    store = _get_default_store()
+    store.set_timeout(timedelta(seconds=1))
+    return store
+
+
+LONE_CALLS = {
+    "fsdp": lambda m: FullyShardedDataParallel(m).state_dict,
+    "full_parameters": lambda m: FullyShardedDataParallel(m).gather_full_parameters,
+    "optimizer": lambda m: ShardedOptimizer(m.parameters(), torch.optim.Adam).state_dict,
+}
+
+
+def lone_calls(here: RankContext, name: str) -> None:
+    lone_call(here, LONE_CALLS[name])
+
+
+@pytest.mark.parametrize("name", LONE_CALLS)
+def test_a_call_that_not_all_ranks_make_says_so(name):
+    with world("gloo", 2) as ranks:
+        ranks.assert_passes(lone_calls, name, repeats=1)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def saves(here: RankContext, name: str, path: str) -> None:
+    """Train two steps, and save the model and the optimizer after the first."""
+    run = Run(here, WRAPPERS[name])
+    run.make()
+    run.train(0)
+    saved = _state(run)
+    dcp.save({"model": saved[0]}, checkpoint_id=f"{path}/dcp")
+    if here.rank == 0:
+        torch.save(saved, f"{path}/saved")
+    run.train(1)
+    values = run.values()
+    if here.rank == 0:
+        torch.save(values, f"{path}/values")
+
+
+def loads(here: RankContext, name: str, path: str) -> None:
+    """Load what `saves` saved with another wrapper and number of ranks, and train the next step."""
+    run = Run(here, WRAPPERS[name])
+    run.make()
+    model, optimizer = torch.load(f"{path}/saved")
+    target = {"model": {name: torch.zeros_like(value) for name, value in model.items()}}
+    dcp.load(target, checkpoint_id=f"{path}/dcp")
+    model = target["model"]
+    if isinstance(run.model, DistributedDataParallel):
+        model = {f"module.{name}": value for name, value in model.items()}
+    run.model.load_state_dict(model)
+    if isinstance(run.model, FullyShardedDataParallel):
+        run.model.load_optimizer_state_dict(run.optimizer, optimizer)
+    else:
+        run.optimizer.load_state_dict(optimizer)
+    run.train(1)
+    expected = torch.load(f"{path}/values")
+    for key, value in run.values().items():
+        torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=1e-6)
+
+
+def _state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    model = {n.removeprefix("module."): v for n, v in run.model.state_dict().items()}
+    if isinstance(run.model, FullyShardedDataParallel):
+        return model, run.model.optimizer_state_dict(run.optimizer)
+    if isinstance(run.optimizer, torch.distributed.optim.ZeroRedundancyOptimizer):
+        run.optimizer.consolidate_state_dict(0)
+        return model, run.optimizer.state_dict() if run.here.rank == 0 else {}
+    return model, run.optimizer.state_dict()
+
+
+CHECKPOINTS = [
+    ("fsdp", 2, "bucketed", 1),
+    ("fsdp", 2, "fsdp", 4),
+    ("bucketed", 1, "fsdp", 2),
+    ("sharded_optimizer", 2, "fsdp", 1),
+    ("sharded_optimizer", 2, "torch_ddp", 4),
+    ("torch_zero", 2, "sharded_optimizer", 4),
+    ("torch_ddp", 1, "sharded_optimizer", 2),
+    ("fsdp", 2, "torch_zero", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved_by", "size", "loaded_by", "new_size"), CHECKPOINTS)
+def test_a_checkpoint_of_another_wrapper_is_loaded(
+    worlds, tmp_path, saved_by, size, loaded_by, new_size
+):
+    worlds("gloo", size).assert_passes(saves, saved_by, str(tmp_path), repeats=1)
+    worlds("gloo", new_size).assert_passes(loads, loaded_by, str(tmp_path), repeats=1)
