@@ -44,8 +44,8 @@ reverse order.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -147,6 +147,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         names = {inner: name or "the module" for name, inner in module.named_modules()}
         for index, layer in enumerate(self._layers):
             self._attach(index, layer)
+        module.register_state_dict_post_hook(partial(self._unshard))
+        module.register_load_state_dict_pre_hook(self._shard)
         layer_names = [names[layer.module] for layer in self._layers]
         self._forward_order = LayerOrder(self._meetings, "forward", layer_names)
         self._backward_layers = LayerOrder(self._meetings, "backward", layer_names)
@@ -201,16 +203,16 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 dtype = self.compute_dtype
             managed: FSDPParameter
             sharded = any(key == "weight" and shard(owner) for owner, key in places)
-            if sharded and parameter.numel():
+            if sharded and parameter.numel() and parameter.is_floating_point():
                 managed = ShardedWeight(parameter, places, dtype, self._group)
                 self._weights.append(managed)
             elif dtype == master_dtype(parameter) == parameter.dtype:
                 continue
             else:
-                value, trained = parameter.detach(), parameter.requires_grad
-                master = nn.Parameter(value.to(master_dtype(value)), trained)
-                copy = nn.Parameter(value.to(dtype, copy=True), trained)
-                managed = FSDPParameter(master, copy, places)
+                value = parameter.detach()
+                copy = nn.Parameter(value.to(dtype, copy=True), parameter.requires_grad)
+                parameter.data, parameter.grad = value.to(master_dtype(value)), None
+                managed = FSDPParameter(parameter, copy, places)
                 self._copies.append(managed)
             for owner, _ in places:
                 by_module.setdefault(owner, []).append(managed)
@@ -257,65 +259,46 @@ class FullyShardedDataParallel(DataParallelWrapper):
             for name, p in self.module.named_parameters(remove_duplicate=False)
         }
 
-    @torch.no_grad()
-    def state_dict(self, *args: Any, prefix: str = "", to: int | None = None, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, to: int | None = None, **kwargs: Any) -> Any:
         """Return the state dict of the module, with unsharded parameters on the CPU.
 
         The names are those in the unwrapped module. It, any other wrapper, and torch's own can load
-        the result, with any number of ranks. All ranks must call this method. If `to` is a rank, the
-        result is empty on the others.
+        the result, with any number of ranks. All ranks must call this method. If `to` is a rank,
+        the result is empty on the others.
 
         Raises:
             RuntimeError: as `gather_full_parameters`.
         """
+        states = self.module.state_dict(*args, **kwargs)
+        if to is not None and to != self._group.rank():
+            states.clear()
+        return states
+
+    @torch.no_grad()
+    def _unshard(self, _: nn.Module, states: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """Replace the shards in a state dict by whole weights. A hook of the module."""
         self._meetings.meet(self._group, "state_dict()")
-        states = self.module.state_dict(*args, prefix=prefix, **kwargs)
-        wanted = to is None or to == self._group.rank()
         names: dict[Tensor, list[str]] = {}
         for name, p in self.module.named_parameters(remove_duplicate=False):
             names.setdefault(p, []).append(prefix + name)
         for weight in self._weights:  # one at a time, so that a GPU never has all of them
-            full = weight.gather(weight.shard.detach(), self._group)
-            if wanted:
-                states.update(dict.fromkeys(names[weight.shard], full.to("cpu", copy=True)))
-        for name in [name for name in states if name.startswith(prefix)]:
-            if not wanted:
-                del states[name]
-            elif isinstance(states[name], Tensor):
-                states[name] = states[name].detach().cpu()
-        return states
+            full = weight.gather(weight.shard.detach(), self._group).to("cpu", copy=True)
+            states.update(dict.fromkeys(names[weight.shard], full))
+        for name, value in states.items():
+            if name.startswith(prefix) and isinstance(value, Tensor):
+                states[name] = value.detach().cpu()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict with unsharded parameters, of the module or of any wrapper.
-
-        All ranks must load the same one. Each keeps its shards.
-
-        Raises:
-            TypeError: if the argument `assign` is True.
-        """
-        self._refuse_assign(kwargs.get("assign", len(args) > 1 and args[1]))
-        return super().load_state_dict(self._with_shards(state_dict, ""), *args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        self._refuse_assign(args[0].get("assign_to_params_buffers"))
-        state_dict.update(self._with_shards(state_dict, prefix))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _refuse_assign(self, assign: bool | None) -> None:
-        if assign:
+    def _shard(
+        self, _: nn.Module, states: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+    ) -> None:
+        """Replace the whole weights in a state dict by shards. A hook of the module."""
+        if metadata.get("assign_to_params_buffers"):
             raise TypeError("FSDP cannot load with assign=True, which would replace its shards")
-
-    def _with_shards(self, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
-        """Replace the unsharded weights in a state dict by the shards of this rank."""
-        changed = OrderedDict(state_dict)
-        if hasattr(state_dict, "_metadata"):
-            changed._metadata = state_dict._metadata  # type: ignore[attr-defined]
         weights = {weight.shard: weight for weight in self._weights}
         for name, p in self.module.named_parameters(remove_duplicate=False):
-            for key in (f"{prefix}{name}", f"{prefix}module.{name}"):
-                if p in weights and key in changed and changed[key].shape == weights[p].shape:
-                    changed[key] = weights[p].piece_of(changed[key])
-        return changed
+            given = states.get(prefix + name)
+            if p in weights and given is not None and given.shape == weights[p].shape:
+                states[prefix + name] = weights[p].piece_of(given)
 
     def optimizer_state_dict(self, optimizer: Optimizer, to: int | None = None) -> dict[str, Any]:
         """Return the state of an optimizer of `parameters()`, unsharded, with tensors on the CPU.
@@ -405,16 +388,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @torch.compiler.disable
     def _begin_forward(self) -> None:
+        for parameter in (*self._weights, *self._copies):
+            parameter.refuse_replacement()
         self._release_all()
         super()._begin_forward()
         for weight in self._weights:
             weight.drop_zeroed_gradient()
-        if self._copies:
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    [copy.unsharded for copy in self._copies],
-                    [copy.shard for copy in self._copies],
-                )
+        _refresh(self._copies)
         self._expected, self._order = self._order, []
         self._forward_order.begin()
         self._collectives = 0
@@ -433,6 +413,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._gather(index, self._next_layers(index))
             if layer.frozen and torch.is_grad_enabled() and not in_backward():
                 self._release_after_backward(index, args, kwargs)
+        if not self._open and not in_backward():  # not called by the forward of the wrapper
+            _refresh([p for p in layer.parameters if not isinstance(p, ShardedWeight)])
         for parameter in layer.parameters:
             parameter.show_unsharded()
         if self.compute_dtype is not None:
@@ -448,7 +430,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if in_backward():
             after = layer.position + 1
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
-        self._forward_order.visit(self._group, index)
+        if self._open:  # else a part of the module was called on its own
+            self._forward_order.visit(self._group, index)
         layer.position = len(self._order)
         self._order.append(index)
         expected = self._expected[layer.position : layer.position + PREFETCH_LAYERS + 1]
@@ -618,6 +601,17 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.compute_dtype) if tensor.is_floating_point() else tensor
+
+
+def _refresh(copies: list[FSDPParameter]) -> None:
+    """Give the copies of replicated parameters their present values.
+
+    `.data` has a separate version counter. If the values have not changed since a forward whose
+    backward is still to come, autograd must not report a modification.
+    """
+    if copies:
+        targets = [copy.unsharded.data for copy in copies]
+        torch._foreach_copy_(targets, [copy.shard.detach() for copy in copies])
 
 
 def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:

@@ -305,6 +305,7 @@ class ShardedOptimizer(Optimizer):
                 {
                     place[p]: {name: _outline(p, value) for name, value in values.items()}
                     for p, values in self.state.items()
+                    if values  # not those that somebody only looked for
                 }
             ]
         dist.broadcast_object_list(outlines, group=self._group, group_src=rank)

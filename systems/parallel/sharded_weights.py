@@ -45,6 +45,16 @@ class FSDPParameter:
         """Freeze or thaw the unsharded form as the shard was."""
         self.unsharded.requires_grad_(self.shard.requires_grad)
 
+    def refuse_replacement(self) -> None:
+        """Raise an error if a module has another parameter in the place of this one."""
+        for module, name in self.places:
+            now = module._parameters.get(name)
+            if now is not self.shard and now is not self.unsharded:
+                raise RuntimeError(
+                    f"parameters must not be replaced or tied after wrapping, but {name} of "
+                    f"{type(module).__name__} was"
+                )
+
     def show_shard(self) -> None:
         for module, name in self.places:
             module._parameters[name] = self.shard
@@ -55,11 +65,14 @@ class FSDPParameter:
 
 
 class ShardedWeight(FSDPParameter):
-    """A weight that is split over the ranks. `shard` is the flattened part of this rank.
+    """A weight that is split over the ranks. `shard` is the part of this rank.
 
-    If the number of elements is not divisible by the number of ranks, the shards of the last ranks
-    are shorter or empty. The given weight is whole, with equal values on all ranks. The dtype is
-    that of communication and of the unsharded weight. For `places`, see `FSDPParameter`.
+    The shard is the given parameter itself, with other data, so an optimizer may have it already.
+    It has as many dimensions as the weight, all but the last of size 1, because optimizers choose
+    options by the number of dimensions. If the number of elements is not divisible by the number
+    of ranks, the shards of the last ranks are shorter or empty. The given weight is whole, with
+    equal values on all ranks. The dtype is that of communication and of the unsharded weight. For
+    `places`, see `FSDPParameter`.
     """
 
     def __init__(
@@ -81,11 +94,8 @@ class ShardedWeight(FSDPParameter):
         self.gathering: Gather | None = None  # all-gather in flight
         # The gradient of the shard after a backward without synchronization, and its version.
         self._waits_with: tuple[Tensor, int] | None = None
-        super().__init__(
-            nn.Parameter(shard, weight.requires_grad),
-            nn.Parameter(unsharded, weight.requires_grad),
-            places,
-        )
+        weight.data, weight.grad = shard, None
+        super().__init__(weight, nn.Parameter(unsharded, weight.requires_grad), places)
 
     @property
     def gathered(self) -> bool:
@@ -126,13 +136,14 @@ class ShardedWeight(FSDPParameter):
 
     def piece_of(self, full: Tensor) -> Tensor:
         """Return the part of this rank of a tensor with the shape of the unsharded weight."""
-        return full.reshape(-1)[self.start : self.start + self.width]
+        piece = full.reshape(-1)[self.start : self.start + self.width]
+        return piece.view([1] * (len(self.shape) - 1) + [piece.numel()])
 
     @torch.no_grad()
     def gather(self, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Return the unsharded tensor whose parts the ranks have. All ranks must call this."""
         padded = piece.new_zeros(self.width)
-        padded[: piece.numel()] = piece
+        padded[: piece.numel()] = piece.reshape(-1)
         flat = piece.new_empty(group.size() * self.width)
         start_gather([flat], [padded], group).wait()
         return flat[: self.numel].view(self.shape)
@@ -151,7 +162,9 @@ class ShardedWeight(FSDPParameter):
 
 
 def master_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of a shard of `tensor`: float32, or float64 if `tensor` is float64."""
+    """Return the dtype of a shard of `tensor`: float32, but float64 and integers stay."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.dtype
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -237,7 +250,7 @@ def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> in
     for alike in by_dtype.values():
         inputs, slices, pieces = [], [], []
         for weight in alike:
-            piece = weight.shard.detach()
+            piece = weight.shard.detach().view(-1)
             if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
                 # Write the cast and padded shard to this rank's slice of the output, so that the
                 # all-gather is in place.
@@ -270,7 +283,7 @@ class Reduction(NamedTuple):
         """
         self.work.wait()
         for weight, output in self.outputs:
-            piece = output[: weight.shard.numel()]
+            piece = output[: weight.shard.numel()].view(weight.shard.shape)
             if weight.shard.grad is None:
                 weight.shard.grad = piece.to(weight.shard.dtype)
             else:

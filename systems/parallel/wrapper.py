@@ -54,7 +54,7 @@ class DataParallelWrapper(nn.Module):
 
     sharded = False  # whether parameters are shards, so that no other wrapper can take over
     # Attributes that a copy of the wrapper does not get. `_arrange` makes them again.
-    _not_copied: tuple[str, ...] = ("_hooks", "_trained", "_all_used")
+    _not_copied: tuple[str, ...] = ("_hooks", "_hooked_parameters", "_trained", "_all_used")
 
     def __init__(
         self,
@@ -189,6 +189,7 @@ class DataParallelWrapper(nn.Module):
             self._abandon()
             self._open = self._averaged = False
         if torch.is_grad_enabled():
+            self._averaged = False
             self._arrange_if_changed()
         if self._buffers_differ and self._synchronizing:
             buffers = list(_persistent_buffers(self.module))
@@ -226,8 +227,9 @@ class DataParallelWrapper(nn.Module):
             self._averaged = True
         self._open = False
 
-    def _hook_gradients(self, parameters: Iterable[Tensor]) -> None:
+    def _hook_gradients(self, parameters: list[Any]) -> None:
         """Let autograd call `_on_gradient` for each parameter, with its index."""
+        self._hooked_parameters = parameters
         for hook in self.__dict__.get("_hooks", ()):
             hook.remove()
         self._hooks = [
@@ -301,6 +303,9 @@ class DataParallelWrapper(nn.Module):
             what = "a step after parameters were frozen, thawed or replaced"
             self._meetings.meet(self._group, what, f"{', '.join(names)} are trainable")
             self._arrange()
+        elif any(len(p._post_accumulate_grad_hooks) > 1 for p in self._hooked_parameters):
+            # The user's hooks must run before ours, which may start to send the gradient.
+            self._hook_gradients(self._hooked_parameters)
 
     # ---- state -----------------------------------------------------------------------------------
 

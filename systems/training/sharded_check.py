@@ -70,7 +70,7 @@ def full_gradients(
         else:
             width = -(-shape.numel() // dist.get_world_size())
             piece = grad.new_zeros(width)
-            piece[: grad.numel()] = grad
+            piece[: grad.numel()] = grad.reshape(-1)
             pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
             dist.all_gather(pieces, piece)
             yield name, torch.cat(pieces)[: shape.numel()].view(shape)
