@@ -215,7 +215,7 @@ REACHED = {"plain": NO_VARIANT, "window": Variant(window_left=5), "softcap": Var
     matrix(
         [("q", "plain", F32, math.nan), ("k", "window", F32, math.inf),
          ("v", "softcap", F32, math.nan), ("dout", "window", BF16, math.nan)],
-        "q k v dout".split(), REACHED, (F32, BF16), (math.nan, math.inf),
+        ["q", "k", "v", "dout"], REACHED, (F32, BF16), (math.nan, math.inf),
     ),
 )  # fmt: skip
 def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
@@ -224,7 +224,7 @@ def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
     made, variant = inputs((40, 40), 16, dtype, (2,)), REACHED[mask]
     options = {"variant": variant, "tiles": TILES["wide"]}
     known = by_triton(*made, True, **options)
-    changed = made["q k v dout".split().index(which)]
+    changed = made[["q", "k", "v", "dout"].index(which)]
     changed[1, 20, 3] = math.nan
     q, k, v = (x.clone().requires_grad_() for x in made[:3])
     out, lse = naive_with_lse(q, k, v, True, None, variant)
