@@ -24,6 +24,9 @@ from torch.utils.checkpoint import (
 
 from systems.model import TransformerBlock, apply_in_order
 
+# Operator of this project's kernels (see systems.kernels.flash_attention.ops), by its name, because
+# it exists only once its module is imported
+FLASH_FORWARD = "cluster_sweeps::flash_forward"
 ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 
 
@@ -90,10 +93,11 @@ def nested() -> ApplyBlocks:
 def selective() -> ApplyBlocks:
     """Return a policy that saves the outputs of two kinds of operations and recomputes the rest.
 
-    The two kinds are matmuls with weights and fused attention. Backward recomputes all other
-    operations, such as norms, RoPE, SiLU, casts, and attention that is not fused (Korthikanti et
-    al. 2022, section 5). A policy is a function (blocks, x) -> output that applies the blocks in
-    order.
+    The two kinds are matmuls with weights and fused attention: that of torch, `flash_triton` and
+    `flash_hopper`. Backward recomputes all other operations, such as norms, RoPE, SiLU, casts, and
+    attention that is not fused or no operator of torch, such as `flash_pytorch` and `flash_attn_4`
+    (Korthikanti et al. 2022, section 5). A policy is a function (blocks, x) -> output that applies
+    the blocks in order.
     """
     saved = {
         torch.ops.aten.mm.default,
@@ -105,7 +109,8 @@ def selective() -> ApplyBlocks:
     }
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if op in saved else CheckpointPolicy.PREFER_RECOMPUTE
+        is_saved = op in saved or op.name() == FLASH_FORWARD
+        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
 

@@ -16,14 +16,14 @@ _TRITON = tuple(
     f"{_FLASH}.{name}" for name in ("triton", "autograd", "kernel_choice", "ops", "layout")
 )
 # Modules of each implementation of attention. The Hopper implementation calls Triton kernels.
-_SDPA = (f"{_FLASH}.peers.sdpa",)
+_SDPA = (f"{_FLASH}.peers.sdpa", f"{_FLASH}.layout")
 _ATTENTION = {
     "naive": (f"{_FLASH}.naive",),
     "naive_compiled": (f"{_FLASH}.naive",),
     "flash_pytorch": (f"{_FLASH}.flash_pytorch",),
     "flash_triton": _TRITON,
     "flash_hopper": (f"{_FLASH}.hopper", *_TRITON),
-    "flash_attn_4": (f"{_FLASH}.peers.flash_attn_4",),
+    "flash_attn_4": (f"{_FLASH}.peers.flash_attn_4", f"{_FLASH}.layout"),
     "flex": (f"{_FLASH}.peers.flex",),
     "sdpa": (),
     "sdpa_flash": _SDPA,

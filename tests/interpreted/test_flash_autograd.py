@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import library
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint
 
-from systems.kernels.flash_attention import flash_attention_packed, masked_scores
+from systems import checkpointing
+from systems.kernels.flash_attention import (
+    flash_attention_packed,
+    kernel_choice,
+    masked_scores,
+)
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.flash_attention.triton import launch
@@ -182,24 +181,24 @@ def test_packed_through_the_api():
     assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
-def test_selective_checkpointing_can_keep_it():
+def test_selective_checkpointing_keeps_it(monkeypatch):
     q, k, v, _ = inputs((9, 9), 16, F32)
     q.requires_grad_()
-    launched = []
+    launched, forward = [], kernel_choice.forward
 
-    def policy(context, op, *args, **kwargs):
-        launched.append(op)
-        kept = op == torch.ops.cluster_sweeps.flash_forward.default
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    def counted(*args, **kwargs):
+        launched.append(args[0])
+        return forward(*args, **kwargs)
 
     def block(q):
         return FlashAttentionTriton.apply(2 * q, k, v, True).sin()
 
-    context = functools.partial(create_selective_checkpoint_contexts, policy)
-    out = checkpoint(block, q, use_reentrant=False, context_fn=context)
-    assert torch.ops.cluster_sweeps.flash_forward.default in launched
-    (found,) = torch.autograd.grad(out.sum(), q)
-    assert torch.equal(found, torch.autograd.grad(block(q).sum(), q)[0])
+    (known,) = torch.autograd.grad(block(q).sum(), q)
+    monkeypatch.setattr(kernel_choice, "forward", counted)
+    (found,) = torch.autograd.grad(checkpointing.selective()([block], q).sum(), q)
+    assert torch.equal(found, known) and len(launched) == 1
+    (found,) = torch.autograd.grad(checkpointing.every_k_blocks(1)([block], q).sum(), q)
+    assert torch.equal(found, known) and len(launched) == 3
 
 
 def test_under_autocast_it_is_taken_in_16_bits():

@@ -10,8 +10,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from systems.kernels.flash_attention.naive import naive_with_lse
 from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from systems.kernels.kernel_launch import Launch, compiling_only
 from tests.systems.kernels.attention_error import (
     NAMES,
@@ -205,22 +207,34 @@ def test_float32_keys_that_no_query_sees_say_nothing_of_the_range(beyond):
     assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
 
 
+REACHED = {"plain": NO_VARIANT, "window": Variant(window_left=5), "softcap": Variant(softcap=5.0)}
+
+
 @pytest.mark.parametrize(
-    "which, of_it",
-    [(0, (0, 1, 2, 3, 4)), (1, (0, 1, 2, 3, 4)), (2, (0, 2, 3)), (3, (2, 3, 4))],
-    ids=["q", "k", "v", "dout"],
-)
-@pytest.mark.parametrize("value", [math.inf, slow(math.nan)])
-def test_float32_that_is_not_finite_makes_its_head_nan(which, of_it, value):
-    """Other heads, and results that do not depend on the tensor, are unchanged."""
-    made = inputs((9, 9), 16, F32, (2, 1))
-    known = by_triton(*made, False, tiles=TILES["wide"])
-    made[which][1, 0, 3, 5] = value
-    found = by_triton(*made, False, tiles=TILES["wide"])
-    for i in of_it:
-        assert found[i][1, 0].isnan().all()
-        found[i][1, 0] = known[i][1, 0]
-    assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
+    ("which", "mask", "dtype", "value"),
+    matrix(
+        [("q", "plain", F32, math.nan), ("k", "window", F32, math.inf),
+         ("v", "softcap", F32, math.nan), ("dout", "window", BF16, math.nan)],
+        ["q", "k", "v", "dout"], REACHED, (F32, BF16), (math.nan, math.inf),
+    ),
+)  # fmt: skip
+def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
+    which, mask, dtype, value
+):
+    made, variant = inputs((40, 40), 16, dtype, (2,)), REACHED[mask]
+    options = {"variant": variant, "tiles": TILES["wide"]}
+    known = by_triton(*made, True, **options)
+    changed = made[["q", "k", "v", "dout"].index(which)]
+    changed[1, 20, 3] = math.nan
+    q, k, v = (x.clone().requires_grad_() for x in made[:3])
+    out, lse = naive_with_lse(q, k, v, True, None, variant)
+    defined = out, lse, *torch.autograd.grad(out, (q, k, v), made[3])
+    changed[1, 20, 3] = value
+    found = by_triton(*made, True, **options)
+    for name, a, b, c in zip(NAMES, found, known, defined, strict=True):
+        assert torch.equal(torch.where(c.isfinite(), a, b), b), name
+    if which in "qk" and value != math.inf:
+        assert found[0][1, 20].isnan().all()
 
 
 @pytest.mark.slow

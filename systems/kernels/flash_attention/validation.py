@@ -17,7 +17,9 @@ from systems.kernels.flash_attention.triton.tile_table import (
 )
 from systems.kernels.triton_interpreter import mend_interpreter
 
-MAX_PLANS = 4096  # maximum number of entries in each cache of launch plans or checked inputs
+# Maximum number of entries in each cache of launch plans or checked inputs. A length takes 15 to 25
+# KB in all of them.
+MAX_PLANS = 512
 Shapes = tuple[tuple[int, ...], ...]  # shapes or strides of several tensors
 FORM = (
     "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "

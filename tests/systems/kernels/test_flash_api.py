@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from systems.kernels.flash_attention import (
@@ -15,6 +18,8 @@ from systems.kernels.flash_attention import (
     flash_attention,
     unsupported_reason,
 )
+from systems.kernels.flash_attention.layout import is_aligned
+from systems.kernels.flash_attention.peers import sdpa
 from tests.systems.kernels.flash_cases import on_hopper
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
@@ -25,11 +30,11 @@ TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, to
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
-def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu") -> list[Tensor]:
+def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu", head_dim=8) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     n_queries, n_keys = lengths
     draw = {"generator": generator, "dtype": torch.float64}
-    shapes = [(*leading, n, 8) for n in (n_queries, n_keys, n_keys, n_queries)]
+    shapes = [(*leading, n, head_dim) for n in (n_queries, n_keys, n_keys, n_queries)]
     return [torch.randn(shape, **draw).to(dtype).to(device) for shape in shapes]
 
 
@@ -222,6 +227,59 @@ def test_what_this_machine_cannot_do_is_told_with_what_it_can(name):
         flash_attention(q, k, v, implementation=name)
 
 
+def _shifted(x: Tensor) -> Tensor:
+    """Return a copy that starts one element after an aligned address."""
+    return torch.cat((x.flatten()[:1], x.flatten()))[1:].view_as(x)
+
+
+def _odd(x: Tensor) -> Tensor:
+    """Return a copy whose row stride is one more than its head_dim."""
+    return torch.cat((x, x[..., :1]), -1)[..., :-1]
+
+
+@pytest.mark.parametrize("view", [torch.clone, _shifted, _odd])
+def test_torchs_kernels_on_a_gpu_get_aligned_tensors(view, monkeypatch):
+    attention, seen = functional.scaled_dot_product_attention, []
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            seen.extend((q, k, v))
+            ctx.save_for_backward(q, k, v)
+            return attention(q, k, v, is_causal=True)
+
+        @staticmethod
+        def backward(ctx, dout):
+            seen.append(dout)
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+                return torch.autograd.grad(attention(*inputs, is_causal=True), inputs, dout)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", lambda *x, **_: Watched.apply(*x))
+    *inputs, dout = (view(x) for x in _inputs((9, 9), dtype=torch.bfloat16))
+    with monkeypatch.context() as gpu:
+        gpu.setattr(Tensor, "is_cuda", True)
+        out = sdpa.sdpa_auto(*[x.requires_grad_() for x in inputs], is_causal=True)
+    gradients = torch.autograd.grad(out, inputs, dout)
+    assert all(map(is_aligned, seen)) and len(seen) == 4
+    if view is torch.clone:  # no copies
+        assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in (*inputs, dout)]
+    known = attention(*inputs, is_causal=True)
+    assert torch.equal(out, known)
+    for a, b in zip(gradients, torch.autograd.grad(known, inputs, dout), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_cache_grows_with_the_number_of_shapes():
+    for name in [name for name in sys.modules if name.startswith("systems.kernels.")]:
+        for cached in vars(sys.modules[name]).values():
+            if hasattr(cached, "cache_info"):
+                limit = cached.cache_parameters()["maxsize"]
+                # Those without a limit depend on the machine alone.
+                assert limit is None or limit <= 1536, cached
+                assert limit or set(inspect.signature(cached).parameters) <= {"index"}, cached
+
+
 # ---- on a GPU ------------------------------------------------------------------------------------
 
 
@@ -235,6 +293,16 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
     if implementation != "auto" and unsupported_reason(*probe, causal, implementation):
         pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *inputs, causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("view", [_shifted, _odd])
+@pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
+def test_gpu_inputs_and_gradients_of_any_alignment(implementation, view):
+    given = [view(x) for x in _inputs((200, 200), (2, 3), torch.bfloat16, "cuda", head_dim=64)]
+    if implementation != "auto" and unsupported_reason(*given[:3], True, implementation):
+        pytest.skip(f"{implementation} does not support these inputs")
+    _assert_right(implementation, *given, True)
 
 
 @pytest.mark.gpu

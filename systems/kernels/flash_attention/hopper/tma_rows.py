@@ -8,13 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.layout import four_dimensional
+from systems.kernels.flash_attention.layout import four_dimensional, is_aligned
 from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.tensor_maps import TensorMaps
 
 UNIT = 8  # number of 16-bit elements in 16 bytes, of which all strides that TMA takes are multiples
-TMA_ALIGNMENT = 16  # required alignment of addresses and strides, in bytes
 
 
 def in_units(strides: Sequence[int]) -> list[int]:
@@ -31,21 +30,18 @@ def tma_compatible(x: Tensor) -> Tensor:
     The copy is made if TMA or `prepare_kernel` does not support the address or the strides of x.
     """
     x = four_dimensional(x)
-    if x.data_ptr() % TMA_ALIGNMENT == 0 and _has_tma_strides(x.shape, x.stride(), x.itemsize):
+    if is_aligned(x) and _has_tma_strides(x.shape, x.stride()):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 @functools.lru_cache(maxsize=MAX_PLANS)
-def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     # The limit MAX_ROW_STRIDE is for `prepare_kernel`, which loads out and dout without TMA.
     return (
         strides[-1] == 1
         and strides[-2] < MAX_ROW_STRIDE
-        and all(
-            n == 1 or (stride > 0 and stride * itemsize % TMA_ALIGNMENT == 0)
-            for n, stride in zip(shape[:-1], strides[:-1], strict=True)
-        )
+        and all(n == 1 or stride > 0 for n, stride in zip(shape[:-1], strides[:-1], strict=True))
     )
 
 

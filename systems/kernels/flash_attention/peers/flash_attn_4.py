@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention.features import FEATURES, LSE
+from systems.kernels.flash_attention.layout import aligned, aligning_gradient
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 HAS = frozenset(FEATURES) - {LSE}
@@ -51,7 +52,7 @@ def flash_attn_4(
             None if bound is None else min(bound, q.shape[-2] + k.shape[-2])
             for bound in (mask.left, mask.right)
         )
-    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    q, k, v = (aligned(x).transpose(-3, -2) for x in (q, k, v))
     if packing is None:
         out = flash_attn_func(q, k, v, **options)
     else:
@@ -60,8 +61,7 @@ def flash_attn_4(
             max_seqlen_q=packing.max_queries, max_seqlen_k=packing.max_keys, **options,
         )  # fmt: skip
     out = out[0] if isinstance(out, tuple) else out
-    result: Tensor = out.transpose(-3, -2)
-    return result
+    return aligning_gradient(out).transpose(-3, -2)
 
 
 def flash_attn_4_unsupported_reason(

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.kernels.flash_attention.features import GROUPED, VALUE_DIM
+from systems.kernels.flash_attention.layout import aligned, aligning_gradient
 
 HAS = frozenset({GROUPED, VALUE_DIM})
 SDPA_BACKENDS = {
@@ -44,8 +45,16 @@ def sdpa_auto(
 ) -> Tensor:
     """Compute attention with `torch.nn.functional.scaled_dot_product_attention`.
 
-    torch chooses the backend. The arguments are those of `sdpa`.
+    torch chooses the backend. The arguments are those of `sdpa`. On a GPU, inputs and gradients of
+    the output that are not aligned are copied, except under torch.compile, which does so itself.
     """
+    if q.is_cuda and not torch.compiler.is_compiling():
+        q, k, v = aligned(q), aligned(k), aligned(v)
+        return aligning_gradient(_sdpa(q, k, v, is_causal, scale))
+    return _sdpa(q, k, v, is_causal, scale)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
     if scale == 0.0:
         q, scale = q * 0.0, 1.0  # torch multiplies the -inf of a causal mask by the scale on CPUs
     if q.shape[-3] == k.shape[-3]:

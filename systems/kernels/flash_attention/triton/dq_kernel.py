@@ -71,22 +71,23 @@ def _add_keys(
         )
         scale_log2e = 1.0
     p = tl.exp2(scores * scale_log2e - row_lse[:, None])
-    if MASKED:
-        # Keys past the end must also be hidden. Their scores are 0, so P would be exp2(-lse). This
-        # may be inf, and inf * 0 would be NaN.
-        keys = first_key + tl.arange(0, BLOCK_K)
-        queries = first_query + tl.arange(0, BLOCK_Q)
-        visible = within_bounds(
-            (keys < n_keys)[None, :], queries[:, None], keys[None, :], lower, upper, HAS_LEFT,
-            HAS_RIGHT,
-        )  # fmt: skip
-        p = tl.where(visible, p, 0.0)
     dp = product(do, transposed(v, FP16X3), FP16X3, PRECISION)
     if FP16X3:
         dp *= dp_unit
     ds = p * (dp - row_delta[:, None])
     if SOFTCAP:
         ds *= slope
+    if MASKED:
+        # P may be infinite for keys past the end, because their scores are 0 and P is exp2(-lse).
+        # dP or the slope may be NaN because of a hidden key or value. 0 times these is NaN, so dS
+        # is masked and not P.
+        keys = first_key + tl.arange(0, BLOCK_K)
+        queries = first_query + tl.arange(0, BLOCK_Q)
+        visible = within_bounds(
+            (keys < n_keys)[None, :], queries[:, None], keys[None, :], lower, upper, HAS_LEFT,
+            HAS_RIGHT,
+        )  # fmt: skip
+        ds = tl.where(visible, ds, 0.0)
     return add_scaled(dq, peak, ds, k, 1.0, key.dtype.element_ty, FP16X3, PRECISION)
 
 

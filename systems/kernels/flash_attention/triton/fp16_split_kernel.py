@@ -25,6 +25,7 @@ from systems.kernels.flash_attention.triton.mask_ops import (
     sequence_rows,
 )
 from systems.kernels.flash_attention.triton.tile_ops import (
+    INFINITE_BITS,
     as_operand,
     load_tile,
     peak_of,
@@ -72,9 +73,10 @@ def peak_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, total_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the peak of each head, its largest magnitude, for up to four tensors.
+    """Compute the peak of each head, its largest finite magnitude, for up to four tensors.
 
-    If a head contains NaN, its peak is NaN. The kernel finds the maximum with integer operations on
+    Infinities and NaN have no scale. Their halves are infinite or NaN with any scale, and so are
+    the results of the rows that see them. The kernel finds the maximum with integer operations on
     the bits of the magnitudes, because magnitudes have the same order as their bits.
 
     The grid and all arguments except `peaks` are those of `parts_kernel`. The output `peaks` is
@@ -85,6 +87,7 @@ def peak_kernel(
         whole_row, n_programs, n_heads, total_rows, n_seen, HEAD_DIM, ROWS, COLUMNS, PACKED,
     )  # fmt: skip
     magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    magnitude = tl.where(magnitude < INFINITE_BITS, magnitude, 0)
     peak = tl.max(tl.max(magnitude, 1), 0)
     tl.atomic_max(peak_of(peaks, tl.program_id(1), head, n_programs), peak)
 

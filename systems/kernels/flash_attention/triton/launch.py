@@ -89,12 +89,16 @@ def flash_forward(
     With precision "fp16x3", each float32 number is split into two float16 halves, and each matmul
     consists of three float16 matmuls. The results are as accurate as those of float32 matmuls
     (measured up to 65,536 tokens). During the pass, the halves take 4 bytes per input element. A
-    value below 2^-16 times the largest magnitude of its head is less precise: it loses one bit for
-    each further factor of two. If a head contains a value that is not finite, all results of this
-    head are NaN.
+    value below 2^-16 times the largest finite magnitude of its head is less precise: it loses one
+    bit for each further factor of two.
 
     With precision "tf32", each matmul is one TF32 matmul. TF32 numbers have 11-bit significands,
     and the errors are near 1e-3.
+
+    With all dtypes, out and lse of queries that do not see a key do not depend on k there, also if
+    it is not finite. A value that is not finite in v, or in backward in k, also reaches queries
+    from which the mask hides it, because 0 * NaN is NaN: those whose block shares a tile of keys
+    with it. With `naive`, these are all queries of the head.
     """
     if scale is not None and scale < 0:
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.

@@ -18,9 +18,11 @@ import torch
 
 from systems.kernels.flash_attention.layout import Layout
 from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
+from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.kernel_launch import Launch
 
-MAX_LAUNCHES = 4096  # maximum number of cached launches of each kernel
+# Maximum number of cached launches of each kernel. A plan for float32 needs up to three of one.
+MAX_LAUNCHES = 3 * MAX_PLANS
 
 
 @functools.lru_cache(maxsize=MAX_LAUNCHES)

@@ -127,7 +127,7 @@ def power_of_two(x):
 
 @triton.jit
 def peak_of(peaks, tensor, head, n_programs):
-    """Return the address of the peak of one head. The peak is the largest magnitude of the head.
+    """Return the address of the peak of one head, its largest finite magnitude.
 
     `peaks` has those of all tensors: the bits of float32 numbers as int32 (number of tensors,
     n_programs rounded up to a multiple of 4). `head` is the index among the heads of all batch
@@ -140,15 +140,13 @@ def peak_of(peaks, tensor, head, n_programs):
 def unit(peaks, tensor, head, n_programs):
     """Return the power of two by which a head is divided before it is split into float16 halves.
 
-    The power of two depends on the peak of the head, its largest magnitude. The result is NaN if
-    the peak is not finite.
+    The power of two depends on the peak of the head, its largest finite magnitude.
 
     The arguments are those of `peak_of`.
     """
     bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
-    # A head that contains a value that is not finite cannot be scaled. The whole head becomes NaN.
-    return tl.where(bits < INFINITE_BITS, power_of_two(peak) * TOP_INVERSE, float("nan"))
+    return power_of_two(peak) * TOP_INVERSE
 
 
 @triton.jit
