@@ -227,6 +227,6 @@ def broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     flat = torch.cat(pieces)
     dist.broadcast(flat, group=group, group_src=0)
     for tensor, piece in zip(tensors, flat.split([p.numel() for p in pieces]), strict=True):
-        # A clone starts at a multiple of every element size, as a view to a wider dtype must. `.data`
-        # because autograd may have saved a buffer, whose values backward does not use.
+        # The clone starts at a multiple of every element size, as a view to a wider dtype must.
+        # `.data` because autograd may have saved a buffer, whose values backward does not use.
         tensor.data.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))

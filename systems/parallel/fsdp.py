@@ -71,6 +71,7 @@ from systems.parallel.wrapper import (
     DataParallelWrapper,
     in_backward,
     map_tensors,
+    not_compiled,
     tensors_in,
     weak_hook,
 )
@@ -289,7 +290,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 states[name] = value.detach().cpu()
 
     def _shard(
-        self, _: nn.Module, states: dict[str, Any], prefix: str, metadata: dict[str, Any], *args: Any
+        self,
+        _: nn.Module,
+        states: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        *args: Any,
     ) -> None:
         """Replace the whole weights in a state dict by shards. A hook of the module."""
         if metadata.get("assign_to_params_buffers"):
@@ -386,7 +392,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             inputs, kwargs = map_tensors(self._cast, (inputs, kwargs))
         return self.module(*inputs, **kwargs)
 
-    @torch.compiler.disable
+    @not_compiled
     def _begin_forward(self) -> None:
         for parameter in (*self._weights, *self._copies):
             parameter.refuse_replacement()
@@ -400,13 +406,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._collectives = 0
         self._open = True
 
-    @torch.compiler.disable
+    @not_compiled
     def _end_forward(self, output: Any) -> None:
         self._forward_order.end(self._group)
         self._open = False
         super()._end_forward(output)
 
-    @torch.compiler.disable
+    @not_compiled
     def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         layer = self._layers[index]
         if layer.weights:
@@ -437,7 +443,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         expected = self._expected[layer.position : layer.position + PREFETCH_LAYERS + 1]
         return expected[1:] if expected[:1] == [index] else []
 
-    @torch.compiler.disable
+    @not_compiled
     def _after_forward(self, index: int, _: nn.Module, args: Any, out: Any) -> None:
         layer = self._layers[index]
         for parameter in layer.parameters:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import Store, _get_default_store
 
 PATIENCE_S = 5.0  # time until a rank that waits for others says so, in seconds
 
@@ -72,7 +72,7 @@ class Meetings:
     def _key(self, group: dist.ProcessGroup, place: object) -> str:
         return f"systems/{group.group_name}/{self.name}/{place}"
 
-    def _wait(self, store: dist.Store, key: str, what: str, group: dist.ProcessGroup) -> None:
+    def _wait(self, store: Store, key: str, what: str, group: dist.ProcessGroup) -> None:
         rank = group.rank()
         try:
             store.wait([f"{key}/all"], timedelta(seconds=PATIENCE_S))
@@ -81,10 +81,11 @@ class Meetings:
             missing = [r for r in range(group.size()) if not store.check([f"{key}/{r}"])]
         words = f"rank {rank} waits in '{what}' for ranks {missing}; all ranks must get there"
         warnings.warn(words, stacklevel=4)
+        timeout = cast(Any, store).timeout
         try:
-            store.wait([f"{key}/all"], store.timeout)
+            store.wait([f"{key}/all"], timeout)
         except RuntimeError as error:
-            raise RuntimeError(f"{words}, and they did not in {store.timeout}") from error
+            raise RuntimeError(f"{words}, and they did not in {timeout}") from error
 
 
 class LayerOrder:

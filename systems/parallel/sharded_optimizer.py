@@ -213,6 +213,7 @@ class ShardedOptimizer(Optimizer):
                 optimizer.state = self.state
             self._chunks.append(_Chunk(list(by_rank), optimizer, first))
         self._placed = len(self.param_groups)
+        self._sizes = [len(group["params"]) for group in self.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         """Update the parameters that this rank owns, and broadcast them to the other ranks.
@@ -222,12 +223,17 @@ class ShardedOptimizer(Optimizer):
         is called once, before any parameter is updated, and its result is returned.
 
         Raises:
-            RuntimeError: if a rank has exited or the timeout has expired.
+            RuntimeError: if a rank has exited, the timeout has expired, or `param_groups` has other
+                parameters than were added.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if [len(group["params"]) for group in self.param_groups] != self._sizes:
+            raise RuntimeError(
+                "parameters must not be added to or removed from param_groups; use add_param_group"
+            )
         works: list[Any] = []
         for chunk in self._chunks:
             if not all(piece.is_current() for piece in chunk.pieces):
@@ -281,8 +287,10 @@ class ShardedOptimizer(Optimizer):
         state: dict[int, dict[str, Any]] = {}
         wanted = to is None or to == self._group.rank()
         for rank in range(self._group.size()):
-            of_rank = self._broadcast_state(rank, parameters, place, wanted)
+            of_rank, options = self._broadcast_state(rank, parameters, place, wanted)
             state.update(of_rank if wanted else {})
+            for index, values in options.items():
+                groups[index].update(values)
         whole = {"state": dict(sorted(state.items())), "param_groups": groups}
         for after in self._optimizer_state_dict_post_hooks.values():
             whole = after(self, whole) or whole
@@ -290,8 +298,10 @@ class ShardedOptimizer(Optimizer):
 
     def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
-    ) -> dict[int, dict[str, Any]]:
+    ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
         """Broadcast and return the optimizer state of the parameters that `rank` owns.
+
+        Also return the options of its parameter groups, by index, which a step may change.
 
         Tensors are broadcast one at a time, so that a device never holds more than one state tensor
         of another rank. All ranks must call this method. `parameters` are those of all parameter
@@ -301,15 +311,20 @@ class ShardedOptimizer(Optimizer):
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
-            outlines = [
-                {
-                    place[p]: {name: _outline(p, value) for name, value in values.items()}
-                    for p, values in self.state.items()
-                    if values  # not those that somebody only looked for
-                }
-            ]
+            states = {
+                place[p]: {name: _outline(p, value) for name, value in values.items()}
+                for p, values in self.state.items()
+                if values  # not those that somebody only looked for
+            }
+            options = {
+                index: _options(self.param_groups[index])
+                for chunk in self._chunks
+                for index, (_, inside) in enumerate(self._pairs(chunk), chunk.first_group)
+                if inside["params"]
+            }
+            outlines = [(states, options)]
         dist.broadcast_object_list(outlines, group=self._group, group_src=rank)
-        state: dict[int, dict[str, Any]] = outlines[0]
+        state, options = outlines[0]
         for i, values in state.items():
             for name, value in values.items():
                 if not isinstance(value, _Outline):
@@ -324,7 +339,7 @@ class ShardedOptimizer(Optimizer):
                 dist.broadcast(as_bytes, group=self._group, group_src=rank)
                 if wanted:
                     values[name] = tensor.to("cpu", copy=True)
-        return state
+        return state, options
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the parameters that this rank owns.

@@ -17,7 +17,6 @@ from torch.distributed.distributed_c10d import ReduceScatterOptions
 
 from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supports_average
 
-
 # These modules of torch compute with weights of submodules that they do not call.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -288,6 +287,8 @@ class Reduction(NamedTuple):
                 weight.shard.grad = piece.to(weight.shard.dtype)
             else:
                 weight.shard.grad.add_(piece)
+            for hook in (weight.shard._post_accumulate_grad_hooks or {}).values():
+                hook(weight.shard)  # of the user; autograd knows only the unsharded weight
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Base class of the DDP and FSDP wrappers: it owns their hooks, their state and the order of a step.
+"""Base class of the DDP and FSDP wrappers: owner of their hooks, their state and their steps.
 
     forward     begin: refuse or repair what an unfinished step left, broadcast buffers
                 run the module
@@ -17,7 +17,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,15 @@ from systems.parallel.collectives import GroupOf, broadcast_from_first, broadcas
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 # parameter -> weak reference to the wrapper that averages its gradient
 _OWNERS: Any = WeakIdKeyDictionary()
+
+
+def not_compiled(method: Method) -> Method:
+    """Return a method that torch.compile calls as it is, if a wrapper is compiled."""
+    disabled: Any = torch.compiler.disable(method)
+    return cast(Method, disabled)
 
 
 class DataParallelWrapper(nn.Module):
@@ -176,7 +183,7 @@ class DataParallelWrapper(nn.Module):
 
     # ---- a step ----------------------------------------------------------------------------------
 
-    @torch.compiler.disable
+    @not_compiled
     def _begin_forward(self) -> None:
         if self._replaced:
             raise RuntimeError(
@@ -198,7 +205,7 @@ class DataParallelWrapper(nn.Module):
             self._buffers_differ = False
         self._buffers_differ |= self.module.training
 
-    @torch.compiler.disable
+    @not_compiled
     def _end_forward(self, output: Any) -> None:
         if torch.is_grad_enabled():
             hook = weak_hook(self._notice_backward)
@@ -292,7 +299,7 @@ class DataParallelWrapper(nn.Module):
         self._all_used = torch.ones(len(trained), dtype=torch.uint8, device=device)
 
     def _arrange_if_changed(self) -> None:
-        """Arrange again if a parameter was frozen, thawed or replaced. All ranks must do the same."""
+        """Arrange again if a parameter was frozen, thawed or replaced, as on all ranks."""
         if "_hooks" not in self.__dict__:  # a copy of a wrapper
             self._arrange()
         elif any(
@@ -432,9 +439,9 @@ def _owner(parameter: Tensor) -> DataParallelWrapper | None:
 def _persistent_buffers(module: nn.Module) -> Iterator[Tensor]:
     for inner in module.modules():
         for name, buffer in inner._buffers.items():
-            if buffer is not None and name not in inner._non_persistent_buffers_set:
-                if buffer.numel():
-                    yield buffer
+            persistent = name not in inner._non_persistent_buffers_set
+            if buffer is not None and buffer.numel() and persistent:
+                yield buffer
 
 
 def _remove(hooks: list[Any]) -> None:

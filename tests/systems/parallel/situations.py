@@ -386,6 +386,81 @@ def frozen_then_thawed(run: Run) -> None:
         run.train(step)
 
 
+def optimizer_before_wrapping(run: Run) -> None:
+    run.make()
+    torch.manual_seed(0)
+    run.made = Net().to(run.here.device)
+    if run.alone:
+        run.made.double()
+    run.optimizer = torch.optim.Adam(run.made.parameters(), **ADAM)
+    run.model = run.made if run.wrapper is None else run.wrapper.wrap(run.made)
+    for step in range(2):
+        run.train(step)
+
+
+def options_by_dimensions(run: Run) -> None:
+    """Weight decay for matrices only, which are recognized by their number of dimensions."""
+    run.make()
+    groups = [
+        {"params": [p for p in run.model.parameters() if p.ndim >= 2], "weight_decay": 0.5},
+        {"params": [p for p in run.model.parameters() if p.ndim < 2]},
+    ]
+    run.optimizer = (torch.optim.Adam if run.wrapper is None else run.wrapper.optimizer)(
+        groups, **ADAM
+    )
+    for step in range(2):
+        run.train(step)
+
+
+def gradients_edited_by_a_hook(run: Run) -> None:
+    """A hook after the accumulation of a gradient runs before the gradient is sent."""
+    run.make()
+
+    def halve(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    for parameter in [] if run.alone else list(run.model.parameters()):
+        parameter.register_post_accumulate_grad_hook(halve)
+    for step in range(2):
+        run.zero_grad()
+        run.backward(step, scale=0.5 if run.alone else 1.0)
+        run.finish()
+        run.optimizer.step()
+
+
+def gradients_set_by_hand(run: Run) -> None:
+    """Gradients come from `torch.autograd.grad`; `finish` averages them."""
+    run.make()
+    run.train(0)
+    for step in range(1, 3):
+        run.zero_grad()
+        losses = run.losses(step)
+        total = torch.stack(losses).mean()
+        parameters = list(run.made.parameters())
+        for p, grad in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
+            p.grad = grad
+        run.finish()
+        run.optimizer.step()
+
+
+class Body(Net):
+    def forward(self, x: Tensor) -> Any:
+        return torch.tanh(self.middle(torch.tanh(self.first(x))))
+
+
+def head_outside_forward(run: Run) -> None:
+    """A loss in chunks calls the last layer itself."""
+    run.make(Body)
+
+    def of(model: Any, x: Tensor) -> Tensor:
+        outs = [run.made.last(chunk) for chunk in model(x).chunk(2)]
+        return F.mse_loss(torch.cat(outs), x[:, :1])
+
+    for step in range(2):
+        run.train(step, of)
+
+
 # ---- modules as people have them -----------------------------------------------------------------
 
 
@@ -655,6 +730,11 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "wrapped_again": wrapped_again,
     "first_wrapper_dropped": first_wrapper_dropped,
     "frozen_then_thawed": frozen_then_thawed,
+    "optimizer_before_wrapping": optimizer_before_wrapping,
+    "options_by_dimensions": options_by_dimensions,
+    "gradients_edited_by_a_hook": gradients_edited_by_a_hook,
+    "gradients_set_by_hand": gradients_set_by_hand,
+    "head_outside_forward": head_outside_forward,
     "multihead_attention": multihead_attention,
     "transformer_encoder_layer": transformer_encoder_layer,
     "batch_norm": batch_norm,

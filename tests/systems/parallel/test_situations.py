@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from systems.parallel import (
@@ -41,6 +40,7 @@ REFUSED = {
         "state_assigned": "assign=True",
         "deepcopied": "cannot be copied",
         "pickled": "cannot be copied",
+        "gradients_set_by_hand": "not to have been used",
     },
     **{
         name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
@@ -50,7 +50,8 @@ REFUSED = {
 # Situations in which torch's own is wrong or fails, as seen with torch 2.13.
 _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
-    "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned",
+    "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned", "gradients_set_by_hand",
+    "head_outside_forward",
 }  # fmt: skip
 TORCH_FAILS = {
     "torch_ddp": _DDP_FAILS,
@@ -59,6 +60,7 @@ TORCH_FAILS = {
         "exception_in_backward", "exception_in_backward_zeros", "no_sync_skipped",
         "no_sync_skipped_zeros", "evaluated_between_steps", "batch_norm", "wrapped_again",
         "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
+        "optimizer_before_wrapping", "gradients_set_by_hand",
     },
 }  # fmt: skip
 CASES = [
@@ -223,7 +225,7 @@ def lone_call(here: RankContext, make: Callable[[nn.Module], Callable[[], Any]])
     store.set("over", "")
 
 
-def _impatient_store() -> dist.Store:
+def _impatient_store() -> Store:
     """Let ranks wait for others outside collectives for a second only. Return the store."""
     rank_meetings.PATIENCE_S = 0.5
     store = _get_default_store()
