@@ -36,7 +36,7 @@ _EXTERNAL = (f"{_FLASH}.external", f"{_FLASH}.autograd")
 # Benchmarks call the implementations directly.
 _UNUSED = tuple(f"{_FLASH}.{name}" for name in ("api", "arguments", "auto", "drop_in"))
 _WRAPPERS = ("ddp", "fsdp", "sharded_weights", "sharded_optimizer")
-_NEEDS = {"fsdp": ("ddp", "sharded_weights")}  # modules that a wrapper imports
+_NEEDS = {"fsdp": ("sharded_weights",)}  # modules that a wrapper imports
 
 
 def without_other_attentions(implementation: str, *others: str) -> Sources:

@@ -16,21 +16,12 @@ Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
 OverlappedDDP and BucketedDDP overlap communication with backward. A bucket is a list of gradient
 tensors, which are reduced in place; only gradients that are not contiguous are copied. So between
-steps, training needs no more memory than on one GPU. Use `zero_grad(set_to_none=True)`.
+steps, training needs no more memory than on one GPU.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
 different parameters. So every trainable parameter is reduced in every step, in a fixed order. If a
 gradient is ready before the previous gradients in this order, its all-reduce starts after theirs.
-If a rank has no gradient for a parameter, `finish_gradient_synchronization` sends zeros.
-
-A small all-reduce at the end finds the parameters that no rank used. These parameters keep `grad`
-None, because with a gradient of zeros, momentum and weight decay would change them. To read the
-result of this all-reduce on a GPU, the host must block. Only ranks with a missing gradient do so.
-
-NCCL kernels use SMs that backward could use. The environment variable NCCL_MAX_CTAS limits the
-number of these SMs. `ProcessGroupNCCL.Options(is_high_priority_stream=True)` makes NCCL kernels
-start before waiting kernels of backward. The wrappers do not set these two options. The caller can
-set them for the process group.
+If a rank has no gradient for a parameter, it sends zeros at the end of backward.
 """
 
 from __future__ import annotations

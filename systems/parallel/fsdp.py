@@ -153,11 +153,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         layer_names = [names[layer.module] for layer in self._layers]
         self._forward_order = LayerOrder(self._meetings, "forward", layer_names)
         self._backward_layers = LayerOrder(self._meetings, "backward", layer_names)
-
-        # Orders of layers are lists of indices in `_layers`.
-        self._expected: list[int] = []  # in the previous forward
-        self._order: list[int] = []  # in the current forward
-        self._backward_order: list[int] = []  # in the forward of the current backward
+        # Indices in `_layers`, in the order of the forward of the current backward
+        self._backward_order: list[int] = []
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
         self._reductions: deque[Reduction] = deque()
         self._collectives = 0  # number of collectives that the current step has started
@@ -254,11 +251,17 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 warning names the missing ranks after 5 s.
         """
         self._meetings.meet(self._group, "gather_full_parameters()")
-        full = {w.shard: w.gather(w.shard.detach(), self._group) for w in self._weights}
-        return {
-            name: full[p] if p in full else p.detach().clone()
-            for name, p in self.module.named_parameters(remove_duplicate=False)
-        }
+        full = {name: whole for names, whole in self._gather_all() for name in names}
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: full[name] if name in full else p.detach().clone() for name, p in named}
+
+    def _gather_all(self) -> Iterator[tuple[list[str], Tensor]]:
+        """Gather the sharded weights one at a time. Yield the names and the value of each."""
+        names: dict[Tensor, list[str]] = {}
+        for name, p in self.module.named_parameters(remove_duplicate=False):
+            names.setdefault(p, []).append(name)
+        for weight in self._weights:
+            yield names[weight.shard], weight.gather(weight.shard.detach(), self._group)
 
     def state_dict(self, *args: Any, to: int | None = None, **kwargs: Any) -> Any:
         """Return the state dict of the module, with unsharded parameters on the CPU.
@@ -279,12 +282,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _unshard(self, _: nn.Module, states: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Replace the shards in a state dict by whole weights. A hook of the module."""
         self._meetings.meet(self._group, "state_dict()")
-        names: dict[Tensor, list[str]] = {}
-        for name, p in self.module.named_parameters(remove_duplicate=False):
-            names.setdefault(p, []).append(prefix + name)
-        for weight in self._weights:  # one at a time, so that a GPU never has all of them
-            full = weight.gather(weight.shard.detach(), self._group).to("cpu", copy=True)
-            states.update(dict.fromkeys(names[weight.shard], full))
+        for names, whole in self._gather_all():
+            on_cpu = whole.to("cpu", copy=True)  # so that a GPU never has all weights
+            states.update((prefix + name, on_cpu) for name in names)
         for name, value in states.items():
             if name.startswith(prefix) and isinstance(value, Tensor):
                 states[name] = value.detach().cpu()
@@ -401,7 +401,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for weight in self._weights:
             weight.drop_zeroed_gradient()
         _refresh(self._copies)
-        self._expected, self._order = self._order, []
         self._forward_order.begin()
         self._collectives = 0
         self._open = True
@@ -436,11 +435,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if in_backward():
             after = layer.position + 1
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
-        if self._open:  # else a part of the module was called on its own
-            self._forward_order.visit(self._group, index)
-        layer.position = len(self._order)
-        self._order.append(index)
-        expected = self._expected[layer.position : layer.position + PREFETCH_LAYERS + 1]
+        order = self._forward_order
+        layer.position = at = len(order.visited)
+        if self._open:
+            order.visit(self._group, index)
+        else:  # a part of the module was called on its own
+            order.visited.append(index)
+        expected = order.expected[at : at + PREFETCH_LAYERS + 1]
         return expected[1:] if expected[:1] == [index] else []
 
     @not_compiled
@@ -451,12 +452,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if not layer.weights:
             return
         if in_backward():
-            order, at = self._backward_order or self._order, self._backward_at
+            order, at = self._backward_order or self._forward_order.visited, self._backward_at
             keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
         else:
             # Keep the last layer of forward, because backward starts with it.
-            order = self._order
-            keep = torch.is_grad_enabled() and self._expected[-1:] == [index]
+            order = self._forward_order.visited
+            keep = torch.is_grad_enabled() and self._forward_order.expected[-1:] == [index]
         hook = weak_hook(self._before_backward, order, layer.position)
         tensors = tensors_in(out)
         for tensor in tensors:
@@ -564,7 +565,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             layer.arrived.clear()
         for parameter in (*self._weights, *self._copies):
             parameter.unsharded.grad = None
-        self._order, self._backward_order = [], []
+        self._backward_order = []
 
     def _average(self) -> None:
         for bucket in self._buckets:

@@ -100,14 +100,14 @@ class LayerOrder:
     def __init__(self, meetings: Meetings, kind: str, names: Sequence[str]):
         self._meetings, self._kind, self._names = meetings, kind, names
         self._passes = 0
-        self._expected: list[int] | None = None  # layers of the previous pass
-        self._visited: list[int] = []
-        self._known = False  # all ranks know that this pass differs from the previous one
+        self.expected: list[int] = []  # layers of the previous pass
+        self.visited: list[int] = []  # layers of this pass
+        self._known = True  # all ranks know that this pass differs from the previous one
 
     def begin(self) -> None:
+        self._known = self._passes == 0
         self._passes += 1
-        self._visited = []
-        self._known = self._expected is None
+        self.visited = []
 
     def visit(self, group: dist.ProcessGroup, layer: int) -> None:
         """Check the next layer of the pass, given by its index in `names`.
@@ -115,10 +115,9 @@ class LayerOrder:
         Raises:
             RuntimeError: if another rank runs another layer; the message names both.
         """
-        at = len(self._visited)
-        self._visited.append(layer)
-        expected = self._expected
-        if self._known or expected is None or at >= len(expected) or expected[at] != layer:
+        at = len(self.visited)
+        self.visited.append(layer)
+        if self._known or self.expected[at : at + 1] != [layer]:
             self._tell(group, at, f"layer {self._names[layer]}")
 
     def end(self, group: dist.ProcessGroup) -> None:
@@ -127,10 +126,10 @@ class LayerOrder:
         Raises:
             RuntimeError: if a rank does; the message names the rank and the layer.
         """
-        at = len(self._visited)
-        if self._known or self._expected is None or at < len(self._expected):
+        at = len(self.visited)
+        if self._known or at < len(self.expected):
             self._tell(group, at, "the end")
-        self._expected = self._visited
+        self.expected = list(self.visited)
 
     def _tell(self, group: dist.ProcessGroup, at: int, step: str) -> None:
         if self._known:
@@ -139,8 +138,7 @@ class LayerOrder:
             )
             return
         self._known = True
-        before = self._expected[at] if self._expected and at < len(self._expected) else None
-        usual = "the end" if before is None else f"layer {self._names[before]}"
+        usual = f"layer {self._names[self.expected[at]]}" if at < len(self.expected) else "the end"
         self._meetings.meet(group, f"{step} of {self._kind}, which was {usual} before")
 
 

@@ -83,10 +83,7 @@ class _Piece:
             self.views.append((parameter, view))
 
     def is_current(self) -> bool:
-        """Return True if all parameters are still views of the flat tensor.
-
-        The result is False if a parameter was moved or cast, for example by `module.to(...)`.
-        """
+        """Return False if a parameter was moved or cast, for example by `module.to(...)`."""
         return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in self.views)
 
 
@@ -99,9 +96,7 @@ class _Chunk:
 
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
-        self.optimizer = optimizer  # None if this rank has no parameters in the chunk
-        # Index in ShardedOptimizer.param_groups of the optimizer's first parameter group.
-        self.first_group = first_group
+        self.optimizer, self.first_group = optimizer, first_group
         self.lay_out()
 
     def lay_out(self) -> None:

@@ -40,7 +40,7 @@ REFUSED = {
         "state_assigned": "assign=True",
         "deepcopied": "cannot be copied",
         "pickled": "cannot be copied",
-        "gradients_set_by_hand": "not to have been used",
+        "gradients_set_by_hand": "not have been used",
     },
     **{
         name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
