@@ -51,7 +51,7 @@ class Params(ParallelParams):
     #   torch         torch's DistributedDataParallel, default arguments (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
-    #   FILE.py:NAME  a wrapper of your own, see `systems.external.parallel`
+    #   FILE.py:NAME  a wrapper of your own, see `systems.training.external_wrappers`
     # torch.compile does not split compiled blocks in torch's DistributedDataParallel, also inside a
     # wrapper of your own (see `measure`).
     strategy: Annotated[str, Implementation("ddp", STRATEGIES)]
@@ -237,7 +237,7 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     from systems import parallel
-    from systems.external.parallel import wrap_ddp
+    from systems.training.external_wrappers import wrap_ddp
 
     if is_reference(params.strategy):
         try:

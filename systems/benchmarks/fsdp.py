@@ -45,7 +45,7 @@ class Params(ParallelParams):
     #                    gathered as a whole.
     #   fsdp2            torch's fully_shard, applied to each block and to the model
     #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
-    #   FILE.py:NAME     a wrapper of your own, see `systems.external.parallel`
+    #   FILE.py:NAME     a wrapper of your own, see `systems.training.external_wrappers`
     strategy: Annotated[str, Implementation("fsdp", STRATEGIES)]
     # fp32 and tf32 have the same meaning as in `TransformerParams`. With bf16_master, weights are
     # gathered and gradients are reduced in bf16, and torch's AdamW updates float32 shards. The
@@ -268,9 +268,9 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch
     import torch.distributed as dist
 
-    from systems.external.parallel import wrap_fsdp
     from systems.model import TransformerBlock, cross_entropy
     from systems.parallel import FullyShardedDataParallel
+    from systems.training.external_wrappers import wrap_fsdp
     from systems.training.parallel_training import ParallelTraining
 
     dtype = None

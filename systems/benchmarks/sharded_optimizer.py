@@ -38,7 +38,7 @@ class Params(ParallelParams):
     #   sharded      `systems.parallel.ShardedOptimizer` shards the state
     #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True shards the
     #                state
-    #   FILE.py:NAME   an optimizer class of your own, see `systems.external.parallel`
+    #   FILE.py:NAME   an optimizer class of your own, see `systems.training.external_wrappers`
     strategy: Annotated[str, Implementation("optimizer", STRATEGIES)]
 
 
@@ -159,8 +159,8 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from systems.external.parallel import make_sharded_optimizer
     from systems.parallel import BucketedDDP, ShardedOptimizer
+    from systems.training.external_wrappers import make_sharded_optimizer
     from systems.training.parallel_training import ParallelTraining
     from systems.training.training import optimizer_class_and_options
 

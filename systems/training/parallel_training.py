@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.external.parallel import finish_of
 from systems.external.reference import is_reference
 from systems.model import cross_entropy
 from systems.training.attention_choice import require_right_attention
+from systems.training.external_wrappers import finish_of
 from systems.training.parallel_params import ParallelParams
 from systems.training.training import (
     Training,

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from systems.benchmark import WrongOutput
-from systems.external.parallel import full_gradients_by_update, full_parameters
 from systems.parallel import FullyShardedDataParallel
+from systems.training.external_wrappers import full_gradients_by_update, full_parameters
 from systems.training.parallel_check import check_again, check_parallel
 from systems.training.parallel_training import ParallelTraining
 

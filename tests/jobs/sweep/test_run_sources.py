@@ -88,7 +88,6 @@ def test_an_edit_of_a_wrapper(stale_after: Callable[[str, str, str], set[str]]) 
     stale = stale_after("systems/parallel/ddp.py", *EDIT)
     assert {(RUNS[id].benchmark, RUNS[id].params["strategy"]) for id in stale} == {
         *(("data_parallel", name) for name in ("naive", "flat", "overlapped", "bucketed")),
-        *(("fsdp", name) for name in ("layers", "blocks", "fsdp2", "fsdp2_prefetch")),
         *(("sharded_optimizer", name) for name in ("replicated", "sharded", "torch_zero")),
     }
 

@@ -146,7 +146,7 @@ class Summed(NaiveDDP):
 
 
 class NotAveraged(NaiveDDP):
-    def finish_gradient_synchronization(self) -> None:
+    def _average(self) -> None:
         pass
 
 

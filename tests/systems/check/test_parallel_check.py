@@ -79,10 +79,10 @@ class Buckets(Right):
 
 class StopsAveraging(Right):
     steps = 0
-    def finish_gradient_synchronization(self):
+    def _average(self):
         self.steps += 1
         if self.steps <= 3:
-            super().finish_gradient_synchronization()
+            super()._average()
 
 class Stops(MyFSDP):
     steps = 0
