@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from systems.kernels.adamw.group import misfits
 from systems.kernels.adamw.reference import stream
 from systems.kernels.device import on
 
@@ -28,6 +29,11 @@ class ParamTensors(NamedTuple):
     hyper: Tensor  # float64 (5,) on the device of param: lr, beta1, beta2, eps, weight_decay
     stream: int  # random stream of the parameter, reference.stream(seed, index)
     stochastic: bool  # True for stochastic rounding
+
+    def others(self) -> dict[str, Tensor]:
+        """Return the step, the gradient and the state by name, as `group.misfits` takes them."""
+        names = ("gradient", "exp_avg", "exp_avg_sq", "master", "step")
+        return {n: t for n, t in zip(names, self[1:6], strict=True) if t is not None}
 
 
 class _Variant(NamedTuple):
@@ -53,6 +59,9 @@ class TableLayout(NamedTuple):
     """
 
     rows: list[tuple[int, ...]]  # columns as in kernel.py
+    # Whether the parameter is contiguous, and the sizes of the gradient and the state. A tensor can
+    # be replaced by a smaller one at the same address.
+    sizes: list[tuple[int, ...]]
     variants: list[_Variant]  # variant of each row
     block_size: int  # number of elements per program
 
@@ -64,6 +73,7 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
     kernel updates block_size elements.
     """
     rows: list[tuple[int, ...]] = []
+    sizes: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
     for tensors in params:
         addresses = (
@@ -81,10 +91,16 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
                 tensors.master is not None, tensors.stochastic, aligned,
             )
         )  # fmt: skip
+        sizes.append(
+            (
+                tensors.param.is_contiguous(), tensors.grad.numel(), tensors.exp_avg.nbytes,
+                tensors.exp_avg_sq.nbytes, 0 if tensors.master is None else tensors.master.nbytes,
+            )
+        )  # fmt: skip
         # Same order as the columns in kernel.py.
         step, hyper = tensors.step.data_ptr(), tensors.hyper.data_ptr()
         rows.append((*addresses, step, hyper, tensors.param.numel(), tensors.stream))
-    return TableLayout(rows, variants, block_size)
+    return TableLayout(rows, sizes, variants, block_size)
 
 
 class Tables:
@@ -258,10 +274,18 @@ def fused_adamw(
     the update has an error of up to 3 units in the last place of float32. A parameter that is
     rounded to bfloat16 may then differ from the reference by one unit in the last place of
     bfloat16.
+
+    Raises:
+        RuntimeError: if a tensor is not contiguous or has another shape, dtype or device than in
+            `adamw_reference`; the message names all of them.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
     tensors = ParamTensors(
         param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
         stochastic_rounding,
     )  # fmt: skip
+    dtypes = {"exp_avg": exp_avg.dtype, "exp_avg_sq": exp_avg.dtype}
+    dtypes |= {} if master is None else {"master": torch.float32}
+    if errors := misfits("param", param, tensors.others(), dtypes):
+        raise RuntimeError("; ".join(errors))
     Tables(table_layout([tensors], BLOCK_SIZE), param.device).launch()
