@@ -75,6 +75,21 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
     assert len(optimizers[0]._tables[torch.device("cpu")].blocks) == 3
 
 
+def test_default_dtype_and_device_change_nothing():
+    optimizers = []
+    for dtype, device in ((F32, "cpu"), (BF16, "meta")):
+        parameters = make_parameters(F32)
+        set_grads(parameters, 0)
+        optimizers.append(make_optimizer("fp32", parameters))
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                optimizers[-1].step()
+        finally:
+            torch.set_default_dtype(F32)
+    assert_same(*optimizers)
+
+
 @pytest.mark.parametrize("change", MISFITS)
 def test_a_tensor_that_does_not_fit_its_parameter_is_named(change):
     assert_misfit_is_refused(change)
