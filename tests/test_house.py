@@ -15,6 +15,19 @@ from tests.jobs.harness import ROOT
 
 Graph = dict[str, set[str]]
 
+# With --against, the present `jobs` executes the `systems` of another checkout, back to commit
+# 2616937580. A process that does so starts in one of RUN_OTHER_CODE. What these and the modules of
+# `jobs` that they import use of `systems` must exist in every such checkout, with the same meaning.
+RUN_OTHER_CODE = ("jobs.launch.check_checkout", "jobs.worker.torchrun", "jobs.worker.run_process")
+OF_OTHER_CODE: Graph = {
+    "systems.benchmark": {"ARTIFACTS", "Unsupported", "WrongOutput"},
+    "systems.external.parameter": {"Implementation"},
+    "systems.external.reference": {"is_reference"},
+    # Found by name: modules in the package, and a module if the benchmark has imported it.
+    "systems.benchmarks": set(),
+    "systems.measure.windows": set(),
+}
+
 
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -120,6 +133,33 @@ def test_imports_go_the_way_that_contributing_says() -> None:
 def test_the_table_itself_has_no_circle() -> None:
     assert len(rows()) > 10
     assert not circles({name: may_import for names, may_import in rows() for name in names})
+
+
+def uses_of_systems(module: str) -> Iterator[tuple[str, str]]:
+    """Yield modules of `systems` that a module imports or names in a string, and what of them."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    path = path if path.exists() else path.with_suffix("") / "__init__.py"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"systems[\w.]*", str(node.value)):
+            yield str(node.value).rstrip("."), ""
+
+
+def test_little_of_another_checkout_is_used_by_the_launcher() -> None:
+    reached: set[str] = set()
+    waiting = list(RUN_OTHER_CODE)
+    while waiting:
+        reached.add(module := waiting.pop())
+        named = {".".join(target.split(".")[:n]) for target in imports()[module] for n in (1, 2, 3)}
+        waiting += [m for m in named & imports().keys() - reached if m.startswith("jobs")]
+    used: Graph = {}
+    for source, name in {use for module in reached for use in uses_of_systems(module)}:
+        if source.partition(".")[0] == "systems":
+            used.setdefault(source, set()).update({name} - {""})
+    assert used == OF_OTHER_CODE
 
 
 def test_a_circle_and_a_wrong_way_are_found() -> None:

@@ -3,7 +3,8 @@
 Each run of the sweep is measured with the present code and with the other checkout, in the same
 block. The other checkout is copied, so that it does not change while jobs wait. The package `jobs`
 is left out of the copy: both sides are executed by the present launcher, and only the measured code
-differs.
+differs. So the launcher must find in every checkout what it uses of `systems`. tests/test_house.py
+lists it.
 """
 
 from __future__ import annotations

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from systems.kernels.adamw import FusedAdamW, adamw_reference
+from systems.kernels.adamw import FusedAdamW, adamw_reference, fused_adamw
 from systems.kernels.adamw.launch import Tables
 from tests.systems.kernels.adamw_cases import (
     BF16,
     F16,
     F32,
     HYPER,
+    MISFITS,
     USES,
     assert_against_float64,
     assert_kernel_is_reference,
+    assert_misfit_is_refused,
     assert_same,
     make_optimizer,
     make_parameters,
@@ -71,6 +73,36 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups():
             )  # fmt: skip
     assert_same(*optimizers)
     assert len(optimizers[0]._tables[torch.device("cpu")].blocks) == 3
+
+
+def test_default_dtype_and_device_change_nothing():
+    optimizers = []
+    for dtype, device in ((F32, "cpu"), (BF16, "meta")):
+        parameters = make_parameters(F32)
+        set_grads(parameters, 0)
+        optimizers.append(make_optimizer("fp32", parameters))
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                optimizers[-1].step()
+        finally:
+            torch.set_default_dtype(F32)
+    assert_same(*optimizers)
+
+
+@pytest.mark.parametrize("change", MISFITS)
+def test_a_tensor_that_does_not_fit_its_parameter_is_named(change):
+    assert_misfit_is_refused(change)
+
+
+def test_the_kernel_itself_refuses_a_tensor_that_does_not_fit():
+    tensors = [torch.ones(8), torch.ones(8), torch.ones(8), torch.ones(7), None]
+    with pytest.raises(
+        RuntimeError, match=r"exp_avg_sq of param must be .* \(8,\) on cpu, got .*7"
+    ):
+        fused_adamw(
+            *tensors, torch.zeros((), dtype=torch.int64), **HYPER, stochastic_rounding=False
+        )
 
 
 @pytest.mark.slow

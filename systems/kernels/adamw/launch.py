@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from systems.kernels.adamw.group import misfits
 from systems.kernels.adamw.reference import stream
 from systems.kernels.device import on
 
@@ -28,6 +29,11 @@ class ParamTensors(NamedTuple):
     hyper: Tensor  # float64 (5,) on the device of param: lr, beta1, beta2, eps, weight_decay
     stream: int  # random stream of the parameter, reference.stream(seed, index)
     stochastic: bool  # True for stochastic rounding
+
+    def others(self) -> dict[str, Tensor]:
+        """Return the step, the gradient and the state by name, as `group.misfits` takes them."""
+        names = ("gradient", "exp_avg", "exp_avg_sq", "master", "step")
+        return {n: t for n, t in zip(names, self[1:6], strict=True) if t is not None}
 
 
 class _Variant(NamedTuple):
@@ -53,6 +59,9 @@ class TableLayout(NamedTuple):
     """
 
     rows: list[tuple[int, ...]]  # columns as in kernel.py
+    # Whether the parameter is contiguous, and the sizes of the gradient and the state. A tensor can
+    # be replaced by a smaller one at the same address.
+    sizes: list[tuple[int, ...]]
     variants: list[_Variant]  # variant of each row
     block_size: int  # number of elements per program
 
@@ -64,27 +73,20 @@ def table_layout(params: list[ParamTensors], block_size: int) -> TableLayout:
     kernel updates block_size elements.
     """
     rows: list[tuple[int, ...]] = []
+    sizes: list[tuple[int, ...]] = []
     variants: list[_Variant] = []
-    for tensors in params:
-        addresses = (
-            tensors.param.data_ptr(),
-            tensors.grad.data_ptr(),
-            tensors.exp_avg.data_ptr(),
-            tensors.exp_avg_sq.data_ptr(),
-            0 if tensors.master is None else tensors.master.data_ptr(),
-        )
-        param, grad, exp_avg, exp_avg_sq, master = addresses
-        aligned = (param | grad | exp_avg | exp_avg_sq | master) % 16 == 0
-        variants.append(
-            _Variant(
-                tensors.param.dtype, tensors.grad.dtype, tensors.exp_avg.dtype,
-                tensors.master is not None, tensors.stochastic, aligned,
-            )
-        )  # fmt: skip
+    # Unpacked, because each access to a field would take time in every step.
+    for param, grad, first, second, master, step, hyper, random, stochastic in params:
+        p, g, m, v = param.data_ptr(), grad.data_ptr(), first.data_ptr(), second.data_ptr()
+        w = 0 if master is None else master.data_ptr()
+        aligned = (p | g | m | v | w) % 16 == 0
+        has_master, weights = (False, 0) if master is None else (True, master.nbytes)
+        dtypes = param.dtype, grad.dtype, first.dtype
+        variants.append(_Variant(*dtypes, has_master, stochastic, aligned))
+        sizes.append((param.is_contiguous(), grad.numel(), first.nbytes, second.nbytes, weights))
         # Same order as the columns in kernel.py.
-        step, hyper = tensors.step.data_ptr(), tensors.hyper.data_ptr()
-        rows.append((*addresses, step, hyper, tensors.param.numel(), tensors.stream))
-    return TableLayout(rows, variants, block_size)
+        rows.append((p, g, m, v, w, step.data_ptr(), hyper.data_ptr(), param.numel(), random))
+    return TableLayout(rows, sizes, variants, block_size)
 
 
 class Tables:
@@ -106,7 +108,7 @@ class Tables:
 
         self.layout, self.device = layout, device
         rows = len(layout.rows)
-        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64), device)
+        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64, device="cpu"), device)
         shapes = [row[kernel.NUMEL.value] for row in layout.rows]
         self._shapes = (shapes, layout.variants, layout.block_size)
         self.scalars: Tensor  # float32 (rows, SCALARS)
@@ -115,14 +117,15 @@ class Tables:
         if like is not None and like._shapes == self._shapes:
             self.scalars, self.keys, self.blocks = like.scalars, like.keys, like.blocks
             return
-        self.scalars = torch.empty(rows, kernel.SCALARS.value, device=device)
+        self.scalars = torch.empty(rows, kernel.SCALARS.value, dtype=torch.float32, device=device)
         self.keys = torch.empty(rows, dtype=torch.uint32, device=device)
-        numel = torch.tensor(shapes, dtype=torch.int64)
+        numel = torch.tensor(shapes, dtype=torch.int64, device="cpu")
         for variant in dict.fromkeys(layout.variants):
-            mine = torch.tensor([v == variant for v in layout.variants])
+            mine = torch.tensor([v == variant for v in layout.variants], device="cpu")
             count = torch.where(mine, (numel + layout.block_size - 1) // layout.block_size, 0)
-            row = torch.repeat_interleave(torch.arange(rows), count)
-            block = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
+            row = torch.arange(rows, device="cpu").repeat_interleave(count)
+            first = (count.cumsum(0) - count).repeat_interleave(count)
+            block = torch.arange(len(row), device="cpu") - first
             if len(row):  # no blocks if all tensors are empty
                 pairs = torch.stack([row, block], dim=1).to(torch.int32)
                 self.blocks[variant] = _upload(pairs, device)
@@ -258,10 +261,18 @@ def fused_adamw(
     the update has an error of up to 3 units in the last place of float32. A parameter that is
     rounded to bfloat16 may then differ from the reference by one unit in the last place of
     bfloat16.
+
+    Raises:
+        RuntimeError: if a tensor is not contiguous or has another shape, dtype or device than in
+            `adamw_reference`; the message names all of them.
     """
     hyper = torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=param.device)
     tensors = ParamTensors(
         param, grad, exp_avg, exp_avg_sq, master, step, hyper, stream(seed, index),
         stochastic_rounding,
     )  # fmt: skip
+    dtypes = {"exp_avg": exp_avg.dtype, "exp_avg_sq": exp_avg.dtype}
+    dtypes |= {} if master is None else {"master": torch.float32}
+    if errors := misfits("param", param, tensors.others(), dtypes):
+        raise RuntimeError("; ".join(errors))
     Tables(table_layout([tensors], BLOCK_SIZE), param.device).launch()

@@ -33,6 +33,10 @@ The step can be captured in a CUDA graph. Gradients must keep their addresses:
     optimizer.param_groups[0]["lr"] = 1e-4
     optimizer.update_hyperparameters()           # the next replay uses the new lr
 
+If lr is a tensor on the GPU, each step and each replay copies it on the device, with one small
+kernel per group: lr.fill_(1e-4) needs no call. As in torch, load_state_dict replaces this tensor,
+so capture again after it.
+
 The graph reads tables that belong to the optimizer. So the optimizer must not be freed before the
 graph.
 """
@@ -40,6 +44,7 @@ graph.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
@@ -47,10 +52,18 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.kernels.adamw.group import errors_of, hyper_values, is_stochastic, state_dtypes
+from systems.kernels.adamw.group import (
+    errors_of,
+    hyper_values,
+    is_stochastic,
+    misfits,
+    parameter_name,
+    state_dtypes,
+)
 from systems.kernels.adamw.launch import (
     BLOCK_SIZE,
     ParamTensors,
+    TableLayout,
     Tables,
     stale_reason,
     table_layout,
@@ -65,6 +78,10 @@ PREPARE = (
     "call FusedAdamW.prepare() before the capture, when gradients exist, and keep the gradients at "
     "their addresses with zero_grad(set_to_none=False)"
 )
+
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")  # as `hyper_values`
+# The indices of a parameter in all groups and in its group, its group, and its tensors.
+Updated = tuple[int, int, dict[str, Any], ParamTensors]
 
 _stream = functools.lru_cache(maxsize=65_536)(stream)
 
@@ -91,7 +108,8 @@ class FusedAdamW(Optimizer):
     Args:
         params: contiguous float32, bfloat16 or float16 tensors, or parameter groups. All options
             can be set per group.
-        lr, betas, eps, weight_decay: as in torch.optim.AdamW, but lr must be a number.
+        lr, betas, eps, weight_decay: as in torch.optim.AdamW. lr and betas may be tensors with one
+            element, which are read in every step.
         state_dtype: dtype of exp_avg and exp_avg_sq, float32 or bfloat16.
         master_weights: whether 16-bit parameters have float32 master weights, which float32 ones
             never have. None means that they do if state_dtype is float32.
@@ -109,16 +127,17 @@ class FusedAdamW(Optimizer):
     block_size: int = BLOCK_SIZE  # number of elements per program; may be set on an instance
 
     _tables: dict[torch.device, Tables]  # tables of the last step
-    _captured: list[Tables]  # tables read by captured graphs, kept alive
+    _captured: list[Tables | Tensor]  # what captured graphs read, kept alive
     # (group index, device) -> float64 (5,) on the device, and its values on the host.
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
     _dense_grads: dict[Tensor, Tensor]  # parameter -> contiguous copy of its gradient
+    _checked: dict[int, tuple[object, ...]]  # index of a parameter -> addresses and sizes that fit
 
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         *,
@@ -146,6 +165,7 @@ class FusedAdamW(Optimizer):
             ("_captured", []),
             ("_hyper", {}),
             ("_dense_grads", {}),
+            ("_checked", {}),
         ):
             self.__dict__.setdefault(name, empty)
 
@@ -182,9 +202,12 @@ class FusedAdamW(Optimizer):
         """Update every parameter that has a gradient, and return the result of closure.
 
         Raises:
-            RuntimeError: if a gradient is sparse or a parameter is not contiguous. During the
-                capture of a CUDA graph, also if `prepare` was not called before, or if tensors,
-                their addresses or hyperparameters have changed since the call of `prepare`.
+            RuntimeError: if a gradient is sparse, a parameter is not contiguous, or a gradient or
+                state tensor has another shape, dtype or device than its parameter requires; nothing
+                on that device is updated. After `p.data` has got another shape, delete
+                optimizer.state[p]. During the capture of a CUDA graph, also if `prepare` was not
+                called before, or if tensors, their addresses or hyperparameters have changed since
+                the call of `prepare`.
         """
         loss = None
         if closure is not None:
@@ -193,13 +216,14 @@ class FusedAdamW(Optimizer):
         capturing = _capturing()
         for device, params in self._params_by_device(capturing).items():
             if runs_kernels(device):
-                self._tables_for(device, [tensors for _, _, tensors in params], capturing).launch()
+                self._tables_for(device, params, capturing).launch()
                 continue
-            for index, group, tensors in params:
+            self._require_fit(params)
+            for index, _, group, tensors in params:
+                lr, beta1, beta2, eps, weight_decay = map(float, hyper_values(group))
                 adamw_reference(
-                    *tensors[:6], lr=group["lr"], betas=group["betas"], eps=group["eps"],
-                    weight_decay=group["weight_decay"], stochastic_rounding=tensors.stochastic,
-                    seed=group["seed"], index=index,
+                    *tensors[:6], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay,
+                    stochastic_rounding=tensors.stochastic, seed=group["seed"], index=index,
                 )  # fmt: skip
         return loss
 
@@ -221,10 +245,9 @@ class FusedAdamW(Optimizer):
             )
         for device, params in self._params_by_device(capturing=False).items():
             if runs_kernels(device):
-                self._tables_for(
-                    device, [tensors for _, _, tensors in params], capturing=False
-                ).compile()
+                self._tables_for(device, params, capturing=False).compile()
 
+    @torch.no_grad()
     def update_hyperparameters(self) -> None:
         """Copy lr, betas, eps and weight_decay from `param_groups` to the device.
 
@@ -242,20 +265,19 @@ class FusedAdamW(Optimizer):
             )
         self._update_hyperparameters(capturing=False)
 
-    def _params_by_device(
-        self, capturing: bool
-    ) -> dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]]:
-        """Return the index, group and tensors of every parameter that has a gradient, by device.
+    def _params_by_device(self, capturing: bool) -> dict[torch.device, list[Updated]]:
+        """Return every parameter that has a gradient, by device.
 
         First, changed hyperparameters are copied to the devices. Missing optimizer state is
         created. If `capturing`, hyperparameters must not have changed, and all optimizer state must
         exist.
         """
         self._update_hyperparameters(capturing)
-        found: dict[torch.device, list[tuple[int, dict[str, Any], ParamTensors]]] = {}
+        found: dict[torch.device, list[Updated]] = {}
         index = -1
         for place, group in enumerate(self.param_groups):
-            for param in group["params"]:
+            hypers: dict[torch.device, Tensor] = {}
+            for position, param in enumerate(group["params"]):
                 index += 1
                 if param.grad is None:
                     continue
@@ -266,35 +288,44 @@ class FusedAdamW(Optimizer):
                         f"device; {PREPARE}"
                     )
                 state = self._state(param, group)
+                hyper = hypers.get(device)
+                if hyper is None:
+                    hyper = hypers[device] = self._hyper_of(place, device)
                 tensors = ParamTensors(
                     param, self._dense_grad(index, param), state["exp_avg"], state["exp_avg_sq"],
-                    state.get("master"), state["step"], self._hyper_of(place, device),
+                    state.get("master"), state["step"], hyper,
                     _stream(group["seed"], index), is_stochastic(param, group, "master" in state),
                 )  # fmt: skip
-                found.setdefault(device, []).append((index, group, tensors))
+                found.setdefault(device, []).append((index, position, group, tensors))
         return found
 
     def _update_hyperparameters(self, capturing: bool) -> None:
-        for (place, _), (buffer, known) in self._hyper.items():
-            values = hyper_values(self.param_groups[place])
-            if values == known:
-                continue
-            if capturing:
-                raise RuntimeError(
-                    f"hyperparameters (lr, beta1, beta2, eps, weight_decay) of parameter "
-                    f"group {place} changed from {known} to {values} and cannot be copied during a "
-                    f"capture; {PREPARE}"
-                )
-            for i, value in enumerate(values):
-                if value != known[i]:
-                    buffer[i].fill_(value)  # fill_ does not synchronize
-            known[:] = values
+        for place, device in self._hyper:
+            if place < len(self.param_groups):  # else the group has been removed
+                self._copy_hyperparameters(place, device, capturing)
+
+    def _copy_hyperparameters(self, place: int, device: torch.device, capturing: bool) -> None:
+        buffer, known = self._hyper[place, device]
+        for i, value in enumerate(hyper_values(self.param_groups[place])):
+            if isinstance(value, Tensor):
+                buffer[i].copy_(value.reshape(()))
+                known[i] = math.nan
+                if capturing:  # each replay copies it
+                    self._captured.append(value)
+            elif value != known[i]:
+                if capturing:
+                    raise RuntimeError(
+                        f"{HYPER[i]} of parameter group {place} changed from {known[i]} to {value} "
+                        f"and cannot be copied during a capture; {PREPARE}"
+                    )
+                buffer[i].fill_(value)  # fill_ does not synchronize
+                known[i] = value
 
     def _hyper_of(self, place: int, device: torch.device) -> Tensor:
         if (place, device) not in self._hyper:
-            values = hyper_values(self.param_groups[place])
-            buffer = torch.tensor(values, dtype=torch.float64, device=device)
-            self._hyper[place, device] = (buffer, values)
+            buffer = torch.empty(5, dtype=torch.float64, device=device)
+            self._hyper[place, device] = (buffer, [math.nan] * 5)
+            self._copy_hyperparameters(place, device, capturing=False)
         return self._hyper[place, device][0]
 
     def _dense_grad(self, index: int, param: Tensor) -> Tensor:
@@ -304,7 +335,7 @@ class FusedAdamW(Optimizer):
         tensor, which has the same address in every step.
 
         Raises:
-            RuntimeError: if the gradient is sparse or the parameter is not contiguous.
+            RuntimeError: if the gradient is sparse.
         """
         grad = param.grad
         assert grad is not None
@@ -312,29 +343,47 @@ class FusedAdamW(Optimizer):
             raise RuntimeError(
                 f"gradients must be dense, but the gradient of parameter {index} is {grad.layout}"
             )
-        if not param.is_contiguous():  # the parameter has changed since its group was added
-            raise RuntimeError(
-                f"parameters must be contiguous, but parameter {index} of shape "
-                f"{tuple(param.shape)} has strides {param.stride()}"
-            )
         if grad.is_contiguous():
             return grad
-        if param not in self._dense_grads:
-            self._dense_grads[param] = torch.empty_like(grad, memory_format=torch.contiguous_format)
-        return self._dense_grads[param].copy_(grad)
+        old = self._dense_grads.get(param)
+        if old is None or not _is(old, grad.shape, grad.dtype, grad.device):
+            old = torch.empty_like(grad, memory_format=torch.contiguous_format)
+            self._dense_grads[param] = old
+        return old.copy_(grad)
 
-    def _tables_for(
-        self, device: torch.device, params: list[ParamTensors], capturing: bool
-    ) -> Tables:
-        layout = table_layout(params, self.block_size)
+    def _tables_for(self, device: torch.device, params: list[Updated], capturing: bool) -> Tables:
+        layout = table_layout([updated[-1] for updated in params], self.block_size)
         tables: Tables | None = self._tables.get(device)
         if tables is None or tables.layout != layout:
             if capturing:
                 raise RuntimeError(f"{stale_reason(layout, tables)}; {PREPARE}")
+            self._require_fit(params, layout)
             tables = self._tables[device] = Tables(layout, device, like=tables)
         if capturing and all(tables is not other for other in self._captured):
             self._captured.append(tables)
         return tables
+
+    def _require_fit(self, params: list[Updated], layout: TableLayout | None = None) -> None:
+        """Raise a RuntimeError that names all tensors that do not fit their parameters.
+
+        With a layout, a parameter of which only the gradient has moved is not checked again:
+        gradients can move in every step.
+        """
+        errors: list[str] = []
+        for i, (index, position, group, tensors) in enumerate(params):
+            param, grad = tensors[:2]
+            if layout is not None:
+                row = layout.rows[i]
+                checked = (row[0], row[2:], layout.sizes[i], layout.variants[i])
+                same = self._checked.get(index) == checked
+                if same and grad.shape == param.shape and grad.device == param.device:
+                    continue
+                self._checked[index] = checked
+            name, dtypes = parameter_name(index, group, position), state_dtypes(param, group)
+            errors += misfits(name, param, tensors.others(), dtypes)
+        if errors:
+            self._checked.clear()
+            raise RuntimeError("; ".join(errors))
 
     def _state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[param]
@@ -345,6 +394,19 @@ class FusedAdamW(Optimizer):
             if "master" in state:
                 state["master"].copy_(param)
         return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and options as Optimizer.state_dict, with each step as a float64.
+
+        torch.optim.AdamW can then load the state dict, which it could not with an integer.
+        """
+        given: dict[str, Any] = super().state_dict()
+        # The dictionaries are those of the optimizer, and must not change.
+        given["state"] = {
+            i: {**state, "step": state["step"].double()} if "step" in state else state
+            for i, state in given["state"].items()
+        }
+        return given
 
     @torch.no_grad()
     def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
@@ -413,13 +475,15 @@ class FusedAdamW(Optimizer):
             if not saved.get(saved_id):
                 continue
             given = saved[saved_id]
-            for name in state_dtypes(param, group):
+            for name in ("step", *state_dtypes(param, group)):
                 value = given.get(name, param if name == "master" else None)
-                if value is None or value.shape != param.shape:
-                    shape = "no tensor" if value is None else f"shape {tuple(value.shape)}"
+                found = None if value is None else tuple(torch.as_tensor(value).shape)
+                # Old versions of torch have a number as the step, or a tensor with one element.
+                valid = [(), (1,)] if name == "step" else [tuple(param.shape)]
+                if found not in valid:
+                    shape = "no tensor" if found is None else f"shape {found}"
                     errors.append(
-                        f"{name} of parameter {saved_id} must have shape {tuple(param.shape)}, "
-                        f"got {shape}"
+                        f"{name} of parameter {saved_id} must have shape {valid[0]}, got {shape}"
                     )
             loaded.append((param, group, given))
         if errors:
@@ -437,9 +501,14 @@ class FusedAdamW(Optimizer):
     ) -> None:
         new: dict[str, Tensor] = {}
         for name, dtype in {"step": torch.int64, **state_dtypes(param, group)}.items():
-            value = torch.as_tensor(given.get(name, param))
+            shape = torch.Size() if name == "step" else param.shape
+            value = torch.as_tensor(given.get(name, param)).reshape(shape)
             tensor = old.get(name)
-            if tensor is None or tensor.dtype != dtype:
-                tensor = torch.empty(value.shape, dtype=dtype, device=param.device)
+            if tensor is None or not _is(tensor, shape, dtype, param.device):
+                tensor = torch.empty(shape, dtype=dtype, device=param.device)
             new[name] = tensor.copy_(value)
         self.state[param] = new
+
+
+def _is(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
+    return (tensor.shape, tensor.dtype, tensor.device) == (shape, dtype, device)

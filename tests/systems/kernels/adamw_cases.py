@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -128,6 +129,67 @@ def assert_same(a: FusedAdamW, b: FusedAdamW) -> None:
         for name, tensor in a.state[p].items():
             assert tensor.dtype == b.state[q][name].dtype
             assert torch.equal(tensor, b.state[q][name])
+
+
+def _set_data(p: Tensor, data: Tensor) -> None:
+    p.data, p.grad = data, torch.ones_like(data)
+
+
+def _change_grad(p: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    assert p.grad is not None
+    p.grad.data = change(p.grad.data)
+
+
+Change = Callable[[Parameter, dict[str, Any]], Any]
+# Change of a bfloat16 parameter of shape (4, 4) or of its state, and the message of the next step.
+MISFITS: dict[str, tuple[Change, str]] = {
+    "data grew": (
+        lambda p, s: _set_data(p, torch.ones(90, 90, dtype=BF16)),
+        r"exp_avg of parameter 1 \(w\) must be torch.float32 of shape \(90, 90\).* \(4, 4\)",
+    ),
+    "data cast": (
+        lambda p, s: _set_data(p, p.data.float()),
+        "master .* must be none, got torch.fl",
+    ),
+    "float64": (
+        lambda p, s: _set_data(p, p.data.double()),
+        "dtype of parameter 1 .* got torch.float64",
+    ),
+    "data transposed": (lambda p, s: _set_data(p, p.data.t()), r"with strides \(1, 4\)"),
+    "data freed": (lambda p, s: p.data.untyped_storage().resize_(0), "without memory"),
+    "gradient shrank": (lambda p, s: _change_grad(p, lambda g: g[:2]), r"gradient .* \(2, 4\)"),
+    "gradient cast": (lambda p, s: _change_grad(p, Tensor.double), "gradient .* torch.float64"),
+    "moment shrank": (lambda p, s: s.update(exp_avg_sq=s["exp_avg_sq"][:1]), r"_sq .* \(1, 4\)"),
+    "moment cast": (
+        lambda p, s: s.update(exp_avg_sq=s["exp_avg_sq"].half()),
+        "_sq .* torch.float16",
+    ),
+    "moment moved": (lambda p, s: s.update(exp_avg=s["exp_avg"].to("meta")), "exp_avg .* on meta"),
+    "moment expanded": (lambda p, s: s.update(exp_avg=torch.ones(1, 4).expand(4, 4)), "strides"),
+    "master shrank": (lambda p, s: s.update(master=s["master"][:1]), r"master .* \(1, 4\)"),
+    "no master": (lambda p, s: s.pop("master"), "master .* got none"),
+    "step cast": (lambda p, s: s.update(step=s["step"].float()), "step .* must be torch.int64"),
+}
+
+
+def assert_misfit_is_refused(change: str) -> None:
+    """Check that a step names the tensor that does not fit its parameter, and updates nothing."""
+    first, p = (Parameter(torch.ones(4, 4, dtype=BF16)) for _ in range(2))
+    optimizer = FusedAdamW([("v", first), ("w", p)], lr=0.1)
+    for q in (first, p):
+        q.grad = torch.ones_like(q)
+    optimizer.step()
+    before = first.detach().clone()
+    function, message = MISFITS[change]
+    function(p, optimizer.state[p])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
+    assert torch.equal(first, before)
+    if change == "data grew":
+        del optimizer.state[p]
+        optimizer.step()
+        assert int(optimizer.state[p]["step"]) == 1 and int(optimizer.state[first]["step"]) == 2
 
 
 class Operands(NamedTuple):

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from systems.kernels.adamw import FusedAdamW, adamw_reference
 from tests.systems.kernels.adamw_cases import (
@@ -14,8 +15,10 @@ from tests.systems.kernels.adamw_cases import (
     F16,
     F32,
     HYPER,
+    MISFITS,
     USES,
     assert_against_float64,
+    assert_misfit_is_refused,
     assert_same,
     bf16_run,
     make_optimizer,
@@ -146,6 +149,125 @@ def test_the_state_of_torchs_adamw_loads():
     assert optimizer.param_groups[0]["lr"] == HYPER["lr"]
 
 
+THEIRS = {
+    "foreach": {"foreach": True},
+    "loop": {"foreach": False},
+    "fused": {"fused": True},
+    "tensors": {"lr": torch.tensor(1e-2), "betas": (torch.tensor(0.9), torch.tensor(0.99))},
+}
+
+
+@pytest.mark.parametrize("options", THEIRS)
+@pytest.mark.parametrize("after", [(FusedAdamW,), (FusedAdamW, torch.optim.AdamW)])
+def test_training_goes_on_with_the_state_of_the_other_optimizer(options, after):
+    """From torch to this optimizer, and back."""
+    theirs, ours = make_parameters(F32), make_parameters(F32)
+    kept = torch.optim.AdamW(theirs, **{**HYPER, **THEIRS[options]})
+    now = torch.optim.AdamW(ours, **{**HYPER, **THEIRS[options]})
+    for step, kind in enumerate((None, *after)):
+        if kind is not None:
+            old, now = now, kind(ours)
+            now.load_state_dict(old.state_dict())
+        for parameters, optimizer in ((theirs, kept), (ours, now)):
+            set_grads(parameters, step)
+            optimizer.step()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    assert now.param_groups[0]["lr"] == pytest.approx(HYPER["lr"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (torch.optim.AdamW, {"amsgrad": True, "maximize": True}, "amsgrad is.*maximize is not"),
+        (torch.optim.AdamW, {"differentiable": True}, "differentiable is not supported"),
+        (torch.optim.Adam, {"weight_decay": 0.1}, "decoupled_weight_decay=False is not"),
+        (torch.optim.Adam, {}, None),  # without weight decay, Adam is AdamW
+    ],
+)
+def test_options_of_torch_are_not_ignored(kind, options, message):
+    p = torch.nn.Parameter(torch.ones(2))
+    state_dict = kind([p], **options).state_dict()
+    if message is None:
+        FusedAdamW([p]).load_state_dict(state_dict)
+        return
+    with pytest.raises(ValueError, match=message):
+        FusedAdamW([p]).load_state_dict(state_dict)
+
+
+def test_a_loaded_state_goes_where_the_parameter_is():
+    """The model has moved or grown, and an old version of torch saved the step as a vector."""
+    p, q = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3, 2))
+    optimizer, other = FusedAdamW([p]), FusedAdamW([q])
+    for parameter, owner in ((p, optimizer), (q, other)):
+        parameter.grad = torch.ones_like(parameter)
+        owner.step()
+    state_dict = other.state_dict()
+    p.data = q.data.clone()
+    state = optimizer.state[p]
+    state["step"] = state["step"].to("meta")
+    given = state_dict["state"][0]
+    given["step"] = given["step"].float().reshape(1)
+    optimizer.load_state_dict(state_dict)
+    assert_same(optimizer, other)
+    del given["step"]
+    with pytest.raises(
+        ValueError, match=r"step of parameter 0 must have shape \(\), got no tensor"
+    ):
+        optimizer.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("change", MISFITS)
+def test_a_tensor_that_does_not_fit_its_parameter_is_named(change):
+    assert_misfit_is_refused(change)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.0},
+        {"weight_decay": 0.0},
+        {"eps": 0.0},
+        {"betas": (0.0, 0.0)},
+        {"lr": torch.tensor(1e-2)},
+        {"lr": 1e-30},
+    ],
+)
+def test_a_schedule_and_a_gradient_scaler_work_as_in_torch(options):
+    """Steps with infinite gradients are skipped. A schedule changes an lr tensor in place."""
+    results = []
+    for kind in (FusedAdamW, torch.optim.AdamW):
+        first, second = (torch.nn.Parameter(randn(9, i, F32)) for i in range(2))
+        groups = [
+            {"params": [first], **copy.deepcopy(options)},
+            {"params": [second], "lr": torch.tensor(0.1)},
+        ]
+        optimizer, calls = kind(groups), []
+        optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append(1))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for factor in (1.0, float("inf"), -3.0, float("nan"), 2.0):
+            optimizer.zero_grad()
+            scaler.scale((first**2).sum() * factor + second.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+        results.append((first, second))
+        assert len(calls) == int(optimizer.state[first]["step"]) == 3
+    for ours, known in zip(*results, strict=True):
+        torch.testing.assert_close(ours, known, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_can_be_removed():
+    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = FusedAdamW([{"params": [p]}, {"params": [q]}, {"params": []}])
+    p.grad = q.grad = torch.ones(2)
+    optimizer.step()
+    del optimizer.param_groups[1:]
+    optimizer.step()
+    assert [int(optimizer.state[x]["step"]) for x in (p, q)] == [2, 1]
+
+
 def test_masters_keep_what_the_cast_lost():
     exact = randn(1000, 0, F32)
     p, plain = (torch.nn.Parameter(exact.bfloat16()) for _ in range(2))
@@ -185,13 +307,15 @@ def test_all_options_that_are_not_valid_are_named():
     parameters = [
         torch.nn.Parameter(torch.ones(2, dtype=torch.float64)),
         torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)),
-        torch.nn.Parameter(torch.ones(2, 3).t()),
+        torch.nn.Parameter(torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)),
+        torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2))),  # as a DTensor
     ]
     with pytest.raises(ValueError) as error:
         FusedAdamW(
             parameters, lr=-1.0, betas=(0.9, 1.0), eps=torch.ones(()), state_dtype=F16, seed=-1
         )
-    for part in ("lr", "betas", "eps", "state_dtype", "seed", "float64", "complex64", "contiguous"):
+    parts = ("lr", "betas", "eps", "state_dtype", "seed", "float64", "complex64")
+    for part in (*parts, "strides (18, 1, 6, 2)", "parameter 3 must be a plain tensor"):
         assert part in str(error.value)
 
 

@@ -141,6 +141,54 @@ def test_gpu_replays_equal_eager_steps(use):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpu_a_replay_takes_the_present_value_of_an_lr_tensor(device):
+    """A tensor on the GPU is read without a call or a wait; one on the CPU is like a number."""
+    eager, captured = make_parameters(F32, "cuda"), make_parameters(F32, "cuda")
+    lr = torch.tensor(1e-2, device=device)
+    optimizer, other = make_optimizer("fp32", eager), make_optimizer("fp32", captured, lr=lr)
+    set_grads(captured, 0)
+    other.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        other.step()
+    for step in range(4):
+        optimizer.param_groups[0]["lr"] = float(lr.fill_(1e-2 / (step + 1)))
+        if device == "cpu":
+            other.update_hyperparameters()
+        set_grads(eager, step)
+        set_grads(captured, step)
+        optimizer.step()
+        if step < 2:
+            graph.replay()
+            continue
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            other.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert_same(optimizer, other)
+
+
+@pytest.mark.gpu
+def test_gpu_state_left_on_another_device_is_named():
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = make_optimizer("fp32", [p])
+    p.grad = torch.ones(4)
+    optimizer.step()
+    state_dict = optimizer.state_dict()
+    p.data = p.data.cuda()
+    p.grad = torch.ones_like(p)
+    with pytest.raises(
+        RuntimeError, match=r"exp_avg of parameter 0 must be .* on cuda:0, got .* cpu"
+    ):
+        optimizer.step()
+    optimizer.load_state_dict(state_dict)
+    optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 2
+
+
+@pytest.mark.gpu
 def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
     parameters = make_parameters(F32, "cuda")
     twins = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
@@ -186,7 +234,7 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
     messages = {
         "nothing": "parameter 0 .* no state",
         "gradient": "moved since .*: gradient of parameter 1;",
-        "lr": r"group 0 changed from \[0.01, .* to \[0.5,",
+        "lr": r"lr of parameter group 0 changed from 0.01 to 0.5",
         "state": "parameter 1 .* no state",
     }
     with (
