@@ -579,22 +579,17 @@ class FullyShardedDataParallel(DataParallelWrapper):
         the parameter in the dtype of the computation. Backward computes the gradient of the copy.
         This method sets the gradient of the copy to None afterwards.
         """
-        # Key True: the replicated parameter has no gradient yet. Key False: it has one, so add.
-        targets: dict[bool, list[Tensor]] = {True: [], False: []}
-        gradients: dict[bool, list[Tensor]] = {True: [], False: []}
-        for copy in self._copies:
-            if copy.unsharded.grad is None:
-                continue
-            first = copy.shard.grad is None
-            if copy.shard.grad is None:
-                copy.shard.grad = torch.empty_like(copy.shard)
-            targets[first].append(copy.shard.grad)
-            gradients[first].append(copy.unsharded.grad)
+        copies: list[Any] = [copy for copy in self._copies if copy.unsharded.grad is not None]
+        new = [copy for copy in copies if copy.shard.grad is None]
+        for copy in new:
+            copy.shard.grad = torch.empty_like(copy.shard)
+        if new:
+            torch._foreach_zero_([copy.shard.grad for copy in new])
+        if copies:
+            gradients = [copy.unsharded.grad for copy in copies]
+            torch._foreach_add_([copy.shard.grad for copy in copies], gradients)
+        for copy in copies:
             copy.unsharded.grad = None
-        if targets[True]:
-            torch._foreach_copy_(targets[True], gradients[True])
-        if targets[False]:
-            torch._foreach_add_(targets[False], gradients[False])
 
     def _release_all(self) -> None:
         """Free all unsharded weights and put the shards back into the modules.

@@ -1,8 +1,5 @@
 """Optimizer wrapper that divides optimizer state and update among the ranks (ZeRO stage 1).
 
-Each rank owns some of the parameters. It updates these parameters, stores their optimizer state,
-and broadcasts the parameters to the other ranks.
-
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-4, fused=True)
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
@@ -115,8 +112,7 @@ class _Chunk:
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
         # In one NCCL group, the broadcasts of all ranks run at the same time and use both
-        # directions of the links. If they ran one after the other, half of the bandwidth would be
-        # unused.
+        # directions of the links. One after the other, they would use one.
         together = (
             _coalescing_manager(group, device, async_ops=True)
             if device.type == "cuda" and not is_gloo_only(group) and pieces

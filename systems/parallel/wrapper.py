@@ -189,12 +189,7 @@ class DataParallelWrapper(nn.Module):
             raise RuntimeError(
                 "another wrapper has taken over the module of this one; use the new wrapper"
             )
-        self._backward = None
-        if self._open:
-            what = "a forward after one that ended with an error"
-            self._meetings.meet(self._group, what, f"{self._progress()} collectives before it")
-            self._abandon()
-            self._open = self._averaged = False
+        self._abandon_together()
         if torch.is_grad_enabled():
             self._averaged = False
             self._arrange_if_changed()
@@ -208,16 +203,29 @@ class DataParallelWrapper(nn.Module):
     @not_compiled
     def _end_forward(self, output: Any) -> None:
         if torch.is_grad_enabled():
-            hook = weak_hook(self._notice_backward)
+            hook = weak_hook(self._on_output_gradient)
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:
                     tensor.register_hook(hook)
 
-    def _notice_backward(self, _: Tensor | None = None) -> None:
-        """Let autograd call `_end_backward`. Called by the first hook that runs in a backward pass.
+    def _abandon_together(self) -> None:
+        """Forget a forward or backward that ended with an error, if there was one."""
+        if self._open:
+            what = "a pass after one that ended with an error"
+            self._meetings.meet(self._group, what, f"{self._progress()} collectives before it")
+            self._abandon()
+        self._open, self._backward = False, None
 
-        A hook of an output runs in the outermost pass. A hook of a parameter may run in one that
-        reentrant checkpointing nests in it, so it counts only if no output had a hook.
+    def _on_output_gradient(self, _: Tensor) -> None:
+        if self._backward not in (None, torch._C._current_graph_task_id()):
+            self._abandon_together()
+        self._notice_backward()
+
+    def _notice_backward(self) -> None:
+        """Let autograd call `_end_backward`. Called by the hooks that run in a backward pass.
+
+        The first is that of an output, which runs in the outermost pass. A hook of a parameter may
+        run in a pass that reentrant checkpointing nests in it.
         """
         if self._backward is None:
             self._backward = torch._C._current_graph_task_id()
@@ -246,8 +254,7 @@ class DataParallelWrapper(nn.Module):
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
-        if self._backward is None:
-            self._notice_backward()
+        self._notice_backward()
         self._open = True
         self._on_gradient(index, parameter)
 

@@ -291,6 +291,26 @@ def exception_in_backward(run: Run, set_to_none: bool = True) -> None:
         run.optimizer.step()
 
 
+def backward_again_after_an_exception(run: Run) -> None:
+    run.make()
+    run.train(0)
+    failing = True
+
+    def fail(grad: Tensor) -> None:
+        if failing:
+            raise Failed
+
+    run.made.at_middle = lambda x: x.register_hook(fail)
+    losses = run.losses(1)
+    for failing in (True, False):
+        run.zero_grad()
+        with contextlib.suppress(Failed):
+            for loss in losses:
+                (loss / len(losses)).backward(retain_graph=True)
+    run.finish()
+    run.optimizer.step()
+
+
 def accumulated(run: Run, quiet: bool) -> None:
     run.make()
     for step in range(2):
@@ -719,6 +739,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "exception_in_forward": exception_in_forward,
     "exception_in_backward": exception_in_backward,
     "exception_in_backward_zeros": partial(exception_in_backward, set_to_none=False),
+    "backward_again_after_an_exception": backward_again_after_an_exception,
     "accumulated": partial(accumulated, quiet=False),
     "accumulated_no_sync": partial(accumulated, quiet=True),
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),

@@ -51,7 +51,7 @@ REFUSED = {
 _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
     "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned", "gradients_set_by_hand",
-    "head_outside_forward",
+    "head_outside_forward", "backward_again_after_an_exception",
 }  # fmt: skip
 TORCH_FAILS = {
     "torch_ddp": _DDP_FAILS,
@@ -60,7 +60,7 @@ TORCH_FAILS = {
         "exception_in_backward", "exception_in_backward_zeros", "no_sync_skipped",
         "no_sync_skipped_zeros", "evaluated_between_steps", "batch_norm", "wrapped_again",
         "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
-        "optimizer_before_wrapping", "gradients_set_by_hand",
+        "optimizer_before_wrapping", "gradients_set_by_hand", "backward_again_after_an_exception",
     },
 }  # fmt: skip
 CASES = [
