@@ -294,15 +294,15 @@ def exception_in_backward(run: Run, set_to_none: bool = True) -> None:
 def backward_again_after_an_exception(run: Run) -> None:
     run.make()
     run.train(0)
-    failing = True
+    first = iter([True])
 
     def fail(grad: Tensor) -> None:
-        if failing:
+        if next(first, False):
             raise Failed
 
     run.made.at_middle = lambda x: x.register_hook(fail)
     losses = run.losses(1)
-    for failing in (True, False):
+    for _ in range(2):
         run.zero_grad()
         with contextlib.suppress(Failed):
             for loss in losses:
