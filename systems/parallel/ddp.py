@@ -19,9 +19,8 @@ tensors, which are reduced in place; only gradients that are not contiguous are 
 steps, training needs no more memory than on one GPU.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
-different parameters. So every trainable parameter is reduced in every step, in a fixed order. If a
-gradient is ready before the previous gradients in this order, its all-reduce starts after theirs.
-If a rank has no gradient for a parameter, it sends zeros at the end of backward.
+different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
+gradient waits for those before it. A rank without a gradient sends zeros at the end of backward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Base class of the DDP and FSDP wrappers: owner of their hooks, their state and their steps.
 
-    forward     begin: refuse or repair what an unfinished step left, broadcast buffers
-                run the module
-                end: hook the outputs, so that the wrapper notices when backward starts and ends
+    forward     forget what an unfinished step left, broadcast buffers, and run the module
+                hook the outputs, so that the wrapper notices when backward starts and ends
     backward    a hook of each parameter tells that its gradient is complete
                 at the end, finish the averages of all gradients
     finish_gradient_synchronization
@@ -244,14 +243,14 @@ class DataParallelWrapper(nn.Module):
 
     def _hook_gradients(self, parameters: list[Any]) -> None:
         """Let autograd call `_on_gradient` for each parameter, with its index."""
+        if "_hooks" not in self.__dict__:
+            self._hooks: list[Any] = []
+            weakref.finalize(self, _remove, self._hooks).atexit = False
+        _remove(self._hooks)
         self._hooked_parameters = parameters
-        for hook in self.__dict__.get("_hooks", ()):
-            hook.remove()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient, index))
-            for index, parameter in enumerate(parameters)
-        ]
-        weakref.finalize(self, _remove, self._hooks).atexit = False
+        for index, parameter in enumerate(parameters):
+            hook = weak_hook(self._gradient, index)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
@@ -317,8 +316,10 @@ class DataParallelWrapper(nn.Module):
             what = "a step after parameters were frozen, thawed or replaced"
             self._meetings.meet(self._group, what, f"{', '.join(names)} are trainable")
             self._arrange()
-        elif any(len(p._post_accumulate_grad_hooks) > 1 for p in self._hooked_parameters):
-            # The user's hooks must run before ours, which may start to send the gradient.
+        elif any(
+            next(reversed(p._post_accumulate_grad_hooks)) != hook.id
+            for p, hook in zip(self._hooked_parameters, self._hooks, strict=True)
+        ):  # The user's hooks must run before ours, which may start to send the gradient.
             self._hook_gradients(self._hooked_parameters)
 
     # ---- state -----------------------------------------------------------------------------------
@@ -447,5 +448,5 @@ def _persistent_buffers(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _remove(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
+    while hooks:
+        hooks.pop().remove()
