@@ -223,7 +223,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) ->
 @torch.no_grad()
 def broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     """Overwrite small tensors with the values of rank 0, in one broadcast for all of them."""
-    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    pieces = [tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in tensors]
     flat = torch.cat(pieces)
     dist.broadcast(flat, group=group, group_src=0)
     for tensor, piece in zip(tensors, flat.split([p.numel() for p in pieces]), strict=True):

@@ -35,10 +35,6 @@ Between steps, each module holds the shards as its parameters. During a step:
     when backward runs the forward of a layer again (activation checkpointing)
         Do the same as before and after the forward. But keep the unsharded weights if backward has
         reached this layer or is at most two layers away from it.
-
-Prefetching needs the order in which the layers will run. Forward is expected to run the layers in
-the order of the previous forward. Backward is expected to run the layers of the current forward in
-reverse order.
 """
 
 from __future__ import annotations
@@ -257,6 +253,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _gather_all(self) -> Iterator[tuple[list[str], Tensor]]:
         """Gather the sharded weights one at a time. Yield the names and the value of each."""
+        self._release_all()  # an exception may have left unsharded weights in the modules
         names: dict[Tensor, list[str]] = {}
         for name, p in self.module.named_parameters(remove_duplicate=False):
             names.setdefault(p, []).append(name)
@@ -300,6 +297,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         """Replace the whole weights in a state dict by shards. A hook of the module."""
         if metadata.get("assign_to_params_buffers"):
             raise TypeError("FSDP cannot load with assign=True, which would replace its shards")
+        self._release_all()
         weights = {weight.shard: weight for weight in self._weights}
         for name, p in self.module.named_parameters(remove_duplicate=False):
             given = states.get(prefix + name)
@@ -458,7 +456,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
             # Keep the last layer of forward, because backward starts with it.
             order = self._forward_order.visited
             keep = torch.is_grad_enabled() and self._forward_order.expected[-1:] == [index]
-        hook = weak_hook(self._before_backward, order, layer.position)
+        at = layer.position
+        if order[at : at + 1] != [index]:  # recomputed after another forward
+            order, at = [index], 0
+        hook = weak_hook(self._before_backward, order, at)
         tensors = tensors_in(out)
         for tensor in tensors:
             if tensor.requires_grad:
@@ -474,6 +475,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._backward_layers.visit(self._group, order[position])
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
+        for parameter in self._layers[order[position]].parameters:
+            parameter.show_unsharded()  # for checkpoints inside the layer
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
@@ -564,7 +567,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for layer in self._layers:
             layer.arrived.clear()
         for parameter in (*self._weights, *self._copies):
-            parameter.unsharded.grad = None
+            if self._backward is not None:  # else a forward has failed
+                parameter.unsharded.grad = None
         self._backward_order = []
 
     def _average(self) -> None:

@@ -98,17 +98,11 @@ class ShardedWeight(FSDPParameter):
 
     @property
     def gathered(self) -> bool:
-        """True if the unsharded weight has memory: from `gather_weights` until `release`.
-
-        The values of the unsharded weight are valid only after `wait`.
-        """
+        """True if the unsharded weight has memory. Its values are valid only after `wait`."""
         return self.flat.untyped_storage().size() > 0
 
     def wait(self) -> None:
-        """Wait for the all-gather that `gather_weights` started, if it is still in flight.
-
-        With NCCL, the current stream waits and the host does not block.
-        """
+        """Wait for the all-gather of `gather_weights`. With NCCL, the current stream waits."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -130,8 +124,7 @@ class ShardedWeight(FSDPParameter):
         if self._waits_with is not None:
             grad, version = self._waits_with
             if self.shard.grad is not grad or grad._version != version:
-                self.unsharded.grad = None
-            self._waits_with = None
+                self.unsharded.grad = self._waits_with = None
 
     def piece_of(self, full: Tensor) -> Tensor:
         """Return the part of this rank of a tensor with the shape of the unsharded weight."""
@@ -276,10 +269,7 @@ class Reduction(NamedTuple):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the reduced gradients and add them to the gradients of the shards.
-
-        With NCCL, the current stream waits and the host does not block.
-        """
+        """Wait for the reduced gradients and add them to the gradients of the shards."""
         self.work.wait()
         for weight, output in self.outputs:
             piece = output[: weight.shard.numel()].view(weight.shard.shape)
@@ -307,7 +297,7 @@ def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> 
         for weight in alike:
             grad = weight.unsharded.grad
             assert grad is not None
-            weight.unsharded.grad = None
+            weight.unsharded.grad = weight._waits_with = None
             flat = grad.reshape(-1)
             if flat.numel() != weight.flat.numel():
                 padded = flat.new_zeros(weight.flat.numel())

@@ -75,10 +75,11 @@ class DataParallelWrapper(nn.Module):
         number = check_agreement(tensors, self._group, _refusal(module))
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
         self._meetings = Meetings(str(number))
-        self._broadcasts_buffers = broadcast_buffers
+        self._has_buffers = broadcast_buffers and any(True for _ in _persistent_buffers(module))
         self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
         self._averaged = False  # a backward has averaged all gradients
+        self._pending = False  # gradients of a backward under `no_sync` are not averaged
         self._open = False  # a forward or backward has started communication and not ended
         self._backward: int | None = None  # id of the backward pass in progress
         self._replaced = False  # another wrapper has taken over the module
@@ -117,9 +118,11 @@ class DataParallelWrapper(nn.Module):
             RuntimeError: if a rank has exited, the timeout has expired or a gradient is sparse.
         """
         if not self._averaged:
+            if self._backward is not None:  # it has ended with an error
+                self._abandon_together()
             self._arrange_if_changed()
             self._complete()
-        self._averaged = self._open = False
+        self._averaged = self._open = self._pending = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -193,11 +196,10 @@ class DataParallelWrapper(nn.Module):
             self._averaged = False
             self._arrange_if_changed()
         if self._buffers_differ and self._synchronizing:
-            buffers = list(_persistent_buffers(self.module))
-            if buffers and self._broadcasts_buffers:
-                broadcast_together(buffers, self._group)
+            broadcast_together(list(_persistent_buffers(self.module)), self._group)
             self._buffers_differ = False
-        self._buffers_differ |= self.module.training
+        if self._has_buffers:
+            self._buffers_differ |= any(module.training for module in self.module.modules())
 
     @not_compiled
     def _end_forward(self, output: Any) -> None:
@@ -234,11 +236,11 @@ class DataParallelWrapper(nn.Module):
     def _end_backward(self) -> None:
         self._backward = None
         if not self._synchronizing:
-            self._averaged = False
+            self._averaged, self._pending = False, True
             self._accumulate()
         elif self._open:
             self._complete()
-            self._averaged = True
+            self._averaged, self._pending = True, False
         self._open = False
 
     def _hook_gradients(self, parameters: list[Any]) -> None:
@@ -254,7 +256,7 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        self._open = True
+        self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 
     def _average_replicated(self) -> None:
@@ -315,6 +317,8 @@ class DataParallelWrapper(nn.Module):
             names = [name for name, p in self.module.named_parameters() if p.requires_grad]
             what = "a step after parameters were frozen, thawed or replaced"
             self._meetings.meet(self._group, what, f"{', '.join(names)} are trainable")
+            if self._pending:  # gradients of parameters that may be frozen now
+                self._complete()
             self._arrange()
         elif any(
             next(reversed(p._post_accumulate_grad_hooks)) != hook.id

@@ -311,6 +311,88 @@ def backward_again_after_an_exception(run: Run) -> None:
     run.optimizer.step()
 
 
+def _fail(_: Tensor) -> None:
+    raise Failed
+
+
+def exception_after_no_sync(run: Run) -> None:
+    """An exception in forward does not throw away what was accumulated before."""
+    run.make()
+    run.zero_grad()
+    with run.no_sync():
+        run.backward(1)
+    run.made.at_middle = _fail
+    with contextlib.suppress(Failed):
+        run.backward(9)
+    run.made.at_middle = lambda x: None
+    run.backward(2)
+    run.finish()
+    run.optimizer.step()
+
+
+def exception_in_one_of_two_backwards(run: Run) -> None:
+    run.make()
+    run.train(0)
+    losses = run.losses(2)
+    run.made.at_middle = lambda x: x.register_hook(_fail)
+    failing = run.losses(1)
+    with contextlib.suppress(Failed):
+        failing[0].backward()
+    run.zero_grad()
+    for loss in losses:
+        (loss / len(losses)).backward()
+    run.finish()
+    run.optimizer.step()
+
+
+def exception_then_finished(run: Run) -> None:
+    run.make()
+    run.made.at_middle = lambda x: x.register_hook(_fail)
+    with contextlib.suppress(Failed):
+        run.backward(1)
+    run.made.at_middle = lambda x: None
+    run.zero_grad()
+    run.finish()
+    run.train(2)
+
+
+def zeroed_after_no_sync_and_forward(run: Run) -> None:
+    run.make()
+    with run.no_sync():
+        run.backward(1)
+    losses = run.losses(2)
+    run.zero_grad()
+    for loss in losses:
+        (loss / len(losses)).backward()
+    run.finish()
+    run.optimizer.step()
+
+
+def frozen_after_no_sync(run: Run) -> None:
+    run.make()
+    run.zero_grad()
+    with run.no_sync():
+        run.backward(1)
+    run.made.middle.requires_grad_(False)
+    run.backward(2)
+    run.finish()
+    run.optimizer.step()
+
+
+def loaded_after_an_exception(run: Run) -> None:
+    run.make()
+    run.train(0)
+    saved = {name: _clone(value) for name, value in run.model.state_dict().items()}
+    run.train(1)
+    forward = run.made.middle.forward
+    run.made.middle.forward = _fail
+    with contextlib.suppress(Failed):
+        run.losses(2)
+    run.made.middle.forward = forward
+    run.model.load_state_dict(saved)
+    run.train(3)
+
+
 def accumulated(run: Run, quiet: bool) -> None:
     run.make()
     for step in range(2):
@@ -740,6 +822,12 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "exception_in_backward": exception_in_backward,
     "exception_in_backward_zeros": partial(exception_in_backward, set_to_none=False),
     "backward_again_after_an_exception": backward_again_after_an_exception,
+    "exception_after_no_sync": exception_after_no_sync,
+    "exception_in_one_of_two_backwards": exception_in_one_of_two_backwards,
+    "exception_then_finished": exception_then_finished,
+    "zeroed_after_no_sync_and_forward": zeroed_after_no_sync_and_forward,
+    "frozen_after_no_sync": frozen_after_no_sync,
+    "loaded_after_an_exception": loaded_after_an_exception,
     "accumulated": partial(accumulated, quiet=False),
     "accumulated_no_sync": partial(accumulated, quiet=True),
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),

@@ -52,6 +52,7 @@ _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
     "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned", "gradients_set_by_hand",
     "head_outside_forward", "backward_again_after_an_exception",
+    "exception_in_one_of_two_backwards", "exception_then_finished",
 }  # fmt: skip
 TORCH_FAILS = {
     "torch_ddp": _DDP_FAILS,
@@ -61,6 +62,8 @@ TORCH_FAILS = {
         "no_sync_skipped_zeros", "evaluated_between_steps", "batch_norm", "wrapped_again",
         "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
         "optimizer_before_wrapping", "gradients_set_by_hand", "backward_again_after_an_exception",
+        "exception_in_one_of_two_backwards", "exception_then_finished",
+        "zeroed_after_no_sync_and_forward",
     },
 }  # fmt: skip
 CASES = [
