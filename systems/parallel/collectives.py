@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+# Its default arguments keep the default group alive if it is first imported later, as by AdamW.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
 
@@ -70,15 +74,19 @@ def group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 class GroupOf:
     """The process group of an object: the given one, or the default one at the time of the call.
 
-    The default group is not kept, so that `destroy_process_group` can end its threads. A copy of
-    the object has the same group. With a given group, an object cannot be pickled.
+    The group is not kept alive, because only its destructor ends Gloo's threads. A thread that is
+    alive when Python ends can abort the process (pytorch 190489). A copy of the object has the same
+    group. With a given group, an object cannot be pickled.
     """
 
     def __init__(self, given: dist.ProcessGroup | None):
-        self._given = given
+        self._given = None if given is None else weakref.ref(given)
 
     def __call__(self) -> dist.ProcessGroup:
-        return group_or_world(self._given)
+        group = None if self._given is None else self._given()
+        if self._given is not None and group is None:
+            raise RuntimeError("the process group was destroyed")
+        return group_or_world(group)
 
     def __deepcopy__(self, memo: Any) -> GroupOf:
         return self
@@ -99,18 +107,14 @@ def supports_average(group: dist.ProcessGroup) -> bool:
 
 
 def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """Return the operation for averages: ReduceOp.AVG if the backend supports it, else SUM.
-
-    Before a reduction with ReduceOp.SUM, the caller must divide the tensors by the number of ranks.
-    """
+    """Return ReduceOp.AVG if the backend supports it, else SUM, see `supports_average`."""
     return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
 
 
 def is_gloo_only(group: dist.ProcessGroup) -> bool:
     """Return True if the group also uses Gloo for tensors on a GPU, where Gloo cannot coalesce.
 
-    torch names the backend of a group such as `gloo`, `cpu:gloo,cuda:nccl`, or, if none was given
-    to `init_process_group`, `undefined`, which is Gloo for CPUs and NCCL for GPUs.
+    torch's names are such as `gloo`, `cpu:gloo,cuda:nccl`, or `undefined`: Gloo and NCCL.
     """
     name = dist.get_backend(group)
     return "gloo" in name and "nccl" not in name
@@ -174,10 +178,7 @@ class Gather(NamedTuple):
     tensors: list[Tensor]  # references that keep the tensors alive, as in Average
 
     def wait(self) -> None:
-        """Wait until the outputs are complete.
-
-        With NCCL, the current stream waits and the host does not block.
-        """
+        """Wait until the outputs are complete. With NCCL, the current stream waits."""
         for work in self.works:
             work.wait()
 

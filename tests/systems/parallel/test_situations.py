@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -251,6 +253,39 @@ def lone_calls(here: RankContext, name: str) -> None:
 def test_a_call_that_not_all_ranks_make_says_so(name):
     with world("gloo", 2) as ranks:
         ranks.assert_passes(lone_calls, name, repeats=1)
+
+
+ENDS = """
+import os, weakref, torch, torch.distributed as dist
+from pathlib import Path
+from systems.parallel import *
+
+def loops():
+    tasks = Path("/proc/self/task").iterdir()
+    return sum("gloo_runloop" in (task / "comm").read_text() for task in tasks)
+
+os.environ |= {{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}}
+os.environ["MASTER_PORT"] = "0"
+with process_group("gloo"):
+    group = weakref.ref(dist.group.WORLD)
+    given = {given}
+    model = {wrap}
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert loops() > 0
+assert group() is None, "the process group is alive"
+assert loops() == 0, "threads of Gloo are alive"
+"""
+
+
+@pytest.mark.parametrize("given", ["None", "dist.new_group()"])
+@pytest.mark.parametrize("name", ["NaiveDDP", "BucketedDDP", "FullyShardedDataParallel"])
+def test_no_thread_of_gloo_outlives_the_process_group(name, given):
+    arguments = "torch.nn.Linear(3, 3), process_group=given"
+    wrap = f"{name}({arguments}{', bucket_size_mb=1' if name == 'BucketedDDP' else ''})"
+    script = ENDS.format(given=given, wrap=f"{wrap}; del given")
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
