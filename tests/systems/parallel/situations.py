@@ -39,7 +39,7 @@ from tests.systems.parallel.ranks import RankContext
 WIDTH = 6
 BATCH = 12  # batch size of all ranks together
 # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
-ADAM = {"lr": 1e-2, "eps": 1e-2}
+ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,11 @@ class Run:
     def use(self, model: nn.Module) -> None:
         """Train this model from now on."""
         self.model: Any = model
-        make = torch.optim.Adam if self.wrapper is None else self.wrapper.optimizer
-        self.optimizer = make(model.parameters(), **ADAM)
+        self.optimizer = self.make_optimizer(model.parameters())
+
+    def make_optimizer(self, parameters: Any) -> Any:
+        make: Any = torch.optim.Adam if self.wrapper is None else self.wrapper.optimizer
+        return make(parameters, **ADAM)
 
     def shares(self, step: int) -> list[Tensor]:
         """Return the inputs of this rank, or those of all ranks if there is one process."""
@@ -216,7 +219,7 @@ def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> N
     for key, value in expected.items():
         torch.testing.assert_close(
             actual[key], value, atol=here.tolerance, rtol=here.tolerance,
-            msg=lambda m, key=key: f"{key}: {m}",
+            msg=partial("{}: {}".format, key),
         )  # fmt: skip
 
 
@@ -503,13 +506,11 @@ def optimizer_before_wrapping(run: Run) -> None:
 def options_by_dimensions(run: Run) -> None:
     """Weight decay for matrices only, which are recognized by their number of dimensions."""
     run.make()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in run.model.parameters() if p.ndim >= 2], "weight_decay": 0.5},
         {"params": [p for p in run.model.parameters() if p.ndim < 2]},
     ]
-    run.optimizer = (torch.optim.Adam if run.wrapper is None else run.wrapper.optimizer)(
-        groups, **ADAM
-    )
+    run.optimizer = run.make_optimizer(groups)
     for step in range(2):
         run.train(step)
 
@@ -765,9 +766,7 @@ def state_of_one_process(run: Run, assign: bool = False) -> None:
     given = {f"{prefix}{name}": value.clone() for name, value in state.items()}
     run.model.load_state_dict(given, assign=assign) if assign else run.model.load_state_dict(given)
     if assign:
-        run.optimizer = (torch.optim.Adam if run.alone else run.wrapper.optimizer)(
-            run.model.parameters(), **ADAM
-        )
+        run.optimizer = run.make_optimizer(run.model.parameters())
     run.train(1)
     saved = {n.removeprefix(prefix): v for n, v in run.model.state_dict().items()}
     other.load_state_dict(saved)
