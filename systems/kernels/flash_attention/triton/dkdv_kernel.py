@@ -130,8 +130,9 @@ def _add_queries(
         ds = p * (dp - row_delta[None, :])
         if SOFTCAP:
             ds *= slope
-        if MASKED and (HAS_LEFT or HAS_RIGHT):
-            # dP, delta or the slope may be NaN because of a value that is hidden from the other.
+        if FP16X3 and MASKED and (HAS_LEFT or HAS_RIGHT):
+            # dP, delta or the slope may be NaN because of a value that is hidden from the other. In
+            # 16 bits, the kernel would need more registers than there are for this.
             ds = tl.where(visible, ds, 0.0)
         dk, peak = add_scaled(dk, peak, ds, q, dk_unit, query.dtype.element_ty, FP16X3, PRECISION)
     return dk, dv, peak

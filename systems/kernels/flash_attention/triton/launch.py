@@ -98,7 +98,8 @@ def flash_forward(
     With all dtypes, out and lse of queries that do not see a key do not depend on k there, also if
     it is not finite. A value that is not finite in v, or in backward in k, also reaches queries
     from which the mask hides it, because 0 * NaN is NaN: those whose block shares a tile of keys
-    with it. With `naive`, these are all queries of the head.
+    with it. With `naive`, these are all queries of the head. In 16 bits, dK of a key can also be
+    NaN because of q or dO of a query that does not see it.
     """
     if scale is not None and scale < 0:
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
