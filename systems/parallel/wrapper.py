@@ -164,7 +164,7 @@ class DataParallelWrapper(nn.Module):
         raise NotImplementedError
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Handle a gradient that is complete, of `self._trained[index]`."""
+        """Handle a complete gradient, of parameter `index` in the list of `_hook_gradients`."""
 
     def _begin_backward(self) -> None:
         """Prepare for a backward pass."""

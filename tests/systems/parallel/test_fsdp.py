@@ -288,14 +288,6 @@ def odd_layers(here: RankContext, options: dict) -> None:
     _assert_whole_is(wrapped, reference, here.tolerance)
 
 
-def goes_on_from_its_state(here: RankContext) -> None:
-    first = FullyShardedDataParallel(build("transformer", 0, here.device))
-    second = FullyShardedDataParallel(build("transformer", 1, here.device))
-    second.load_state_dict(first.state_dict())
-    whole = second.gather_full_parameters()
-    assert all(torch.equal(whole[n], p) for n, p in first.gather_full_parameters().items())
-
-
 def never_waits_for_the_device(here: RankContext, options: dict) -> None:
     wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
     optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
@@ -391,11 +383,6 @@ def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
 def test_odd_layers(ranks, options):
     # On four ranks, most weights have fewer rows than there are ranks.
     ranks.assert_passes(odd_layers, options, repeats=1)
-
-
-@two_ranks
-def test_goes_on_from_its_state(ranks):
-    ranks.assert_passes(goes_on_from_its_state)
 
 
 @pytest.mark.gpu
