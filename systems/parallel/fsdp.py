@@ -338,7 +338,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         pieces = {}
         for index, weight, values in self._optimizer_states(optimizer, state_dict):
             pieces[index] = {
-                name: weight.piece_of(value)
+                name: weight.piece_of(value).clone()
                 if weight is not None and isinstance(value, Tensor) and value.shape == weight.shape
                 else value
                 for name, value in values.items()
@@ -360,7 +360,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
         shards = {weight.shard for weight in self._weights}
-        pieces = [p.grad for p in shards if p.grad is not None]
+        pieces = [w.shard.grad for w in self._weights if w.shard.grad is not None]
         replicated = [p.grad for p in self.parameters() if p.grad is not None and p not in shards]
         device = next(self.parameters()).device
         norms = [_norm(grads, norm_type, device) for grads in (pieces, replicated)]
