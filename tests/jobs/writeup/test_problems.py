@@ -105,7 +105,8 @@ def test_every_answer_is_measured_in_the_tracked_report() -> None:
     states = dict(re.findall(r"^\| \[[^]]*\]\(#(\w+)\) \| [^|]* \| ([^|]*) \|", report, re.M))
     assert states.keys() == {problem.id for problem in PROBLEMS}
     unmeasured = {x: state for x, state in states.items() if "not m" in state or "partly" in state}
-    assert unmeasured == {"leaderboard": "answered (2025), not measured (2026)"}
+    # Stale: the records of the sweep are of older kernels, until it is measured again.
+    assert unmeasured == {"leaderboard": "stale (2025), not measured (2026)"}
 
 
 @pytest.mark.exhaustive
