@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from jobs.block import Block
+from jobs.results.counting import complete_rounds, is_done, is_done_in_round
 from jobs.results.record import Record
-from jobs.results.rounds import complete_rounds, throttled
 from jobs.run import Run
-from jobs.status import Status
 
 Task = tuple[Run, int]  # a run, and the index of its repeat
-# Signals by which a process ends itself. SIGKILL and SIGTERM come from outside, and SIGINT and
-# SIGHUP from a terminal.
-CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
-MAX_CRASHES = 3  # consecutive crashes after which a run needs --retry-failed
 
 
 def tasks_of(runs: Sequence[Run], repeats: int) -> list[Task]:
@@ -35,14 +30,8 @@ def split_done(
 ) -> tuple[list[Task], list[Task]]:
     """Split (run, repeat) pairs into pairs to execute and pairs that are done.
 
-    Only attempts on the kind of device on which the run will execute are considered. A pair is done
-    if one of these attempts was ok. Otherwise the status of the latest attempt decides:
-
-    - unsupported: the pair is done.
-    - oom, timeout, error or wrong: the pair is done, unless `retry_failed` is True.
-    - killed, preempted or cancelled, or no attempt: the pair is executed. But if the latest
-      MAX_CRASHES attempts all crashed by a signal of their own, such as SIGSEGV, the pair is done,
-      unless `retry_failed` is True. The next attempt would crash, too.
+    Only attempts on the kind of device on which the run will execute are considered. For when a
+    pair is done, see `counting.is_done`.
 
     Args:
         same_device: function that returns whether a record comes from the kind of device on which
@@ -59,12 +48,7 @@ def split_done(
     for run, repeat in tasks:
         attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
         attempts.sort(key=lambda record: record.finished_at)
-        last = attempts[-1].status if attempts else Status.missing
-        by_itself = last.runs_again_on_submit and not _keeps_crashing(attempts)
-        on_retry = last.runs_again_on_submit or last.runs_again_on_retry
-        again = by_itself or (retry_failed and on_retry)
-        finished = not again or any(r.status is Status.ok for r in attempts)
-        (done if finished else todo).append((run, repeat))
+        (done if is_done(attempts, retry_failed) else todo).append((run, repeat))
     return todo, done
 
 
@@ -93,13 +77,12 @@ def split_rounds(
     """
 
     def is_result(record: Record) -> bool:
-        status = record.status
-        crashed = record.failure is not None and record.failure.type in CRASHES
-        failed = status.runs_again_on_retry or crashed
-        interrupted = status.runs_again_on_submit and not crashed
-        again = interrupted or (retry_failed and failed)
         known = runs.get(record.run)  # None: the sweep does not have the run any more
-        return not again and known is not None and same_device(record, known)
+        return (
+            known is not None
+            and same_device(record, known)
+            and is_done_in_round(record, retry_failed)
+        )
 
     of_block: dict[str, list[Record]] = {}
     for record in () if force else records:
@@ -109,7 +92,7 @@ def split_rounds(
     done: list[Task] = []
     for block in blocks:
         known = of_block.get(block.id, ())
-        complete = complete_rounds(block, known, is_result, throttled)
+        complete = complete_rounds(block, known, is_result)
         for round in range(block.rounds):
             pairs = [(runs[run], repeat) for run, repeat in block.tasks(round)]
             if round in complete:
@@ -117,12 +100,3 @@ def split_rounds(
             else:
                 todo.append(pairs)
     return todo, done
-
-
-def _keeps_crashing(attempts: list[Record]) -> bool:
-    """Return whether the latest MAX_CRASHES attempts of a run all crashed by a signal of their own.
-
-    The attempts must be ordered from the oldest to the latest.
-    """
-    latest = [record.failure.type if record.failure else "" for record in attempts[-MAX_CRASHES:]]
-    return len(latest) == MAX_CRASHES and all(cause in CRASHES for cause in latest)

@@ -11,8 +11,8 @@ from jobs.formatting import format_number, format_scalar
 from jobs.report.metrics import slowest_rank
 from jobs.report.recorded import recorded_value
 from jobs.report.results import list_results
-from jobs.report.selection import select_attempts, task_of
 from jobs.report.statistics import statistic
+from jobs.results.counting import select_attempts, superseded
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape, varying
@@ -75,11 +75,8 @@ class _Reasons:
         self._selection = select_attempts(observation.records)
         self._shown = {id(result.record) for result in list_results(observation)}
         self._tasks = {task.key for task in observation.tasks}
-        self._newest: dict[str, int] = {}  # version, by benchmark
-        for manifest in observation.manifests:
-            for run in manifest.runs.values():
-                known = self._newest.get(run.benchmark, run.version)
-                self._newest[run.benchmark] = max(known, run.version)
+        known = [run for manifest in observation.manifests for run in manifest.runs.values()]
+        self._old = superseded([*known, *map(_run, observation.records)])
 
     def is_shown(self, record: Record) -> bool:
         return id(record) in self._shown
@@ -89,11 +86,11 @@ class _Reasons:
             return self._selection.reason(record)
         if record.checkout:
             return f"code of {record.checkout}, which only compare shows"
-        if record.version < self._newest.get(record.benchmark, 0):
+        if record.run in self._old:
             return "the folder has runs of a newer version of the benchmark"
         if (record.run, record.repeat) not in self._tasks:
             return "no submission in the folder has this run"
-        if any(each is record for each in self._selection.shown.get(task_of(record), [])):
+        if self._selection.is_shown(record):
             return "all runs are unsupported on this device"
         return self._selection.reason(record)
 

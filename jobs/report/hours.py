@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.report.comparison.paired import complete_executions, counted_executions
+from jobs.results.counting import results_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.results.worker_state import read_worker_state
@@ -111,20 +111,13 @@ def _in_results(observation: Observation) -> set[int]:
     """Return the identities of the records that are in the results, see `hours`."""
     shown = {task.key for task in observation.tasks}
     records = [r for r in observation.records if (r.run, r.repeat) in shown]
-    best: dict[tuple[str, int, str], Record] = {}
-    executing: dict[tuple[str, int], str] = {}  # the latest execution of a round, by live job
-    for record in records:  # oldest first
-        if record.block is None:
-            key = record.run, record.repeat, record.device
-            if record.status is Status.ok or key not in best or best[key].status is not Status.ok:
-                best[key] = record
-        elif _is_live(observation, record.submission, record.job):
-            executing[record.submission, record.job] = record.block.execution
-    found = [*best.values()]
-    counted = counted_executions(complete_executions(records))
-    found += [one for _, execution in counted for one in execution]
-    found += [r for r in records if r.block and r.block.execution in executing.values()]
-    return {id(record) for record in found if not record.status.is_failure}
+    executing = {  # the latest execution of a round, by live job
+        (r.submission, r.job): r.block.execution
+        for r in records
+        if r.block is not None and _is_live(observation, r.submission, r.job)
+    }
+    now = [r for r in records if r.block and r.block.execution in executing.values()]
+    return {id(r) for r in [*results_of(records), *now] if not r.status.is_failure}
 
 
 def lost_attempts(observation: Observation) -> int:

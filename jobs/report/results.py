@@ -14,7 +14,7 @@ from typing import Any
 from jobs.code.short_names import short_names
 from jobs.formatting import counted
 from jobs.report.recorded import NO_RECORD, commit_notes, recorded_value
-from jobs.report.selection import select_attempts
+from jobs.results.counting import select_attempts
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
@@ -79,13 +79,16 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
     """Return the results of every repeat of every run in a results folder.
 
     A folder can have records from several kinds of device, such as GPU models. In this case, there
-    is one result for each kind of device. `jobs.report.selection` selects its record from all
+    is one result for each kind of device. `jobs.results.counting` selects its record from all
     attempts on this kind of device. A run in blocks has a result for each allocation in which its
     round was executed. If no attempt is selected, the result has no record. Its status is then
     `missing`, or the status of the job, such as `queued`. Attempts with different values of the
     names `told_apart`, of `RECORDED`, have separate results.
     """
-    selection = select_attempts(observation.records, told_apart)
+    selection = select_attempts(
+        observation.records,
+        lambda record: tuple(recorded_value(record, name) for name in told_apart),
+    )
     # A kind of device on which every run is unsupported does not count as measured.
     records = [record for found in selection.shown.values() for record in found]
     measured = {r.device: None for r in records if r.status != "unsupported"}

@@ -16,6 +16,8 @@ from typing import Any
 from jobs.formatting import counted
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import best as best_attempts
+from jobs.results.counting import superseded
 from jobs.results.job_states import job_states
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
 from jobs.results.record import Record
@@ -82,13 +84,8 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
     states = job_states(manifests, notes)
     records, bad_lines = read_records(folder, shorten)
     bad += bad_lines
-    best: dict[TaskKey, Record] = {}
-    latest_of: dict[tuple[str, str, int], Record] = {}
-    for record in records:  # oldest first
-        key = (record.run, record.repeat)
-        if record.status is Status.ok or key not in best or best[key].status is not Status.ok:
-            best[key] = record
-        latest_of[(record.submission, *key)] = record
+    best = best_attempts(records, lambda record: (record.run, record.repeat))
+    latest_of = {(r.submission, r.run, r.repeat): r for r in records}  # the oldest are first
     tasks: dict[TaskKey, TaskState] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
         cancelled = read_cancelled(manifest.path, bad)
@@ -107,11 +104,16 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
             if key not in tasks or (known is not None and not tasks[key].status.is_live):
                 status = known.status if known else Status.missing
                 tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
-    superseded = _superseded(manifests, notes)
+    old = superseded(run for manifest in manifests for run in manifest.runs.values())
+    if old:
+        notes.append(
+            f"{counted(len(old), 'run')} not shown: the folder has runs of a newer version of the "
+            "benchmark"
+        )
     problem = unwritable.problem(folder, manifests[-1].path)
     if problem is not None:
         notes.append(problem)
-    kept = [task for key, task in tasks.items() if key[0] not in superseded]
+    kept = [task for key, task in tasks.items() if key[0] not in old]
     return Observation(folder, manifests, records, bad, kept, notes, states)
 
 
@@ -162,31 +164,6 @@ def _job_tasks(
             yield key, TaskState(run, repeat, known.status, known)
         else:
             yield key, TaskState(run, repeat, status, None, detail)
-
-
-def _superseded(manifests: list[Manifest], notes: list[str]) -> set[str]:
-    """Return the ids of the runs that belong to an outdated version of their benchmark.
-
-    A version is outdated if the results folder has runs of a newer version of the same benchmark.
-    Results of different versions are not comparable, so these runs are not shown. If there are any,
-    a note for the user is added to `notes`.
-    """
-    newest: dict[str, int] = {}
-    for manifest in manifests:
-        for run in manifest.runs.values():
-            newest[run.benchmark] = max(newest.get(run.benchmark, 0), run.version)
-    old = {
-        run.id
-        for manifest in manifests
-        for run in manifest.runs.values()
-        if run.version < newest[run.benchmark]
-    }
-    if old:
-        notes.append(
-            f"{counted(len(old), 'run')} not shown: the folder has runs of a newer version of the "
-            "benchmark"
-        )
-    return old
 
 
 def summary(observation: Observation) -> dict[str, Any]:

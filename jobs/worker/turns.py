@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from jobs.block import Block, TaskKey
+from jobs.results.counting import complete_rounds
 from jobs.results.manifest import Manifest
 from jobs.results.record import BlockPlace, Record
-from jobs.results.rounds import complete_rounds, throttled
 from jobs.status import Status
 
 # A run that ended so in one round would end so in the next. Other failures may be accidents.
@@ -38,7 +38,7 @@ class Turns:
     ) -> bool:
         """Return whether a round need not be executed, see `complete_rounds`."""
         known = [r for r in self._own(records) if r.block and r.block.round == round]
-        return round in complete_rounds(self._block, known, is_result, throttled, cancelled)
+        return round in complete_rounds(self._block, known, is_result, cancelled)
 
     def places(self, round: int) -> list[tuple[TaskKey, BlockPlace]]:
         """Return the (run id, repeat) pairs of a new execution of a round, in order."""

@@ -26,10 +26,10 @@ from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import MAX_EXECUTIONS, is_done_in_job
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_reader import RecordTail
-from jobs.results.rounds import MAX_EXECUTIONS
 from jobs.results.slurm_job_states import exceeded_memory
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.run import Run
@@ -227,12 +227,14 @@ class Worker:
 
     def _is_result(self, record: Record) -> bool:
         """Return whether this worker keeps a record instead of executing its run again."""
-        if record.submission == self.manifest.id:
-            listed = (record.run, record.repeat) in self._cancelled
-            return listed or not record.status.runs_again_in_its_job
-        same = record.device == self.recorder.device
-        fresh = self.manifest.keep_stale or not self.recorder.code.is_stale(record)
-        return record.status is Status.ok and same and fresh and not self.manifest.force
+        return is_done_in_job(
+            record,
+            self.manifest.id,
+            cancelled=(record.run, record.repeat) in self._cancelled,
+            usable=not self.manifest.force
+            and record.device == self.recorder.device
+            and (self.manifest.keep_stale or not self.recorder.code.is_stale(record)),
+        )
 
     def _skip_cancelled(self, run_id: str, repeat: int, place: BlockPlace | None = None) -> bool:
         """Return whether `jobs cancel --where` cancelled this run. If so, record that once.

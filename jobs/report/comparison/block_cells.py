@@ -9,9 +9,10 @@ from statistics import median
 
 from jobs.formatting import format_scalar
 from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.paired import Pair, judged_executions, paired_rounds
+from jobs.report.comparison.paired import Pair, paired_rounds
 from jobs.report.comparison.process_times import process_time
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
+from jobs.results.counting import judged_executions
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying

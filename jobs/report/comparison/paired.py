@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from jobs.report.comparison.verdicts import Round
 from jobs.report.metrics import slowest_rank
 from jobs.report.statistics import statistic
-from jobs.results.record import BlockPlace, Measurements, Record
+from jobs.results.counting import Execution, judged_executions, place_of
+from jobs.results.record import Measurements, Record
 
 Value = Callable[[Measurements, str], float | None]  # value of a phase, None if there is none
-Task = tuple[str, str]  # run id and checkout
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
-Execution = list[Record]  # records of one execution of a round
 
 TOO_SHORT = "time of 0 ms"
 
@@ -80,7 +79,10 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
             for record in execution:
                 if place_of(record).baseline:
                     continue
-                key = (*_task(record), *_task(first), place_of(first).id, phase, first.device)
+                key = (
+                    *(record.run, record.checkout, first.run, first.checkout),
+                    *(place_of(first).id, phase, first.device),
+                )
                 outcomes = pairs.setdefault(key, {}).setdefault(allocation, [])
                 outcomes.append(_round(allocation, baseline, _time(record, phase, value)))
     return [_pair(key, outcomes) for key, outcomes in pairs.items()]
@@ -105,14 +107,6 @@ def _pair(key: _Key, outcomes: dict[str, list[Round | str]]) -> Pair:
     return Pair(*key, rounds, dict(left_out), dict(repaired))
 
 
-def judged_executions(records: Iterable[Record]) -> list[tuple[str, Execution]]:
-    """Return the executions that verdicts rest on, each with its allocation.
-
-    They are the complete ones of the latest code, and of several in an allocation the latest.
-    """
-    return counted_executions(of_latest_code(complete_executions(records)))
-
-
 def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     """Return the phases that are compared in each block, in the order of the records."""
     times: dict[str, Counter[str]] = {}
@@ -131,20 +125,6 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     }
 
 
-def of_latest_code(complete: Iterable[Execution]) -> list[Execution]:
-    """Return the executions in which every run has the sources of its latest execution.
-
-    Executions are complete, and ordered by their start.
-    """
-    given = list(complete)
-    latest = {_task(record): record.source_hash for execution in given for record in execution}
-    return [
-        execution
-        for execution in given
-        if all(record.source_hash == latest[_task(record)] for record in execution)
-    ]
-
-
 def _round(allocation: str, baseline: list[float | str], candidate: float | str) -> Round | str:
     """Return a round, or the reason why one of its times is missing."""
     if isinstance(candidate, str):
@@ -155,56 +135,6 @@ def _round(allocation: str, baseline: list[float | str], candidate: float | str)
     return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
 
 
-def complete_executions(records: Iterable[Record]) -> list[Execution]:
-    """Return the complete executions of rounds, ordered by their start.
-
-    Records without a block are ignored. If an attempt was repeated in its execution, the latest
-    attempt is in it.
-    """
-    executions: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in records:
-        if record.block is None:
-            continue
-        positions = executions.setdefault((record.block.id, record.block.execution), {})
-        known = positions.get(record.block.position)
-        if known is None or record.started_at >= known.started_at:
-            positions[record.block.position] = record
-    complete = [list(p.values()) for p in executions.values() if _is_complete(p)]
-    return sorted(complete, key=started_at)
-
-
-def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
-    """Return the executions that count, each with its allocation, ordered by their start.
-
-    Of several executions of one round in one allocation, the latest counts. They are complete.
-    """
-    latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
-    for execution in complete:
-        first = execution[0]
-        allocation = allocation_of(first)
-        key = (place_of(first).id, allocation, place_of(first).round)
-        latest.pop(key, None)
-        latest[key] = (allocation, execution)
-    return list(latest.values())
-
-
-def _is_complete(positions: dict[int, Record]) -> bool:
-    return len(positions) >= place_of(next(iter(positions.values()))).size
-
-
-def started_at(execution: Execution) -> float:
-    """Return the time at which the first run of an execution started, in seconds (Unix time)."""
-    return min(record.started_at for record in execution)
-
-
-def allocation_of(record: Record) -> str:
-    """Return the allocation of a record.
-
-    Two jobs without the id of the boot may have run on different hosts. Each is an allocation.
-    """
-    return record.allocation or f"{record.submission}/{record.job}"
-
-
 def _time(record: Record, phase: str, value: Value) -> float | str:
     """Return the value of a phase, or the reason why there is none."""
     if record.measurements is None:
@@ -213,13 +143,3 @@ def _time(record: Record, phase: str, value: Value) -> float | str:
     if found is None:
         return "no such phase"
     return found if found > 0 else TOO_SHORT
-
-
-def _task(record: Record) -> Task:
-    return record.run, record.checkout
-
-
-def place_of(record: Record) -> BlockPlace:
-    """Return the place in its block of a record that was measured in a block."""
-    assert record.block is not None
-    return record.block

@@ -22,6 +22,7 @@ import numpy as np
 from jobs.errors import CommandError
 from jobs.report.comparison.paired import median_ms
 from jobs.report.results import Result, list_results
+from jobs.results.counting import executions_of, is_complete
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, observe
 from jobs.results.unreadable import UnreadableResults
@@ -160,7 +161,12 @@ def folder_times(observation: Observation) -> FolderTimes:
         observation.folder,
         runs,
         results,
-        _cut_executions(observation.records),
+        [
+            record
+            for execution in executions_of(observation.records)
+            if not is_complete(execution)
+            for record in execution
+        ],
         [*map(str, observation.bad_lines), *observation.notes],
         len(observation.records),
         sweep_margin(observation),
@@ -197,18 +203,3 @@ def _median(samples: array[float]) -> float:
     np.frombuffer(samples).sort()
     low, high = samples[(len(samples) - 1) // 2], samples[len(samples) // 2]
     return low + 0.5 * (high - low)
-
-
-def _cut_executions(records: list[Record]) -> list[Record]:
-    """Return the records of the executions of rounds that are not complete."""
-    executions: dict[tuple[str, str], dict[int, Record]] = {}
-    for record in records:
-        if record.block is not None:
-            place = record.block
-            executions.setdefault((place.id, place.execution), {})[place.position] = record
-    return [
-        record
-        for positions in executions.values()
-        for record in positions.values()
-        if record.block is not None and len(positions) < record.block.size
-    ]

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jobs.formatting import counted, format_percent, format_range, plural
-from jobs.report.comparison.paired import complete_executions
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block
 from jobs.report.metrics import Metric, metric_samples
 from jobs.report.recorded import UNKNOWN, recorded_value
 from jobs.report.results import Result
-from jobs.report.selection import task_of
 from jobs.report.statistics import statistic
+from jobs.results.counting import DISTURBANCES, complete_executions, task_of
 from jobs.results.record import Record
-from jobs.results.rounds import DISTURBANCES
 from jobs.results.run_states import Observation
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.formatting import format_number, format_percent
-from jobs.report.comparison.paired import allocation_of
 from jobs.report.metrics import Metric, metric_samples
 from jobs.report.predictions import predicted
 from jobs.report.results import Result
 from jobs.report.statistics import mean_interval, statistic, statistic_of_rows
+from jobs.results.counting import allocation_of
 from jobs.results.record import Record
 from jobs.sweep.schema import PREDICTED
 

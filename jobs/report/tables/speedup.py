@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from jobs.code.short_names import as_in_runs
-from jobs.report.comparison.paired import allocation_of
 from jobs.report.comparison.verdicts import Round, judge
 from jobs.report.places import on_different_gpus
 from jobs.report.results import Key
 from jobs.report.tables.cell import Cell, Interval
 from jobs.report.tables.pivot import Pivot
+from jobs.results.counting import allocation_of
 from jobs.sweep.schema import Scalar
 
 NOT_PAIRED = "the runs were not measured in the same blocks"

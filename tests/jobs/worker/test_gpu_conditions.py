@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs.provenance import GpuReading, visible_gpus
+from jobs.results.counting import is_throttled
 from jobs.results.record import Measurements
-from jobs.results.rounds import throttled
 from jobs.worker import conditions as conditions_module
 from jobs.worker.conditions import MIN_ENERGY_S, ConditionSampler, energy_facts, summary
 from jobs.worker.fork_server import WORKER_SIGNALS
@@ -84,12 +84,14 @@ def test_the_thread_that_samples_takes_no_signals(monkeypatch: pytest.MonkeyPatc
 def test_only_heat_and_hardware_disturb_a_round() -> None:
     def with_throttle(**reasons: float) -> bool:
         conditions = {"forward": {"samples": 3, "throttle": reasons}}
-        return throttled(record(toy_run(0), ok(1.0)).model_copy(update={"conditions": conditions}))
+        return is_throttled(
+            record(toy_run(0), ok(1.0)).model_copy(update={"conditions": conditions})
+        )
 
     assert not with_throttle()
     assert not with_throttle(sw_power_cap=1.0)
     assert with_throttle(hw_thermal_slowdown=0.1, sw_power_cap=1.0)
-    assert not throttled(record(toy_run(0), ok(1.0)))
+    assert not is_throttled(record(toy_run(0), ok(1.0)))
 
 
 def test_without_gpus_nothing_is_sampled() -> None:

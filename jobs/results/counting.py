@@ -1,0 +1,418 @@
+"""The rule that decides which attempts count. Nothing else decides it.
+
+An attempt is one execution of a run. It leaves one record.
+
+1. Best attempt: of the attempts of one repeat of a run on one kind of device, the latest with
+   status ok counts, or the latest if none is ok.
+2. Rounds: the attempts of a run in a block count by rounds. An execution of a round is complete if
+   it has an attempt of each of its runs. Of several complete executions of a round in one
+   allocation, the latest counts. The best attempt counts while a run has no complete round.
+3. Older code: tables never mix rounds of old and new code. Of each run in rounds, they show the
+   attempts with the code of its latest. The rounds of an allocation in which one run is hidden for
+   this reason are hidden for all their runs, if each run has as many later rounds. A verdict needs
+   rounds in which every run has its latest code.
+4. Old versions: if a folder has runs of a newer version of a benchmark, the others are not shown.
+5. Not again: a run need not be executed again if an attempt on this kind of device with the present
+   code was ok, or failed in a way that will repeat. A round need not be if all its runs need not,
+   in its latest complete execution, and no GPU was throttled by heat or hardware.
+
+Rules 1 to 4 decide what tables, plots, comparisons, exports and reports show. Rule 5 decides what a
+submission and a worker execute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.block import Block, TaskKey
+from jobs.results.record import BlockPlace, Record
+from jobs.run import Run
+from jobs.status import Status
+
+TaskOnDevice = tuple[str, int, str]  # run id, repeat, device
+Execution = list[Record]  # attempts in one execution of a round
+Told = Callable[[Record], tuple[Any, ...]]  # values by which a table tells attempts apart
+
+# Why an attempt is not shown
+INCOMPLETE = "its round is not complete"
+OLDER_CODE = "older code than that of the latest complete round"
+OLDER_ROUND = "another run of its round has older code"
+NO_BLOCK = "not measured in a block"
+
+# Signals by which a process ends itself. SIGKILL and SIGTERM come from outside, and SIGINT and
+# SIGHUP from a terminal.
+CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
+MAX_CRASHES = 3  # consecutive crashes after which a run needs --retry-failed
+# Number of executions after which a round counts as complete although a GPU was throttled in each.
+MAX_EXECUTIONS = 3
+# Names in `jobs.provenance.THROTTLE_REASONS`.
+DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake")
+
+
+# ---- 1: the best attempt -------------------------------------------------------------------------
+
+
+def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, Record]:
+    """Return the best attempt for each value of `key`. The attempts are ordered, oldest first."""
+    found: dict[Any, Record] = {}
+    for record in attempts:
+        known = found.get(place := key(record))
+        if record.status is Status.ok or known is None or known.status is not Status.ok:
+            found[place] = record
+    return found
+
+
+def task_of(record: Record) -> TaskOnDevice:
+    """Return the run, the repeat and the device of an attempt."""
+    return record.run, record.repeat, record.device
+
+
+# ---- 2: rounds -----------------------------------------------------------------------------------
+
+
+def place_of(record: Record) -> BlockPlace:
+    """Return the place in its block of an attempt that was made in a block."""
+    assert record.block is not None
+    return record.block
+
+
+def allocation_of(record: Record) -> str:
+    """Return the allocation of an attempt.
+
+    Two jobs without the id of the boot may have run on different hosts. Each is an allocation.
+    """
+    return record.allocation or f"{record.submission}/{record.job}"
+
+
+def started_at(execution: Execution) -> float:
+    """Return the time at which the first run of an execution started, in seconds (Unix time)."""
+    return min(record.started_at for record in execution)
+
+
+def executions_of(attempts: Iterable[Record]) -> list[Execution]:
+    """Return all executions of rounds. An attempt that was repeated in one replaces the earlier."""
+    found: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in attempts:
+        if record.block is None:
+            continue
+        positions = found.setdefault((record.block.id, record.block.execution), {})
+        known = positions.get(record.block.position)
+        if known is None or record.started_at >= known.started_at:
+            positions[record.block.position] = record
+    return [list(positions.values()) for positions in found.values()]
+
+
+def is_complete(execution: Execution) -> bool:
+    return len(execution) >= place_of(execution[0]).size
+
+
+def complete_executions(attempts: Iterable[Record]) -> list[Execution]:
+    """Return the complete executions of rounds, ordered by their start."""
+    return sorted(filter(is_complete, executions_of(attempts)), key=started_at)
+
+
+def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
+    """Return those of complete executions that count, each with its allocation.
+
+    They are ordered by their start. Of several executions of one round in one allocation, the
+    latest counts.
+    """
+    latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
+    for execution in complete:
+        first = execution[0]
+        allocation = allocation_of(first)
+        key = (place_of(first).id, allocation, place_of(first).round)
+        latest.pop(key, None)
+        latest[key] = (allocation, execution)
+    return list(latest.values())
+
+
+def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]:
+    """Return the executions that verdicts rest on, each with its allocation.
+
+    They are those that count among the ones in which every run has its latest code.
+    """
+    complete = complete_executions(attempts)
+    latest = {(r.run, r.checkout): r.source_hash for execution in complete for r in execution}
+    return counted_executions(
+        execution
+        for execution in complete
+        if all(r.source_hash == latest[r.run, r.checkout] for r in execution)
+    )
+
+
+def results_of(attempts: Sequence[Record]) -> list[Record]:
+    """Return the attempts that rules 1 and 2 select, whatever their code. Oldest are first."""
+    alone = best((record for record in attempts if record.block is None), task_of)
+    counted = counted_executions(complete_executions(attempts))
+    return [*alone.values(), *(record for _, execution in counted for record in execution)]
+
+
+# ---- 3: what tables show -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The attempts that tables show, and why they do not show others."""
+
+    shown: dict[TaskOnDevice, list[Record]]
+    # Tasks that have attempts with status ok, but none that is shown, with the reason.
+    withheld: dict[TaskOnDevice, str]
+    rounds: _Rounds
+
+    def is_in_round(self, record: Record) -> bool:
+        """Return whether an attempt is shown because its round is complete."""
+        return id(record) in self.rounds.shown
+
+    def is_shown(self, record: Record) -> bool:
+        return any(each is record for each in self.shown.get(task_of(record), ()))
+
+    def reason(self, record: Record) -> str:
+        """Return why an attempt is shown or not shown, such as `a later attempt is shown`."""
+        if self.is_shown(record):
+            if self.is_in_round(record):
+                return "its round is complete"
+            return "latest attempt with status ok" if record.status == "ok" else "latest attempt"
+        if id(record) in self.rounds.complete and id(record) not in self.rounds.counted:
+            return "its round was executed again"
+        if id(record) in self.rounds.hidden:
+            return self.rounds.hidden[id(record)]
+        shown = self.shown.get(task_of(record), ())
+        if record.status != "ok" and any(each.status == "ok" for each in shown):
+            return "another attempt has status ok"
+        return "a later attempt is shown"
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Attempts in rounds, by the identity of their records, as of the function id."""
+
+    complete: set[int]  # in complete executions
+    counted: dict[int, str]  # in those that count, with their allocation
+    shown: set[int]  # in those that tables show
+    hidden: dict[int, str]  # other attempts of the same runs, with the reason
+
+
+def select_attempts(attempts: Sequence[Record], told: Told = lambda _: ()) -> Selection:
+    """Select the attempts of each run, repeat and device that tables show, see the module.
+
+    A run in rounds has one for each allocation. Attempts are ordered, oldest first. Those with
+    different values of `told`, such as the commit, do not replace each other.
+    """
+    rounds = _find_rounds(attempts, told)
+    alone = best(
+        (record for record in attempts if id(record) not in rounds.shown),
+        lambda record: (task_of(record), told(record)),
+    )
+    paired: dict[tuple[Any, ...], dict[tuple[str, str], Record]] = {}  # by block and allocation
+    for record in attempts if rounds.shown else ():
+        if id(record) in rounds.shown:
+            place = place_of(record).id, rounds.counted[id(record)]
+            paired.setdefault((task_of(record), told(record)), {})[place] = record
+    shown: dict[TaskOnDevice, list[Record]] = {}
+    withheld: dict[TaskOnDevice, str] = {}
+    for key in dict.fromkeys([*alone, *paired]):
+        in_rounds = list(paired.get(key, {}).values())
+        chosen = [record for record in in_rounds if record.status == "ok"] or in_rounds
+        other = alone.get(key)
+        if not chosen and other is not None:
+            # A failure outside of complete rounds tells more than no attempt at all.
+            why = rounds.hidden.get(id(other))
+            if why is None or (other.status != "ok" and why != OLDER_ROUND):
+                chosen = [other]
+            else:
+                withheld[task_of(other)] = why
+        for record in chosen:
+            shown.setdefault(task_of(record), []).append(record)
+    return Selection(shown, withheld, rounds)
+
+
+def _find_rounds(attempts: Sequence[Record], told: Told) -> _Rounds:
+    """Return the attempts in rounds that tables show or do not show."""
+
+    def of_run(record: Record) -> tuple[Any, ...]:
+        return (record.run, record.device, *told(record))
+
+    complete = complete_executions(attempts)
+    groups: dict[tuple[Any, ...], list[Execution]] = {}
+    for execution in complete:
+        groups.setdefault(told(execution[0]), []).append(execution)
+    executions = [each for group in groups.values() for each in counted_executions(group)]
+    counted = {
+        id(record): allocation for allocation, execution in executions for record in execution
+    }
+    latest_code = {of_run(r): r.source_hash for r in attempts if id(r) in counted}
+    shown: set[int] = set()
+    hidden: dict[int, str] = {}
+    for record in attempts if counted else ():
+        if of_run(record) not in latest_code:
+            continue
+        if record.source_hash != latest_code[of_run(record)]:
+            hidden[id(record)] = OLDER_CODE
+        elif id(record) in counted:
+            shown.add(id(record))
+        else:
+            hidden[id(record)] = INCOMPLETE if record.block else NO_BLOCK
+    for record in _beside_older_code(executions, shown, hidden, of_run):
+        shown.remove(id(record))
+        hidden[id(record)] = OLDER_ROUND
+    return _Rounds({id(r) for execution in complete for r in execution}, counted, shown, hidden)
+
+
+def _beside_older_code(
+    executions: Sequence[tuple[str, Execution]],
+    shown: set[int],
+    hidden: dict[int, str],
+    of_run: Told,
+) -> list[Record]:
+    """Return the attempts that are hidden because another run of their rounds has older code.
+
+    In such a round, a run whose code has not changed lacks the run that it is compared with. Its
+    time, perhaps of another host, would stand beside newer times of that run.
+
+    The rounds of a block in an allocation are hidden together, or not at all: each of their runs
+    must have as many later rounds with status ok in this block. So no result is lost, and no pair.
+    `shown` and `hidden` are those of `_Rounds`, which lack the attempts that this function returns.
+    """
+    older: dict[tuple[str, str], list[Execution]] = {}
+    newer: dict[str, list[Execution]] = {}
+    for allocation, execution in executions:
+        block = place_of(execution[0]).id
+        if any(hidden.get(id(record)) == OLDER_CODE for record in execution):
+            older.setdefault((block, allocation), []).append(execution)
+        else:
+            newer.setdefault(block, []).append(execution)
+    found: list[Record] = []
+    for (block, _), rounds in older.items():
+        end = max(started_at(execution) for execution in rounds)
+        later = [each for each in newer.get(block, ()) if started_at(each) > end]
+        kept = [record for execution in rounds for record in execution if id(record) in shown]
+        missing = Counter(of_run(record) for record in kept if record.status == "ok")
+        missing.subtract(of_run(r) for execution in later for r in execution if r.status == "ok")
+        if all(missing[of_run(record)] <= 0 for record in kept):
+            found += kept
+    return found
+
+
+# ---- 4: old versions -----------------------------------------------------------------------------
+
+
+def superseded(runs: Iterable[Run]) -> set[str]:
+    """Return the ids of the runs of a benchmark of which others have a newer version."""
+    known = {run.id: run for run in runs}
+    newest: dict[str, int] = {}
+    for run in known.values():
+        newest[run.benchmark] = max(newest.get(run.benchmark, 0), run.version)
+    return {run.id for run in known.values() if run.version < newest[run.benchmark]}
+
+
+# ---- 5: what is executed again -------------------------------------------------------------------
+
+
+def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
+    """Return whether one repeat of a run need not be executed again.
+
+    The attempts are those on the kind of device and with the code that count, oldest first. One
+    that was ok is enough. Otherwise the status of the latest decides:
+
+    - unsupported: it is done;
+    - oom, timeout, error or wrong: it is done, unless `retry_failed` is True;
+    - killed, preempted or cancelled, or no attempt: it is not done. But if the latest MAX_CRASHES
+      attempts all crashed by a signal of their own, such as SIGSEGV, it is done, unless
+      `retry_failed` is True. The next attempt would crash, too.
+    """
+    if any(record.status is Status.ok for record in attempts):
+        return True
+    last = attempts[-1].status if attempts else Status.missing
+    crashed = len(attempts) >= MAX_CRASHES and all(map(_crashed, attempts[-MAX_CRASHES:]))
+    by_itself = last.runs_again_on_submit and not crashed
+    on_retry = last.runs_again_on_submit or last.runs_again_on_retry
+    return not (by_itself or (retry_failed and on_retry))
+
+
+def is_done_in_round(record: Record, retry_failed: bool = False) -> bool:
+    """Return whether an attempt does not require that its round is executed again.
+
+    It is as in `is_done`, but a crash by a signal of its own counts at once.
+    """
+    crashed = _crashed(record)
+    failed = record.status.runs_again_on_retry or crashed
+    interrupted = record.status.runs_again_on_submit and not crashed
+    return not (interrupted or (retry_failed and failed))
+
+
+def is_done_in_job(record: Record, submission: str, cancelled: bool, usable: bool) -> bool:
+    """Return whether a job keeps an attempt instead of executing its run again.
+
+    Args:
+        submission: id of the submission of the job. Its own attempts are kept however they ended,
+            except preempted and cancelled ones.
+        cancelled: whether `jobs cancel --where` cancelled the run, so that it is not executed.
+        usable: whether an attempt of another submission with status ok is kept: it is on the same
+            kind of device, and of the present code.
+    """
+    if record.submission == submission:
+        return cancelled or not record.status.runs_again_in_its_job
+    return record.status is Status.ok and usable
+
+
+def _crashed(record: Record) -> bool:
+    return record.failure is not None and record.failure.type in CRASHES
+
+
+def complete_rounds(
+    block: Block,
+    attempts: Iterable[Record],
+    counts: Callable[[Record], bool],
+    left_out: Collection[TaskKey] = (),
+) -> set[int]:
+    """Return the rounds of a block that need not be executed again.
+
+    The latest complete execution of a round on a kind of device must have a valid attempt of each
+    of its runs. Attempts of different executions are not put together, because the runs would then
+    not be paired. A round in which a GPU was throttled is executed up to MAX_EXECUTIONS times.
+
+    Args:
+        attempts: all attempts in the results folder, also those that do not count.
+        counts: whether an attempt is a valid result of its run.
+        left_out: (run id, repeat) pairs that a complete round need not contain.
+    """
+    own = (
+        record for record in attempts if record.block is not None and record.block.id == block.id
+    )
+    latest: dict[tuple[int, str], tuple[float, bool, bool]] = {}  # by round and device
+    tries: Counter[int] = Counter()
+    for execution in executions_of(own):
+        number = place_of(execution[0]).round
+        valid = [record for record in execution if counts(record)]
+        needed = {task for task in block.tasks(number) if task not in left_out}
+        is_valid = needed <= {(record.run, record.repeat) for record in valid}
+        has_all = needed <= {(record.run, record.repeat) for record in execution}
+        if not has_all and not is_complete(execution):
+            continue
+        tries[number] += is_valid
+        key, start = (number, execution[0].device), started_at(execution)
+        if key not in latest or start >= latest[key][0]:
+            latest[key] = start, is_valid, any(map(is_throttled, valid))
+    complete = {
+        number
+        for (number, _), (_, is_valid, is_disturbed) in latest.items()
+        if is_valid and (not is_disturbed or tries[number] >= MAX_EXECUTIONS)
+    }
+    empty = {n for n in range(block.rounds) if left_out and set(block.tasks(n)) <= set(left_out)}
+    return complete | empty
+
+
+def is_throttled(record: Record) -> bool:
+    """Return whether a GPU was slowed down by its temperature or its hardware during an attempt.
+
+    The power limit does not count. It is a property of the GPU, not a disturbance.
+    """
+    return any(
+        reason in DISTURBANCES
+        for phase in record.conditions.values()
+        for reason in phase.get("throttle", ())
+    )
