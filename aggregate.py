@@ -34,9 +34,9 @@ from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
 from jobs.report.comparison.process_times import read_both, read_short
-from jobs.report.frame_file import unusable_file, write_csv, write_frame
+from jobs.frame.file import unusable_file, write_csv, write_frame
 from jobs.report.images import Image, copy_run_images, draw_plots
-from jobs.report.results import Result, list_results
+from jobs.frame.results import Result, list_results
 from jobs.report.tables.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.tables.report_table import make_report_table
 from jobs.report.texts.templates import StudyTexts
@@ -376,7 +376,7 @@ def export(
         out = None
     if out is not None and (wrong := unusable_file(out)):
         _fail(f"--out: {wrong}")
-    from jobs.report.frame import read_frame  # imports pandas, which is slow
+    from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
     try:
         frame, notes = read_frame(folders)

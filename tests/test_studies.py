@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report.results import list_results
+from jobs.frame.results import list_results
 from jobs.report.tables.report_table import make_report_table
 from jobs.results.manifest import read_manifests
 from jobs.results.run_states import observe

@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from jobs.formatting import format_number, format_scalar
-from jobs.report.metrics import slowest_rank
-from jobs.report.recorded import recorded_value
-from jobs.report.results import list_results
-from jobs.report.statistics import statistic
+from jobs.frame.metrics import slowest_rank
+from jobs.frame.recorded import recorded_value
+from jobs.frame.results import list_results
+from jobs.frame.statistics import statistic
 from jobs.results.counting import select_attempts, superseded
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState

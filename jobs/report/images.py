@@ -10,10 +10,10 @@ from pathlib import Path
 
 from jobs.code.short_names import short_names
 from jobs.formatting import format_scalar
-from jobs.report.metrics import metrics_of
+from jobs.frame.metrics import metrics_of
+from jobs.frame.results import Result
 from jobs.report.plots import draw_plot
-from jobs.report.results import Result
-from jobs.report.titles import title_of
+from jobs.report.views import select
 from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Plot
@@ -33,10 +33,11 @@ def draw_plots(
     """Draw plots as PNG files in a folder. Plots without any measured value are skipped."""
     drawn = []
     for plot in plots:
-        path = draw_plot(observation, plot, folder, results)
+        shown = select(observation, plot, results)
+        path = draw_plot(shown, folder)
         if path is not None:
             (metric,) = metrics_of(plot)
-            drawn.append(Image(path, metric.heading(title_of(observation, plot, results))))
+            drawn.append(Image(path, metric.heading(shown.title)))
     return drawn
 
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.formatting import format_scalar, is_number
-from jobs.report.results import Key, Result
-from jobs.report.tables.cell import Interval
+from jobs.frame.results import Key
+from jobs.frame.rows import Interval
+from jobs.report.tables.notes import commits_of
 from jobs.report.tables.pivot import Pivot, make_pivot
-from jobs.report.titles import title_of
-from jobs.results.run_states import Observation
-from jobs.sweep.schema import Plot
+from jobs.report.views import Shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,25 +26,22 @@ LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
 Line = tuple[list[Any], list[float], list[Interval | None]]
 
 
-def draw_plot(
-    observation: Observation, plot: Plot, folder: Path, results: list[Result]
-) -> Path | None:
+def draw_plot(shown: Shown, folder: Path) -> Path | None:
     """Draw one plot as a PNG file, and return its path, or None if no run has a value for it.
 
     The folder is created if it does not exist.
 
     Raises:
-        TableError: if the plot names an unknown parameter, if its `where` condition is invalid, or
-            if a prediction fails.
+        TableError: if a prediction fails.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    pivot = make_pivot(observation, plot, results)
+    pivot = make_pivot(shown)
     (metric,) = pivot.metrics
-    x_index = pivot.rows.index(plot.x)
+    x_index = len(pivot.rows) - 1
     panels = panels_of(pivot, x_index)
     if not panels:
         return None
@@ -74,18 +70,18 @@ def draw_plot(
         title = ", ".join(f"{n} {text(v)}" for n, v in zip(names, facet, strict=True))
         axes.set_title(title, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
-        axes.set_xlabel(plot.x)
+        axes.set_xlabel(pivot.rows[x_index])
     for first, *_ in grid:
         first.set_ylabel(metric.header)
     _add_legend(figure)
-    measured = (record.device for record in observation.records if record.status == "ok")
+    measured = (record.device for record in shown.observation.records if record.status == "ok")
     # The list of commits is too long for a figure.
-    commits = [note.partition(":")[0] for note in pivot.commits]
+    dimensions = [*pivot.rows, *pivot.columns]
+    commits = [note.partition(":")[0] for note in commits_of(shown, dimensions)]
     below = ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *commits]))
-    title = title_of(observation, plot, results)
-    figure.suptitle(f"{title}\n{below}", fontsize=10, parse_math=False)
+    figure.suptitle(f"{shown.title}\n{below}", fontsize=10, parse_math=False)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{plot.name}.png"
+    path = folder / f"{shown.view.name}.png"
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
@@ -130,12 +126,13 @@ def lines_of(pivot: Pivot, facet: Key, x_index: int) -> dict[Key, Line]:
         points = []
         for row in pivot.row_keys:
             cell = pivot.cells.get((row, column))
-            number = cell.number(pivot.view.statistic) if cell else None
-            if cell is not None and number is not None and without_index(row, x_index) == facet:
+            if cell is None or cell.number is None:
+                continue
+            if without_index(row, x_index) == facet:
                 x = row[x_index]
                 # Escape `$`, because Matplotlib would read it as the start of a formula.
                 position = x if numeric else text_of(pivot, x).replace("$", r"\$")
-                points.append((position, number, cell.interval(pivot.view.statistic)))
+                points.append((position, cell.number, cell.interval))
         if points:
             if numeric:
                 points.sort(key=lambda point: point[0])

@@ -1,4 +1,4 @@
-"""Determines which results a table or plot shows, and in which order.
+"""Selects what a table or plot shows, and puts it in order.
 
 A sweep file declares tables and plots. In this package, the name `view` stands for the declaration
 of a table or plot.
@@ -6,19 +6,20 @@ of a table or plot.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.errors import TableError, nearest
-from jobs.report.recorded import commit_order
-from jobs.report.results import Key, Result, list_results
+from jobs.formatting import format_scalar
+from jobs.frame.recorded import NO_RECORD, commit_order
+from jobs.frame.results import Key, Result, list_results, with_defaults
 from jobs.results.run_states import Observation
-from jobs.sweep.benchmarks import NoBenchmark, load_benchmark, short_name
+from jobs.run import Run, varying
+from jobs.sweep.benchmarks import short_name
 from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.schema import FILTERS, PSEUDO, RECORDED, Plot, Sweep, Table
-
-Order = dict[str, dict[Any, int]]  # for each dimension, the position of each value
+from jobs.sweep.schema import FILTERS, PSEUDO, RECORDED, Plot, Sweep, Table, names_in_title
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
@@ -49,18 +50,6 @@ def plots_of(sweep: Sweep) -> list[Plot]:
     ]
 
 
-def dimensions(view: Table | Plot) -> list[str]:
-    """Return the dimensions of a table or plot, which are the names that its declaration lists.
-
-    A dimension is a parameter or one of `phase`, `device`, `repeat`, `value` (the metric),
-    `commit`, `host` and `gpu`. A table lists its dimensions in `rows` and `columns`. A plot lists
-    its dimensions in `facet`, `x` and `series`.
-    """
-    if isinstance(view, Plot):
-        return [*view.facet, view.x, *view.series]
-    return [*view.rows, *view.columns]
-
-
 def without_recorded(view: Table) -> Table:
     """Return a table without its `where` condition, and without `commit`, `host` and `gpu`."""
     rows, columns = (
@@ -69,47 +58,118 @@ def without_recorded(view: Table) -> Table:
     return view.model_copy(update={"where": None, "rows": rows, "columns": columns})
 
 
-def select_results(
-    observation: Observation, view: Table | Plot, results: list[Result]
-) -> tuple[list[Result], list[str]]:
-    """Return the results that a table or plot shows, and the names that tell them apart.
+@dataclass(frozen=True)
+class Shown:
+    """What a table or plot shows of a results folder."""
 
-    These are the results of its benchmark that satisfy its `where` condition. If there is no such
-    condition, these are all results of its benchmark.
+    observation: Observation
+    view: Table | Plot
+    results: list[Result]
+    everything: list[Result]  # all results of the folder
+    # Those of the names `commit`, `host` and `gpu` that the view uses. Records of the same run that
+    # differ in such a name are separate results. Without names that are parameters.
+    told_apart: list[str]
 
-    Returns:
-        The results, and those of the names `commit`, `host` and `gpu` that the table or plot uses.
-        Records of the same run that differ in such a name are separate results. A name that is a
-        parameter of the benchmark is not returned.
+    @property
+    def title(self) -> str:
+        """The title in one line. `{NAME}` in it is replaced by the values of a parameter.
+
+        A parameter that the runs do not have stays as it is: in results of an earlier version of
+        the sweep file, braces may have had no meaning.
+        """
+        title = " ".join((self.view.title or "").split()) or self.view.name
+        for name in names_in_title(title):
+            values = {(r.run.params[name],) for r in self.results if name in r.run.params}
+            if values:
+                texts = [format_scalar(value) for (value,) in self.sorted(values, [name])]
+                title = title.replace(f"{{{name}}}", ", ".join(texts))
+        return title
+
+    def sorted(self, keys: Iterable[Key], names: list[str], **orders: Sequence[Any]) -> list[Key]:
+        """Sort the keys of rows or columns in the order of the sweep file.
+
+        A key has one value for each name of a dimension, such as a parameter. Values that are not
+        in the sweep file come last, ascending. Commits are in the order in which they were first
+        measured. `orders` has the order of the values of further dimensions.
+        """
+        order = _declared_order(self.observation)
+        if "commit" in self.told_apart:
+            order["commit"] = commit_order(r.record for r in self.results if r.record)
+        for name, values in orders.items():
+            order[name] = {value: i for i, value in enumerate(values)}
+
+        def rank(key: Key) -> list[tuple[int, float, str]]:
+            ranks = []
+            for name, value in zip(names, key, strict=True):
+                places = order.get(name, {})
+                number = value if isinstance(value, (int, float)) else 0.0
+                ranks.append((places.get(value, len(places)), number, str(value)))
+            return ranks
+
+        return sorted(keys, key=rank)
+
+    def told_by(self, dimensions: list[str]) -> list[str]:
+        """Return the dimensions that must be added so that no two runs share a cell.
+
+        A parameter is needed if runs in the same cell differ in it. The device is needed if the
+        results are from several kinds of device, and a name in `told_apart` if their records have
+        several values of it.
+        """
+        needed: list[str] = []
+        if len({r.device for r in self.results if r.device}) > 1 and "device" not in dimensions:
+            needed.append("device")
+        for name in self.told_apart:
+            values = {result.coordinate(name) for result in self.results} - {NO_RECORD}
+            if len(values) > 1 and name not in dimensions:
+                needed.append(name)
+        known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
+        groups: dict[Key, dict[str, Run]] = {}
+        for result in self.results:
+            key = tuple([result.coordinate(name) for name in known])
+            groups.setdefault(key, {})[result.run.id] = result.run
+        for runs in groups.values():
+            if len(runs) > 1:
+                differ = varying(list(runs.values()))
+                needed += [name for name in differ if name not in (*dimensions, *needed)]
+        return needed[::-1]
+
+
+def select(observation: Observation, view: Table | Plot, results: list[Result]) -> Shown:
+    """Select the results of a view: those of its benchmark that satisfy its `where` condition.
+
+    Args:
+        results: all results of the folder.
 
     Raises:
-        TableError: if the table or plot names an unknown parameter, or if its `where` condition is
-            invalid or cannot be evaluated for a run.
+        TableError: if the view names an unknown parameter, or if its `where` condition is invalid
+            or cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
-    named = [name for name in dimensions(view) if name not in (*PSEUDO, *RECORDED)]
+    dimensions = (
+        [*view.facet, view.x, *view.series]
+        if isinstance(view, Plot)
+        else [*view.rows, *view.columns]
+    )
+    named = [name for name in dimensions if name not in (*PSEUDO, *RECORDED)]
     own = _of_benchmark(results, benchmark, named)
     if not own:
-        return [], []
+        return Shown(observation, view, [], results, [])
     known = sorted(own[0].run.params)
     for name in named:
         if name not in known:
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     try:
         condition = Condition(view.where, known, recorded=FILTERS) if view.where else None
-        used = {*dimensions(view), *(condition.named if condition else ())}
+        used = {*dimensions, *(condition.named if condition else ())}
         told_apart = [name for name in RECORDED if name in used and name not in known]
         if told_apart:
             own = _of_benchmark(list_results(observation, told_apart), benchmark, named)
         if condition is not None:
-            own = [result for result in own if condition(_condition_values(result, condition))]
+            named = list(condition.named)
+            own = [r for r in own if condition({name: r.coordinate(name) for name in named})]
     except ConditionError as error:
         raise TableError(f"where: {error}") from error
-    return own, told_apart
-
-
-def _condition_values(result: Result, condition: Condition) -> dict[str, Any]:
-    return {name: result.coordinate(name) for name in condition.named}
+    return Shown(observation, view, own, results, told_apart)
 
 
 def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
@@ -118,42 +178,12 @@ def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> li
     return with_defaults(own, benchmark, named) if own else []
 
 
-def with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """Return results in which all runs have the same parameters.
+def _declared_order(observation: Observation) -> dict[str, dict[Any, int]]:
+    """Return the position of each value of each parameter in the sweep files of a results folder.
 
-    Parameters that a run lacks are added with their default values. A run lacks a parameter if the
-    benchmark did not have this parameter when the run was made.
-
-    Args:
-        results: results of one benchmark.
-        named: parameters that the table or plot uses.
-
-    Raises:
-        TableError: if parameters must be added, and the benchmark cannot be imported.
+    A folder can have several sweep files, one per submission. Values in the newest come first.
     """
-    names = dict.fromkeys(name for result in results for name in result.run.params)
-    if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):
-        return results
-    try:
-        defaults = load_benchmark(benchmark).json_defaults
-    except NoBenchmark as error:
-        raise TableError(str(error)) from error
-    names |= dict.fromkeys(name for name in named if name in defaults)
-    completed = []
-    for result in results:
-        params = {name: result.run.params.get(name, defaults.get(name)) for name in names}
-        completed.append(replace(result, run=replace(result.run, params=params)))
-    return completed
-
-
-def declared_order(observation: Observation, results: list[Result], told_apart: list[str]) -> Order:
-    """Return the position of each parameter value in the sweep files of a results folder.
-
-    A folder can have several sweep files, one per submission. Values in the newest sweep file come
-    first. Commits are in the order in which they were first measured. The result has a dict from
-    value to position for each parameter, and for the commit if it is in `told_apart`.
-    """
-    order: Order = {}
+    order: dict[str, dict[Any, int]] = {}
     for manifest in reversed(observation.manifests):
         for scope in (manifest.sweep, *manifest.sweep.cases):
             fixed = {name: [value] for name, value in scope.fixed.items()}
@@ -161,25 +191,4 @@ def declared_order(observation: Observation, results: list[Result], told_apart: 
                 places = order.setdefault(name, {})
                 for value in values:
                     places.setdefault(as_in_runs(value), len(places))
-    if "commit" in told_apart:
-        order["commit"] = commit_order(result.record for result in results if result.record)
     return order
-
-
-def sort_keys(keys: set[Key], names: list[str], order: Order) -> list[Key]:
-    """Sort the row keys or column keys of a table in the order of the sweep file.
-
-    A key is a tuple that identifies a row or column. It has one value for each dimension, such as a
-    parameter. `order` has the position of each value by dimension. Values without one come last,
-    ascending.
-    """
-
-    def rank(key: Key) -> list[tuple[int, float, str]]:
-        ranks = []
-        for name, value in zip(names, key, strict=True):
-            places = order.get(name, {})
-            number = value if isinstance(value, (int, float)) else 0.0
-            ranks.append((places.get(value, len(places)), number, str(value)))
-        return ranks
-
-    return sorted(keys, key=rank)

@@ -22,7 +22,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 # A type of GPU as in Slurm's Gres, such as h100 in gpu:h100:8. ASCII, because it is an option.
 GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
-# Names of the values that a table can show. `jobs.report.metrics` computes the values.
+# Names of the values that a table can show. `jobs.frame.metrics` computes the values.
 FACT = "fact."  # prefix for a fact, which is a result that the benchmark returned
 PREDICTED = "predicted."  # prefix for a value that the benchmark's function `predict` returns
 NAMED = (FACT, PREDICTED)

@@ -11,8 +11,7 @@ from itertools import groupby
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
-from jobs.report.titles import title_of
-from jobs.report.views import select_results
+from jobs.report.views import Shown, select
 from jobs.sweep.schema import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, render_answer
 from jobs.writeup.drawings import Drawing, drawings_of
@@ -71,8 +70,17 @@ class ShownPlot:
 
     @property
     def title(self) -> str:
-        title = title_of(self.study.observation, self.plot, self.study.results)
+        title = self.shown.title
         return f"{title}, {self.device}" if self.device else title
+
+    @property
+    def shown(self) -> Shown:
+        """What the plot shows.
+
+        Raises:
+            TableError: if the plot names an unknown parameter or has an invalid condition.
+        """
+        return select(self.study.observation, self.plot, self.study.results)
 
 
 @dataclass
@@ -331,7 +339,7 @@ def _plots(study: Study, plot: Plot) -> list[ShownPlot]:
 
 def _has_values(study: Study, plot: Plot) -> bool:
     try:
-        results, _ = select_results(study.observation, plot, study.results)
+        results = ShownPlot(study, plot).shown.results
     except TableError:
         return False
     return any(result.status == "ok" for result in results)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.report.results import Result
-from jobs.report.views import select_results
+from jobs.frame.results import Result
+from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.run import varying
 from jobs.sweep.schema import Table
@@ -50,7 +50,7 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
         for benchmark in benchmarks:
             try:
                 view = Table(name="figures", benchmark=benchmark, where=where)
-                chosen += select_results(study.observation, view, results)[0]
+                chosen += select(study.observation, view, results).results
             except TableError:  # this benchmark has no such parameter
                 continue
         results = chosen

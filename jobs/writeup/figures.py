@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
+from jobs.frame.results import Key
 from jobs.report.plots import LINEAR_SPAN, log_base, panels_of, text_of, without_index
-from jobs.report.results import Key
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.writeup.document import ShownPlot
 from systems.plot_data import Spans, Stack
@@ -43,7 +43,7 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
     Raises:
         TableError: if the plot names an unknown parameter or has an invalid condition.
     """
-    pivot = make_pivot(shown.study.observation, shown.plot, shown.study.results)
+    pivot = make_pivot(shown.shown)
     (metric,) = pivot.metrics
     x_index = pivot.rows.index(shown.plot.x)
     panels = panels_of(pivot, x_index)

@@ -6,20 +6,19 @@ They are like `jobs.report.texts.lookups`, but their numbers know the records be
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jobs.errors import TableError
 from jobs.formatting import counted
-from jobs.published.figures import published_figure
-from jobs.report.metrics import fact_at
-from jobs.report.results import Result
-from jobs.report.statistics import relative_spread
-from jobs.report.tables.basis import basis_note
-from jobs.report.tables.cell import Cell
+from jobs.frame.metrics import fact_at
+from jobs.frame.results import Result
+from jobs.frame.rows import Cell
+from jobs.frame.statistics import relative_spreads
+from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts.language import NotMeasured
-from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups
+from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
 from jobs.results.record import Record
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
@@ -78,21 +77,15 @@ class AnswerLookups:
         """Return a metric of one run, see `Lookups.value`. The number knows its records."""
         study = self._named(sweep)
         cell = self._cell(study, name, phase, statistic, unit, params)
-        if study is None or cell is None:
+        found = value_of(cell)
+        if study is None or cell is None or found is None:
             return self._missing()
-        number = cell.number(statistic)
-        if number is None:
-            texts = [text for text in cell.texts if text != "–"]
-            if not texts:
-                return self._missing()
-            self._use(study, cell)
-            return Recorded(texts[0])
-        return Traced(number, self._use(study, cell))
+        numbers = self._use(study, cell.behind)
+        return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
     def state(self, sweep: str | None = None, **params: Any) -> str:
         """Return the status of one run, see `Lookups.state`."""
-        study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
+        results = self._results(self._named(sweep), params)
         return self._lookups(results).state(**_chosen(params)) if results else "missing"
 
     def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
@@ -107,17 +100,13 @@ class AnswerLookups:
             A list of dicts whose numbers know their record. NotMeasured if there is none.
         """
         study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
-        found = [r for r in results if self._has(r, _chosen(params)) and r.status == "ok"]
-        record = found[0].record if found else None
+        record = self._record(f"items({path!r})", study, params, lambda r: r.status == "ok")
         if study is None or record is None or record.measurements is None:
             return self._missing()
-        if len({result.run.id for result in found}) > 1:
-            raise TableError(f"items({path!r}): {len(found)} runs have {params}")
         fact = fact_at(record.measurements.facts, path.split("."))
         if not isinstance(fact, list):
             return self._missing()
-        number = self._use_record(study, record)
+        (number,) = self._use(study, [record])
         return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
 
     def failure(self, sweep: str | None = None, **params: Any) -> Any:
@@ -127,27 +116,17 @@ class AnswerLookups:
         of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed.
         """
         study = self._named(sweep)
-        results = [] if study is None else self._results(study, params)
-        failed = [
-            (result.run.id, result.record)
-            for result in results
-            if self._has(result, _chosen(params)) and result.record and result.record.failure
-        ]
-        if len({run for run, _ in failed}) > 1:
-            raise TableError(f"failure(): {len(failed)} runs have {params}")
-        record = failed[0][1] if failed else None
+        record = self._record(
+            "failure()", study, params, lambda r: bool(r.record and r.record.failure)
+        )
         if study is None or record is None or record.failure is None:
             return self._missing()
-        number = self._use_record(study, record)
+        (number,) = self._use(study, [record])
         fields = record.failure.model_dump()
         for name, pattern in _OUT_OF_MEMORY.items():
             found = re.search(pattern, record.failure.message)
             fields[name] = float(found[1]) if found else None
         return {name: _traced(value, number) for name, value in fields.items()}
-
-    @staticmethod
-    def _has(result: Result, params: dict[str, Any]) -> bool:
-        return all(result.coordinate(name) == value for name, value in params.items())
 
     def speed(
         self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
@@ -177,7 +156,7 @@ class AnswerLookups:
             return self._missing()
         text = speedup.text().replace("x", "", 1) if speedup.paired else f"{speedup.ratio:.2f}"
         text += "" if speedup.paired else " (not paired)"
-        return marked(text, self._use(study, run) | self._use(study, other))
+        return marked(text, self._use(study, run.behind) | self._use(study, other.behind))
 
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""
@@ -189,22 +168,23 @@ class AnswerLookups:
             results = [result for record, result in found.items() if record in used]
             commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
                        for r in results if r.record is not None}  # fmt: skip
-            note = basis_note(own.observation, results, [], None, "median", True)
+            note = basis_note(own.observation.records, results)
             if len(commits) > 1:
                 note += f"; {counted(len(commits), 'commit')}"
             devices = ", ".join(dict.fromkeys(r.device for r in results))
             notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
-        spreads = [
-            relative_spread(process.samples)
+        samples = [
+            row.samples
             for cell in self._cells
             if cell.metric.is_timed
-            for process in cell.processes
-            if len(process.samples) > 1
+            for row in cell.measured
+            if row.samples is not None and len(row.samples) > 1
         ]
-        if spreads:
-            typical = sorted(spreads)[len(spreads) // 2]
+        if samples:
+            spreads = sorted(relative_spreads(samples))
+            typical = spreads[len(spreads) // 2]
             notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
-                         f"at most {max(spreads):.1%}")  # fmt: skip
+                         f"at most {spreads[-1]:.1%}")  # fmt: skip
         return ". ".join(notes)
 
     def stale(self) -> int:
@@ -222,15 +202,39 @@ class AnswerLookups:
         unit: str | None,
         params: dict[str, Any],
     ) -> Cell | None:
-        results = [] if study is None else self._results(study, params)
+        results = self._results(study, params)
         if not results:
             return None
         cell = self._lookups(results).cell(name, phase, statistic, unit, _chosen(params))
-        self._cells.append(cell)
+        if cell is not None:
+            self._cells.append(cell)
         return cell
 
-    def _results(self, study: Study, params: dict[str, Any]) -> list[Result]:
+    def _record(
+        self,
+        call: str,
+        study: Study | None,
+        params: dict[str, Any],
+        is_wanted: Callable[[Result], bool],
+    ) -> Record | None:
+        """Return the first wanted record of one run.
+
+        Raises:
+            TableError: if several runs have one.
+        """
+        found = {
+            result.run.id: result.record
+            for result in reversed(self._results(study, params))
+            if has(result, _chosen(params)) and result.record and is_wanted(result)
+        }
+        if len(found) > 1:
+            raise TableError(f"{call}: {len(found)} runs have {params}")
+        return next(iter(found.values()), None)
+
+    def _results(self, study: Study | None, params: dict[str, Any]) -> list[Result]:
         """Return the results of the device that have all parameters that a lookup names."""
+        if study is None:
+            return []
         benchmark = params.get("benchmark")
         named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
         having = [
@@ -255,17 +259,11 @@ class AnswerLookups:
     def _lookups(self, results: list[Result]) -> Lookups:
         return Lookups(results, self.warnings.append)
 
-    def _use(self, study: Study, cell: Cell) -> set[int]:
+    def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
-        numbers = {self._registry.number(study, record) for record in cell.behind}
+        numbers = {self._registry.number(study, record) for record in records}
         self._used |= {number: self._registry.entries[number] for number in numbers}
         return numbers
-
-    def _use_record(self, study: Study, record: Record) -> int:
-        self.found += 1
-        number = self._registry.number(study, record)
-        self._used[number] = self._registry.entries[number]
-        return number
 
     def _missing(self) -> NotMeasured:
         self.missing += 1
@@ -284,10 +282,5 @@ def _chosen(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published(file: str, column: str, **params: Any) -> Any:
-    found = published_figure(str(file), str(column), **params)
-    if found is None:
-        raise TableError(f"{file} has no {column} for {params}")
-    try:
-        return float(found)
-    except ValueError:
-        return Recorded(found)
+    found = published(file, column, **params)
+    return Recorded(found) if isinstance(found, str) else found

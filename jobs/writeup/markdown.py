@@ -121,10 +121,7 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
             yield ""
     for plot in part.plots:
         path = draw_plot(
-            plot.study.observation,
-            plot.plot,
-            folder / PLOTS / _as_name(plot.study.name) / _as_name(plot.device),
-            plot.study.results,
+            plot.shown, folder / PLOTS / _as_name(plot.study.name) / _as_name(plot.device)
         )
         if path is not None:
             yield _image(plot.title, path, folder)

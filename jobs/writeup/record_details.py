@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
-from jobs.report.metrics import metric_named, metric_samples
-from jobs.report.recorded import recorded_value
-from jobs.report.statistics import statistic
+from jobs.frame.metrics import metric_named, metric_samples
+from jobs.frame.recorded import recorded_value
+from jobs.frame.statistics import statistic
 from jobs.results.record import Record
 from jobs.writeup.studies import Study, shown_path
 

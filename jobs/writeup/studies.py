@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs.report.results import Result, list_results
+from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskKey, TaskState, observe

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from jobs.frame.flat import FIRST, LAST, MEASURED
 from jobs.report import load
-from jobs.report.frame import FIRST, LAST, MEASURED
 from jobs.sweep.schema import FACT
 
 SIZES = "grid: {size: [1, 2, 3]}\n"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jobs.errors import InputError
+from jobs.frame.results import list_results
 from jobs.launch.plan_submission import Options, prepare
-from jobs.report.results import list_results
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.manifest import Executor, Manifest, write_manifest

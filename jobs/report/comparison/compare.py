@@ -13,13 +13,13 @@ from pathlib import Path
 
 from jobs.errors import CommandError
 from jobs.formatting import counted, relative
+from jobs.frame.recorded import recorded_value
 from jobs.report.comparison.block_cells import BlockCells, block_cells, gpus_of
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.paired import Pair
 from jobs.report.comparison.process_times import FolderTimes, sweep_margin
 from jobs.report.comparison.unpaired_cells import common_results, folder_cells, same_attempts
 from jobs.report.comparison.verdicts import MARGIN, decide
-from jobs.report.recorded import recorded_value
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 

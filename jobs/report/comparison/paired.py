@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from jobs.frame.metrics import slowest_rank
+from jobs.frame.statistics import statistic
 from jobs.report.comparison.verdicts import Round
-from jobs.report.metrics import slowest_rank
-from jobs.report.statistics import statistic
 from jobs.results.counting import Execution, judged_executions, place_of
 from jobs.results.record import Measurements, Record
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from jobs.errors import CommandError
+from jobs.frame.results import Result, list_results
 from jobs.report.comparison.paired import median_ms
-from jobs.report.results import Result, list_results
 from jobs.results.counting import executions_of, is_complete
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, observe

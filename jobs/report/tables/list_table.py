@@ -12,19 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
-from jobs.report.metrics import convert, fact_at, fact_metric
-from jobs.report.results import (
-    Key,
-    Result,
-    distinguishing_dimensions,
-    names_in_keys,
-    notes_on_commits,
-    result_notes,
-)
-from jobs.report.tables.basis import attempts_note, basis_note
-from jobs.report.views import declared_order, select_results, sort_keys
+from jobs.frame.metrics import convert, fact_at, fact_metric
+from jobs.frame.results import Key, Result
+from jobs.report.tables.notes import attempts_note, notes_of
+from jobs.report.tables.pivot import names_in
+from jobs.report.views import Shown
 from jobs.results.record import Record
-from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.sweep.schema import Table, measured_in, units_of_measure
 
@@ -71,19 +64,16 @@ class ListTable:
             )
 
 
-def make_list_table(observation: Observation, view: Table, results: list[Result]) -> ListTable:
+def make_list_table(shown: Shown, view: Table) -> ListTable:
     """Make a table of the first items of a list that each run returned, one row per item.
 
     The maximum number of items per run is `view.limit`, or 10 if the table declares no limit. The
     key `list_fact` of the view is the path of the list in the values that the benchmark returns,
     such as kernels.forward.
-
-    Raises:
-        TableError: if the table names an unknown parameter, or if its `where` condition is invalid.
     """
-    results, told_apart = select_results(observation, view, results)
+    results = shown.results
     dimensions = list(view.rows) or varying([result.run for result in results])
-    dimensions = [*distinguishing_dimensions(results, dimensions, told_apart), *dimensions]
+    dimensions = [*shown.told_by(dimensions), *dimensions]
     if any(result.repeat for result in results) and "repeat" not in dimensions:
         dimensions.append("repeat")
     by_key: dict[Key, Result] = {
@@ -94,8 +84,7 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
     keys: list[Key] = []
     items: list[Item | str] = []
     records: list[Record | None] = []
-    order = declared_order(observation, results, told_apart)
-    for key in sort_keys(set(by_key), dimensions, order):
+    for key in shown.sorted(by_key, dimensions):
         own = found[key]
         rows = [own] if isinstance(own, str) else own[:limit]
         keys += [key] * len(rows)
@@ -103,13 +92,8 @@ def make_list_table(observation: Observation, view: Table, results: list[Result]
         records += [by_key[key].record] * len(rows)
     longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    commits = notes_on_commits(results, dimensions, told_apart)
-    with_commit = not commits and "commit" not in dimensions
-    basis = basis_note(observation, results, [], None, "median", with_commit)
-    notes = result_notes(results, commits, basis=basis)
-    notes += attempts_note(observation, results)
-    names = names_in_keys(results, by_key)
-    return ListTable(view, dimensions, keys, items, records, [*notes, *cut], names)
+    notes = [*notes_of(shown, dimensions), *attempts_note(shown), *cut]
+    return ListTable(view, dimensions, keys, items, records, notes, names_in(results, by_key))
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:

@@ -11,14 +11,14 @@ from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_number, format_scalar
+from jobs.frame.results import Key, Result
+from jobs.frame.rows import Interval
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
-from jobs.report.results import Key, Result
-from jobs.report.tables.cell import Interval
 from jobs.report.tables.list_table import ListTable, make_list_table
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
-from jobs.report.titles import title_of
+from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
@@ -69,15 +69,16 @@ def make_report_table(
     Raises:
         TableError: if the table cannot be made, for example because it names an unknown parameter.
     """
-    heading = title_of(observation, view, results)
+    shown = select(observation, view, results)
+    heading = shown.title
     if view.list_fact is not None:
-        items = make_list_table(observation, view, results)
+        items = make_list_table(shown, view)
         if for_programs:
             items = replace(items, names={})
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
         columns = _list_columns(items)
     else:
-        pivot = make_pivot(observation, view, results)
+        pivot = make_pivot(shown)
         if for_programs:
             pivot = replace(pivot, names={})
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
@@ -122,11 +123,11 @@ def pivot_columns(
         records = [cell.behind if cell else [] for cell in cells]
         yield (
             header,
-            [cell.text(view.statistic, not for_programs) if cell else "" for cell in cells],
+            [cell.text(not for_programs) if cell else "" for cell in cells],
             records,
         )
         if for_programs:
-            intervals = [cell.interval(view.statistic) if cell else None for cell in cells]
+            intervals = [cell.interval if cell else None for cell in cells]
             yield from _ends(header, intervals, format_number)
         found = speedups.get(column)
         if found is None:

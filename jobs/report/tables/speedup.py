@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from jobs.code.short_names import as_in_runs
+from jobs.frame.places import on_different_gpus
+from jobs.frame.results import Key
+from jobs.frame.rows import Cell, Interval
+from jobs.frame.statistics import statistic
 from jobs.report.comparison.verdicts import Round, judge
-from jobs.report.places import on_different_gpus
-from jobs.report.results import Key
-from jobs.report.tables.cell import Cell, Interval
 from jobs.report.tables.pivot import Pivot
-from jobs.results.counting import allocation_of
+from jobs.results.counting import allocation_of, place_of
 from jobs.sweep.schema import Scalar
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
@@ -84,7 +85,9 @@ def speedup_column(
         return None
     return [
         speedup_of(
-            pivot.cells.get((row, column)), pivot.cells.get((row, base)), pivot.view.statistic
+            pivot.cells.get((row, column)),
+            pivot.cells.get((row, base)),
+            pivot.shown.view.statistic,
         )
         for row in pivot.row_keys
     ]
@@ -116,11 +119,11 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
         return Speedup()
     if reference is None:
         return Speedup(instead="no baseline")
-    mine, theirs = cell.number(statistic_name), reference.number(statistic_name)
+    mine, theirs = cell.number, reference.number
     if mine is None:
         return Speedup(instead="–")
     if theirs is None:
-        return Speedup(instead=f"baseline: {reference.text(statistic_name)}")
+        return Speedup(instead=f"baseline: {reference.text()}")
     if not mine or not theirs:
         return Speedup(instead="–")
     lower_is_better = cell.metric.direction == "lower"
@@ -171,9 +174,9 @@ def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
 def _by_execution(cell: Cell, statistic_name: str) -> _Executions:
     """Return the values of a cell by execution of a round, with whether they are of the second."""
     found: _Executions = {}
-    for process in cell.processes:
-        place = process.record.block if process.record is not None else None
-        if place is not None and process.in_round:
+    for row in cell.measured:
+        if row.in_round and row.record is not None and row.samples is not None:
+            place = place_of(row.record)
             values = found.setdefault((place.id, place.execution), [])
-            values.append((place.second, process.value(statistic_name)))
+            values.append((place.second, statistic(row.samples, statistic_name)))
     return found

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobs.errors import TableError, nearest
 from jobs.formatting import format_scalar
+from jobs.frame.metrics import measured_phases, metric_named, phases_with
+from jobs.frame.results import Result
+from jobs.frame.rows import NO_VALUE, Cell, cells_of, rows_of
 from jobs.published.figures import published_figure
-from jobs.report.metrics import measured_phases, metric_named, phases_with
-from jobs.report.results import Result
-from jobs.report.tables.cell import Cell
 from jobs.report.texts.language import NotMeasured
 from jobs.run import Run, varying
 from jobs.status import Status
@@ -23,9 +23,8 @@ BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its para
 class Lookups:
     """Looks up results for a template.
 
-    `value` and `state` look up one run. Their keyword arguments are parameters that select the run.
-    `published` looks up one row of a CSV file with values that other authors published. Its keyword
-    arguments are column values that select the row.
+    `value` and `state` look up one run. Their keyword arguments are parameters that select the run,
+    and can include `device` and `repeat`.
 
     Args:
         warn: function that receives a warning if a run or phase in the template does not exist.
@@ -38,7 +37,7 @@ class Lookups:
     @property
     def by_name(self) -> dict[str, Callable[..., Any]]:
         """The functions of the template language, by name."""
-        return {"value": self.value, "state": self.state, "published": self.published}
+        return {"value": self.value, "state": self.state, "published": published}
 
     def value(
         self,
@@ -56,18 +55,14 @@ class Lookups:
             phase: phase of the run, such as forward. It can be None if the metric exists in one
                 phase only.
             unit: unit of the result. None means the default unit of the metric.
-            params: parameters that select the run. They can include `device` and `repeat`.
+            params: parameters that select the run.
 
         Returns:
             The number, or a string if the value is text. NotMeasured if there is no value, for
             example because the run failed or is missing.
         """
-        cell = self.cell(name, phase, statistic, unit, params)
-        number = cell.number(statistic)
-        if number is None:
-            texts = [text for text in cell.texts if text != "–"]
-            return texts[0] if texts else NotMeasured()
-        return number
+        found = value_of(self.cell(name, phase, statistic, unit, params))
+        return NotMeasured() if found is None else found
 
     def cell(
         self,
@@ -76,72 +71,26 @@ class Lookups:
         statistic: str,
         unit: str | None,
         params: dict[str, Any],
-    ) -> Cell:
-        """Return a metric of one run with the samples of all repeats. Arguments: see `value`."""
+    ) -> Cell | None:
+        """Return the cell of a metric of one run, see `value`. None if there is no such run."""
         problem = _value_problem(name, statistic, unit)
         if problem:
             raise TableError(problem)
-        cell = Cell(metric_named(name, unit))
-        for result in self._find(f"value({name!r})", params):
-            cell.add(result, self._phase(name, result, phase))
-        return cell
+        found = self.find(f"value({name!r})", params)
+        rows = list(
+            rows_of(found, [metric_named(name, unit)], lambda r, _: [self._phase(name, r, phase)])
+        )
+        return cells_of(rows, [()] * len(rows), statistic).get(())
 
     def state(self, **params: Any) -> str:
         """Return the status of one run, such as ok or timeout.
 
         If a run has several repeats, its status is ok if at least one repeat is ok.
-
-        Args:
-            params: parameters that select the run. They can include `device` and `repeat`.
         """
-        states = [result.status for result in self._find("state()", params)]
+        states = [result.status for result in self.find("state()", params)]
         return "ok" if "ok" in states else (states or [Status.missing])[0]
 
-    def published(self, file: str, column: str, **params: Any) -> Any:
-        """Return a value that other authors published, as a number if possible.
-
-        Args:
-            file: name of a CSV file in the folder jobs/published.
-            params: values of other columns. They select one row of the file.
-
-        Raises:
-            TableError: if the file or a column does not exist, if no selected row has a value in
-                this column, or if several selected rows have one.
-        """
-        found = published_figure(str(file), str(column), **params)
-        if found is None:
-            raise TableError(f"{file} has no {column} for {_format_params(params)}")
-        try:
-            return float(found)
-        except ValueError:
-            return found
-
-    def _phase(self, name: str, result: Result, given: str | None) -> str:
-        """Return the phase, such as forward, in which to look up a metric of a run.
-
-        If the template gives no phase (`given`), the metric must exist in one phase only. Return ""
-        if the metric has no phases or the run has no measurements.
-
-        Raises:
-            TableError: if `given` is None and the metric exists in several phases.
-        """
-        measured = result.measurements
-        if measured is None or not metric_named(name).has_phases:
-            return given or ""
-        if given:
-            has = measured_phases(measured)
-            if given not in has:
-                self.warn(f"value({name!r}): the run has no phase {given!r}{nearest(given, has)}")
-            return given
-        found = phases_with(measured, name)
-        if len(found) > 1:
-            raise TableError(
-                f"value({name!r}): the run has several phases; phase must be one of "
-                f"{', '.join(found)}"
-            )
-        return found[0] if found else ""
-
-    def _find(self, call: str, params: dict[str, Any]) -> list[Result]:
+    def find(self, call: str, params: dict[str, Any]) -> list[Result]:
         """Return the results of the run that a template selects, one result per repeat.
 
         Return [] if no run has the given parameters. `call` is the template function with its first
@@ -157,17 +106,72 @@ class Lookups:
         for name in params:
             if name not in known:
                 raise TableError(f"{call}: no run has a parameter {name!r}{nearest(name, known)}")
-        found = [
-            result
-            for result in self.results
-            if all(result.coordinate(name) == given for name, given in params.items())
-        ]
+        found = [result for result in self.results if has(result, params)]
         if not found:
             self.warn(f"{call}: no run has {_format_params(params)}")
         runs = list({result.run.id: result.run for result in found}.values())
         problem = _ambiguity(runs, params, [result.device for result in found])
         if problem:
             raise TableError(f"{call}: {problem}")
+        return found
+
+    def _phase(self, name: str, result: Result, given: str | None) -> str:
+        """Return the phase, such as forward, in which to look up a metric of a run.
+
+        If the template gives no phase (`given`), the metric must exist in one phase only. Return ""
+        if the metric has no phases or the run has no measurements.
+
+        Raises:
+            TableError: if `given` is None and the metric exists in several phases.
+        """
+        measured = result.measurements
+        if measured is None or not metric_named(name).has_phases:
+            return given or ""
+        if given:
+            phases = measured_phases(measured)
+            if given not in phases:
+                hint = nearest(given, phases)
+                self.warn(f"value({name!r}): the run has no phase {given!r}{hint}")
+            return given
+        found = phases_with(measured, name)
+        if len(found) > 1:
+            raise TableError(
+                f"value({name!r}): the run has several phases; phase must be one of "
+                f"{', '.join(found)}"
+            )
+        return found[0] if found else ""
+
+
+def has(result: Result, params: Mapping[str, Any]) -> bool:
+    """Return whether a result has the given parameters, device and repeat."""
+    return all(result.coordinate(name) == given for name, given in params.items())
+
+
+def value_of(cell: Cell | None) -> float | str | None:
+    """Return the number of a cell, or its value that is text. None if it has neither."""
+    if cell is None:
+        return None
+    texts = (text for text in cell.texts if text != NO_VALUE)
+    return next(texts, None) if cell.number is None else cell.number
+
+
+def published(file: str, column: str, **params: Any) -> Any:
+    """Return a value that other authors published, as a number if possible.
+
+    Args:
+        file: name of a CSV file in the folder jobs/published.
+        params: values of other columns. They select one row of the file.
+
+    Raises:
+        TableError: if the file or a column does not exist, if no selected row has a value in
+            this column, or if several selected rows have one.
+    """
+    found = published_figure(str(file), str(column), **params)
+    if found is None:
+        raise TableError(f"{file} has no {column} for {_format_params(params)}")
+    try:
+        return float(found)
+    except ValueError:
         return found
 
 

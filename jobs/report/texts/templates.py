@@ -20,10 +20,10 @@ from pathlib import Path
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 
 from jobs.errors import TableError, nearest
-from jobs.report.results import Result
+from jobs.frame.results import Result
 from jobs.report.texts.language import Compared, environment
 from jobs.report.texts.lookups import Lookups
-from jobs.report.views import select_results, without_recorded
+from jobs.report.views import select, without_recorded
 from jobs.results.run_states import Observation
 from jobs.sweep.schema import Table
 from jobs.user_files import InvalidFile, read_bytes
@@ -99,8 +99,8 @@ class StudyTexts:
             return ""
         jinja = self._template.environment
         try:
-            own, _ = select_results(observation, without_recorded(view), results)
-            lookups = Lookups(own, lambda what: warn(f"{self.path.name}: {what}"))
+            shown = select(observation, without_recorded(view), results)
+            lookups = Lookups(shown.results, lambda what: warn(f"{self.path.name}: {what}"))
             text = jinja.concat(block(self._template.new_context(lookups.by_name))).strip()
         except Compared:
             return "Not measured: a number that this text depends on is missing."

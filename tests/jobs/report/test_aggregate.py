@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import aggregate
-from jobs.report.results import list_results
+from jobs.frame.results import list_results
 from jobs.report.tables.pivot import make_pivot
+from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
@@ -190,7 +191,7 @@ def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:
     assert "line.png" in err
     seen = observe(special.path)
     plot = Plot(name="line", x="size", series=["label"])
-    pivot = make_pivot(seen, plot, list_results(seen))
+    pivot = make_pivot(select(seen, plot, list_results(seen)))
     assert pivot.row_keys == [(1,), (2,)]
 
 

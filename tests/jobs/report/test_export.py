@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from jobs.frame.file import write_frame
 from jobs.report import load
-from jobs.report.frame_file import write_frame
 from tests.jobs.frames import HOSTILE
 from tests.jobs.harness import ROOT
 from tests.jobs.report.test_aggregate import cli

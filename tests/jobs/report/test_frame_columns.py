@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.report.frame import typed
+from jobs.frame.flat import typed
 from jobs.sweep.schema import FACT
 from tests.jobs.frames import HOSTILE, SIZES, checked, single
 from tests.jobs.results_folder import TOY, ResultsFolder, ok

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.formatting import format_number
+from jobs.frame.flat import FIRST, LAST, MEASURED
+from jobs.frame.metrics import METRICS, Metric
+from jobs.frame.results import Result, list_results
+from jobs.frame.rows import cells_of, rows_of
+from jobs.frame.statistics import of_each, statistic
 from jobs.report import load
-from jobs.report.frame import FIRST, LAST, MEASURED
-from jobs.report.metrics import METRICS, Metric
-from jobs.report.results import Result, list_results
-from jobs.report.statistics import statistic
-from jobs.report.tables.cell import Cell, numbers
 from jobs.report.tables.pivot import Pivot, make_pivot
-from jobs.report.views import tables_of
+from jobs.report.views import select, tables_of
 from jobs.results.run_states import observe
 from jobs.sweep.schema import FACT, STATISTICS, Table
 from tests.jobs.frames import checked
@@ -66,26 +65,25 @@ def column_of(metric: Metric, statistic_name: str) -> tuple[str, float] | None:
 
 def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
     """Compare the numbers in a table with those in a frame. Return how many there are."""
-    count = 0
+    count, view = 0, pivot.shown.view
     shown = {record.run for cell in pivot.cells.values() for record in cell.records}
     frame = frame[frame["run"].isin(shown)]
     for (row, column), cell in pivot.cells.items():
-        number = cell.number(pivot.view.statistic)
-        found = column_of(cell.metric, pivot.view.statistic)
-        if number is None or found is None:
+        found = column_of(cell.metric, view.statistic)
+        if cell.number is None or found is None:
             continue
-        given = pivot.view.phase
+        given = view.phase
         phase = given if isinstance(given, str) else ""
         rows = row_of(pivot, frame, (*row, *column), phase if cell.metric.has_phases else "")
         name, factor = found
         values = rows[name].dropna().unique()
-        assert len(values) == 1, (pivot.view.name, row, column, rows)
-        assert float(values[0]) * factor == pytest.approx(number, rel=1e-14)
-        assert cell.text(pivot.view.statistic).startswith(format_number(values[0] * factor))
-        interval = cell.interval("median")
-        if cell.metric.name == "time" and interval is not None:
+        assert len(values) == 1, (view.name, row, column, rows)
+        assert float(values[0]) * factor == pytest.approx(cell.number, rel=1e-14)
+        assert cell.text().startswith(format_number(values[0] * factor))
+        is_median_time = cell.metric.name == "time" and view.statistic == "median"
+        if is_median_time and cell.interval is not None:
             ends = (rows["low_ms"].item() * factor, rows["high_ms"].item() * factor)
-            assert ends == pytest.approx(interval, rel=1e-12)
+            assert ends == pytest.approx(cell.interval, rel=1e-12)
         count += 1
     return count
 
@@ -113,12 +111,12 @@ def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> No
     for benchmark in frame["benchmark"].unique():
         for name in ("median", "mean", "std", "min", "max"):
             view = Table(name="t", benchmark=benchmark, statistic=name)
-            count = compare(make_pivot(observation, view, results), frame)
+            count = compare(make_pivot(select(observation, view, results)), frame)
             own = frame[(frame["benchmark"] == benchmark) & frame[f"{name}_ms"].notna()]
             assert count == len(own), (benchmark, name)
             total += count
     declared = [
-        compare(make_pivot(observation, view, results), frame)
+        compare(make_pivot(select(observation, view, results)), frame)
         for view in tables_of(observation.manifests[-1].sweep)
         if view.list_fact is None
     ]
@@ -152,25 +150,23 @@ def test_the_reference_folders_together(
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=4), max_size=8))
 def test_statistics_of_many_cells_are_those_of_each(samples: list[list[float]]) -> None:
-    cells = []
+    rows, keys = [], []
     for i, each in enumerate(samples):
-        cell = Cell(METRICS["time"])
         for repeat in range(i % 3):
             made = record(run(i), ok(*each), repeat)
-            in_round = i % 2 == 0
-            result = Result(run(i), repeat, CPU, made.status, made, in_round=in_round)
-            cell.add(result, "forward")
-        cells.append(cell)
-    for name, values in numbers(cells, STATISTICS).items():
-        assert len(values) == len(cells)
-        for cell, value in zip(cells, values, strict=True):
-            number = cell.number(name)
-            assert (
-                math.isnan(value) if number is None else value == pytest.approx(number, rel=1e-12)
-            )
+            result = Result(run(i), repeat, CPU, made.status, made, in_round=i % 2 == 0)
+            rows += rows_of([result], [METRICS["time"]], lambda result, metric: ["forward"])
+            keys.append(i)
+    for name in STATISTICS:
+        for key, cell in cells_of(rows, keys, name).items():
+            own = [row for row, of in zip(rows, keys, strict=True) if of == key]
+            (alone,) = cells_of(own, [key] * len(own), name).values()
+            assert cell.number == pytest.approx(alone.number, rel=1e-12)
+            assert cell.in_rounds == (key % 2 == 0)
 
 
 def test_a_statistic_of_rows_does_not_depend_on_the_other_rows() -> None:
     samples = np.random.default_rng(0).random((7, 100))
     alone = [statistic(row, "p90") for row in samples]
+    assert of_each(list(samples), "p90").tolist() == alone
     assert alone == pytest.approx(np.quantile(samples, 0.9, axis=1))

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.formatting import format_number
-from jobs.report.metrics import metric_named, slowest_rank
-from jobs.report.statistics import statistic
+from jobs.frame.metrics import metric_named, slowest_rank
+from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements
 from systems import accounting
 from tests.benchmarks import toy

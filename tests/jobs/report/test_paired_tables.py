@@ -15,10 +15,11 @@ import pytest
 from matplotlib.collections import LineCollection
 from scipy import stats
 
+from jobs.frame.results import list_results
 from jobs.report.comparison.verdicts import Round, aa_floor, judge
 from jobs.report.plots import draw_plot
-from jobs.report.results import list_results
 from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.jobs.report.test_aggregate import cli
@@ -358,7 +359,9 @@ def test_plots_show_the_interval_of_each_point(
     folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
     seen = observe(folder.path)
     monkeypatch.setattr(plt, "close", lambda figure: None)
-    assert draw_plot(seen, Plot(name="p", x="size", series=["mode"]), tmp_path, list_results(seen))
+    assert draw_plot(
+        select(seen, Plot(name="p", x="size", series=["mode"]), list_results(seen)), tmp_path
+    )
     (axes,) = plt.gcf().axes
     lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     ends = [segment[:, 1] for each in lines for segment in each.get_segments()]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.errors import TableError
+from jobs.frame.results import list_results
 from jobs.published.figures import FOLDER, published_figure
-from jobs.report.results import list_results
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand

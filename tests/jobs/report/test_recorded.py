@@ -8,8 +8,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
+from jobs.frame.results import list_results
 from jobs.report.plots import draw_plot
-from jobs.report.results import list_results
+from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
 from tests.benchmarks import toy
@@ -154,7 +155,7 @@ def test_list_tables_and_plots_know_commits(tmp_path: Path, folder: ResultsFolde
     seen = observe(folder.path)
     for names in ({"x": "commit"}, {"x": "size", "series": ["commit"]}):
         plot = Plot(name="p", where="host == unknown", **names)
-        assert draw_plot(seen, plot, tmp_path, list_results(seen)) == tmp_path / "p.png"
+        assert draw_plot(select(seen, plot, list_results(seen)), tmp_path) == tmp_path / "p.png"
 
 
 def test_a_plot_of_several_commits_says_so(
@@ -165,7 +166,7 @@ def test_a_plot_of_several_commits_says_so(
     seen = observe(folder.path)
     with monkeypatch.context() as patch:
         patch.setattr(plt, "close", lambda figure: None)
-        draw_plot(seen, Plot(name="p", x="size"), tmp_path, list_results(seen))
+        draw_plot(select(seen, Plot(name="p", x="size"), list_results(seen)), tmp_path)
     title = plt.gcf().get_suptitle()
     plt.close("all")
     assert title == f"p\n{CPU}. Results come from 2 commits"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report.results import list_results
+from jobs.frame.results import list_results
 from jobs.results.run_states import observe
 from tests.jobs.results_folder import (
     H200,

@@ -10,9 +10,10 @@ import matplotlib.pyplot as plt
 import pytest
 
 from jobs.code.short_names import short_names
+from jobs.frame.results import list_results
 from jobs.report.images import copy_run_images
 from jobs.report.plots import draw_plot
-from jobs.report.results import list_results
+from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
 from jobs.sweep.schema import Plot
@@ -98,7 +99,7 @@ def test_plots_comparisons_and_labels_show_short_names(
     patch.setattr(plt, "close", lambda figure: None)
     for view in ({"x": "kernel"}, {"x": "size", "series": ["kernel"]}):
         plot = Plot(name="p", **view)
-        drawn = draw_plot(seen, plot, sources, list_results(seen))
+        drawn = draw_plot(select(seen, plot, list_results(seen)), sources)
         assert drawn is not None
         axes = plt.gcf().axes[0]
         ticks = [text.get_text() for text in axes.get_xticklabels()]

@@ -344,7 +344,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_importing_the_launcher_imports_neither_torch_nor_pandas() -> None:
     """Only agents of torchrun import `rendezvous`, and only `load` and `export` import `frame`."""
     slow = "{'torch', 'pandas'}"
-    needing = ("jobs.worker.rendezvous", "jobs.report.frame")
+    needing = ("jobs.worker.rendezvous", "jobs.frame.flat")
     modules = [name for name in MODULES if name not in needing]
     code = f"import sys, {', '.join(modules)}, aggregate; sys.exit(bool({slow} & set(sys.modules)))"
     done = python(code)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from jobs.errors import TableError
-from jobs.report.metrics import Metric, fact_number
+from jobs.frame.metrics import Metric, fact_number
 from jobs.run import Run
 from jobs.sweep.benchmarks import benchmark_module
 from systems.external.parameter import STORED

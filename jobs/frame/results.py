@@ -6,23 +6,21 @@ host or GPU of their records.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.code.short_names import short_names
-from jobs.formatting import counted
-from jobs.report.recorded import NO_RECORD, commit_notes, recorded_value
+from jobs.errors import TableError
+from jobs.frame.recorded import NO_RECORD, recorded_value
 from jobs.results.counting import select_attempts
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
-from jobs.run import Run, varying
+from jobs.run import Run
 from jobs.status import Status
+from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 from jobs.sweep.schema import PSEUDO, RECORDED
 
 Key = tuple[Any, ...]  # identifies a row or column of a table: one value per dimension
-MAX_REASONS = 5  # maximum number of reasons for missing records in the notes of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,73 +139,29 @@ def _can_run_on(device: str, task: TaskState) -> bool:
     return device.startswith("cpu:") == on_cpu
 
 
-def distinguishing_dimensions(
-    results: list[Result], dimensions: list[str], told_apart: Sequence[str] = ()
-) -> list[str]:
-    """Return the dimensions that must be added to a table so that no two runs share a cell.
+def with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
+    """Return results in which all runs have the same parameters.
 
-    A dimension is a parameter, the device, or a name of `RECORDED`, such as `commit`, in
-    `told_apart`. A parameter is needed if runs in the same cell differ in it. The device is needed
-    if the results are from several kinds of device, and a name in `told_apart` if their records
-    have several values of it.
+    Parameters that a run lacks are added with their default values. A run lacks a parameter if the
+    benchmark did not have this parameter when the run was made.
+
+    Args:
+        results: results of one benchmark.
+        named: parameters that a table or plot uses.
+
+    Raises:
+        TableError: if parameters must be added, and the benchmark cannot be imported.
     """
-    needed: list[str] = []
-    if len({r.device for r in results if r.device}) > 1 and "device" not in dimensions:
-        needed.append("device")
-    for name in told_apart:
-        values = {result.coordinate(name) for result in results} - {NO_RECORD}
-        if len(values) > 1 and name not in dimensions:
-            needed.append(name)
-    known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
-    groups: dict[Key, dict[str, Run]] = {}
+    names = dict.fromkeys(name for result in results for name in result.run.params)
+    if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):
+        return results
+    try:
+        defaults = load_benchmark(benchmark).json_defaults
+    except NoBenchmark as error:
+        raise TableError(str(error)) from error
+    names |= dict.fromkeys(name for name in named if name in defaults)
+    completed = []
     for result in results:
-        key = tuple(result.coordinate(name) for name in known)
-        groups.setdefault(key, {})[result.run.id] = result.run
-    for runs in groups.values():
-        if len(runs) > 1:
-            needed += [
-                name for name in varying(list(runs.values())) if name not in (*dimensions, *needed)
-            ]
-    return needed[::-1]
-
-
-def names_in_keys(results: list[Result], keys: Iterable[Key]) -> dict[str, str]:
-    """Return a short name for each reference to code outside this project in some keys."""
-    references = {reference for result in results for reference in result.run.code}
-    return short_names(references, (value for key in keys for value in key))
-
-
-def notes_on_commits(
-    results: list[Result], dimensions: list[str], told_apart: Sequence[str]
-) -> list[str]:
-    """Return the notes of a table or plot on the commits of its results, if there are several.
-
-    If the dimensions contain the commit, the notes do not repeat it. A parameter with the name
-    `commit` does not count. Results are told apart by the names of `RECORDED` in `told_apart`.
-    """
-    records = [result.record for result in results if result.record is not None]
-    return commit_notes(records, "commit" in told_apart and "commit" in dimensions)
-
-
-def result_notes(
-    results: list[Result], commits: list[str], sampling: str = "", basis: str = ""
-) -> list[str]:
-    """Return the notes below a table.
-
-    The notes name the devices, list the commits if there are several, and state why records are
-    missing. Notes on the commits, on the number and spread of samples, and on what the figures rest
-    on (`basis`) are included.
-    """
-    devices = ", ".join(dict.fromkeys(result.device for result in results if result.device))
-    first = "; ".join(text for text in (devices, sampling) if text)
-    counts = Counter(
-        f"{result.status}: {result.detail}"
-        for result in results
-        if not result.record and result.detail
-    )
-    reasons = [
-        f"{reason} ({counted(count, 'run')})" for reason, count in counts.most_common(MAX_REASONS)
-    ]
-    if len(counts) > MAX_REASONS:
-        reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")
-    return [*filter(None, (first, basis)), *commits, *reasons]
+        params = {name: result.run.params.get(name, defaults.get(name)) for name in names}
+        completed.append(replace(result, run=replace(result.run, params=params)))
+    return completed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jobs.report.recorded import UNKNOWN, recorded_value
+from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.results.record import Record
 
 

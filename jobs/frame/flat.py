@@ -1,13 +1,13 @@
-"""Results folders as a pandas DataFrame, with the numbers that tables show.
+"""Results folders as a pandas DataFrame: a row has the numbers of a run in one phase.
 
-`jobs.report.load` is the function for users. It explains rows and columns.
+`jobs.frame.load` is the function for users. It explains rows and columns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import pandas as pd
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.report.metrics import METRICS, Metric, fact_at, measured_phases, phases_with
-from jobs.report.recorded import UNKNOWN, recorded_value
-from jobs.report.results import Result, list_results
-from jobs.report.statistics import statistic
-from jobs.report.tables.cell import Cell, numbers
-from jobs.report.views import with_defaults
+from jobs.frame.metrics import METRICS, Metric, fact_at, measured_phases, phases_with
+from jobs.frame.recorded import UNKNOWN, recorded_value
+from jobs.frame.results import Result, list_results, with_defaults
+from jobs.frame.rows import Row, interval_of, is_in_rounds, numbers_of, rows_of
+from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import Observation, observe
@@ -49,9 +48,6 @@ LAST = dict.fromkeys(RECORDED, "string") | {
     "stale": "boolean", "attempt": "Int64", "reason": "string",
 }  # fmt: skip
 OWN = FIRST | MEASURED | LAST
-_CELLS = {"median_ms": METRICS["time"]} | MEDIANS  # metrics by column
-_COMPILING = METRICS["compiling_seconds"]
-_CELLS_AT_ONCE = 10_000  # limits the memory of cells
 _Group = list[Result]  # repeats of a run on one kind of device that have the same status
 
 
@@ -62,102 +58,89 @@ def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
         FileNotFoundError: if a folder does not contain submissions.
         UnreadableResults: if a folder cannot be read.
     """
-    rows = _Rows()
+    table = _Table()
     notes: list[str] = []
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
             observation = observe(resolved, lambda record: record.conditions.clear())
             notes += [*map(str, observation.bad_lines), *observation.notes]
-            notes += _add_folder(rows, str(given), observation)
-        return rows.frame(), list(dict.fromkeys(notes))
+            notes += _add_folder(table, str(given), observation)
+        return table.frame(), list(dict.fromkeys(notes))
 
 
-@dataclass
-class _Columns:
-    """Columns of values by name. A row that lacks a column has None there."""
-
-    length: int = 0
-    values: dict[str, list[Any]] = field(default_factory=dict)
-
-    def add(self, row: dict[str, Any]) -> None:
-        for name, value in row.items():
-            column = self.values.get(name)
-            if column is None:
-                column = self.values[name] = []
-            if len(column) < self.length:
-                column += [None] * (self.length - len(column))
-            column.append(value)
-        self.length += 1
-
-    def array(self, name: str) -> Any:
-        """Return a column as an array with its dtype, and free its values."""
-        column = self.values.pop(name, [])
-        return typed([*column, *[None] * (self.length - len(column))], OWN.get(name))
-
-
-class _Rows:
+class _Table:
     """The rows of a frame. What all rows of a run have in common is stored once."""
 
     def __init__(self) -> None:
-        self.runs = _Columns()
-        self.phases = _Columns(values={"phase": [], "processes": []})
-        self.params: dict[str, Any] = {}  # the keys are the columns in their order
-        self.facts: dict[str, Any] = {}
-        self._run_of: list[int] = []  # for each row, the index in `runs`
-        self._cells: list[tuple[str, int, Cell]] = []  # with column and row
-        self._numbers: dict[str, list[tuple[list[int], np.ndarray]]] = {}  # rows, by column
+        self.runs: list[dict[str, Any]] = []
+        self.params: dict[str, None] = {}  # the columns of parameters and facts, in order
+        self.facts: dict[str, None] = {}
+        self._places: list[tuple[int, str | None, int]] = []  # index of the run, phase, processes
+        self._cells: dict[str, dict[int, list[Row]]] = {name: {} for name in ("time", *MEDIANS)}
 
     def add(self, common: dict[str, Any], results: _Group) -> None:
         """Add the rows of a run: one for each phase, or a single one if it has no phases."""
         measured = _measurements(results)
         counts = Counter(phase for m in measured for phase in measured_phases(m))
-        first = self.phases.length
-        if not counts:
-            self.phases.add({"phase": None, "processes": len(results)})
-        for phase, count in counts.items():
-            self.phases.add({"phase": phase, "processes": count})
-        self._run_of += [self.runs.length] * (self.phases.length - first)
-        self.runs.add(common)
-        phases = list(counts) or [""]
-        for column, metric in _CELLS.items():
-            for phase in _phases_having(measured, metric, phases):
-                row = first + phases.index(phase)
-                self._cells.append((column, row, _cell(metric, results, phase)))
-        if len(self._cells) >= _CELLS_AT_ONCE:
-            self._reduce()
+        first = len(self._places)
+        rows = counts.items() if counts else [(None, len(results))]
+        self._places += [(len(self.runs), phase, count) for phase, count in rows]
+        self.runs.append(common)
+        places = {phase: first + i for i, phase in enumerate(counts or [""])}
 
-    def _reduce(self) -> None:
-        """Compute the numbers of the cells, and drop the cells."""
-        for column in dict.fromkeys(column for column, _, _ in self._cells):
-            rows = [row for name, row, _ in self._cells if name == column]
-            cells = [cell for name, _, cell in self._cells if name == column]
-            if column == "median_ms":
-                found = _times(cells)
-            else:
-                found = {column: numbers(cells, ["median"])["median"]}
-            for name, values in found.items():
-                self._numbers.setdefault(name, []).append((rows, values))
-        self._cells.clear()
+        def phases_of(result: Result, metric: Metric) -> list[str]:
+            if not metric.has_phases:
+                return list(places)
+            return phases_with(result.measurements, metric.name) if result.measurements else []
+
+        done = [result for result in results if result.status is Status.ok]
+        for column, metric in {"time": METRICS["time"], **MEDIANS}.items():
+            for row in rows_of(done, [metric], phases_of):
+                if row.samples is not None:
+                    self._cells[column].setdefault(places[row.phase], []).append(row)
 
     def frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame."""
-        self._reduce()
-        run_of = np.array(self._run_of, dtype=np.intp)
+        run_of = np.array([run for run, _, _ in self._places], dtype=np.intp)
+        measured = self._measured()
         columns: dict[str, Any] = {}
         for name in (*FIRST, *self.params, *MEASURED, *self.facts, *LAST):
-            if name in self.phases.values:
-                columns[name] = self.phases.array(name)
+            if name == "phase":
+                columns[name] = typed([phase for _, phase, _ in self._places], "string")
             elif name in MEASURED:
-                columns[name] = self._measured(name)
+                columns[name] = measured[name]
             else:
-                columns[name] = self.runs.array(name).take(run_of)
+                values = [run.get(name) for run in self.runs]
+                columns[name] = typed(values, OWN.get(name)).take(run_of)
         return pd.DataFrame(columns, copy=False)
 
-    def _measured(self, column: str) -> Any:
-        values = np.full(self.phases.length, np.nan)
-        for rows, of_rows in self._numbers.get(column, ()):
-            values[rows] = of_rows
-        return pd.array(values, dtype="Int64") if MEASURED[column] == "Int64" else values
+    def _measured(self) -> dict[str, Any]:
+        """Return the columns of numbers. They are NaN where a row has none."""
+        found: dict[str, Any] = dict.fromkeys(MEASURED)
+        times = self._cells["time"]
+        for name in TIMES:
+            found[f"{name}_ms"] = self._spread(times, numbers_of(list(times.values()), name))
+        nothing = (np.nan, np.nan)
+        ends = [
+            (interval_of(rows, "median") if is_in_rounds(rows) else None) or nothing
+            for rows in times.values()
+        ]
+        low, high = np.array(ends).reshape(-1, 2).T
+        found["low_ms"], found["high_ms"] = self._spread(times, low), self._spread(times, high)
+        counts = [sum(len(r.samples) for r in rows if r.samples is not None)
+                  for rows in times.values()]  # fmt: skip
+        found["samples"] = pd.array(self._spread(times, np.array(counts)), dtype="Int64")
+        for column in MEDIANS:
+            cells = self._cells[column]
+            found[column] = self._spread(cells, numbers_of(list(cells.values()), "median"))
+        found["processes"] = np.array([count for _, _, count in self._places], dtype=np.int64)
+        return found
+
+    def _spread(self, places: dict[int, list[Row]], numbers: np.ndarray) -> np.ndarray:
+        """Return a column with numbers at some places, and NaN at others."""
+        column = np.full(len(self._places), np.nan)
+        column[list(places)] = numbers
+        return column
 
 
 def _measurements(results: _Group) -> list[Measurements]:
@@ -165,33 +148,8 @@ def _measurements(results: _Group) -> list[Measurements]:
     return [r.measurements for r in results if r.status is Status.ok and r.measurements is not None]
 
 
-def _phases_having(measured: list[Measurements], metric: Metric, phases: list[str]) -> list[str]:
-    """Return the phases, of the given ones, in which a metric was measured."""
-    if metric is _COMPILING:  # of the run
-        return phases if any(m.compiling_seconds is not None for m in measured) else []
-    if len(measured) == 1:
-        return phases_with(measured[0], metric.name)
-    return list(dict.fromkeys(phase for m in measured for phase in phases_with(m, metric.name)))
-
-
-def _cell(metric: Metric, results: _Group, phase: str) -> Cell:
-    cell = Cell(metric)
-    for result in results:
-        cell.add(result, phase)
-    return cell
-
-
-def _times(cells: list[Cell]) -> dict[str, np.ndarray]:
-    """Return the columns of times."""
-    found = {f"{name}_ms": values for name, values in numbers(cells, TIMES).items()}
-    ends = [cell.interval("median") or (np.nan, np.nan) for cell in cells]
-    found["low_ms"], found["high_ms"] = np.array(ends).T
-    counts = [sum(len(process.samples) for process in cell.processes) for cell in cells]
-    return found | {"samples": np.array(counts)}
-
-
-def _add_folder(rows: _Rows, name: str, observation: Observation) -> list[str]:
-    """Add the results of a folder to the rows. Return notes on problems."""
+def _add_folder(table: _Table, name: str, observation: Observation) -> list[str]:
+    """Add the results of a folder to a table. Return notes on problems."""
     sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
     results, notes = _completed(list_results(observation))
     groups: dict[tuple[str, str, Status], _Group] = {}
@@ -203,8 +161,8 @@ def _add_folder(rows: _Rows, name: str, observation: Observation) -> list[str]:
         run = group[0].run
         params = {_parameter_column(key): value for key, value in run.params.items()}
         facts = _facts(_measurements(group))
-        rows.params.update(params)
-        rows.facts.update(facts)
+        table.params |= dict.fromkeys(params)
+        table.facts |= dict.fromkeys(facts)
         common = {"folder": name, "sweep": sweeps.get(run_id), "benchmark": run.benchmark}
         common |= {"run": run_id, "device": device or None, "status": str(status)}
         common |= params
@@ -212,7 +170,7 @@ def _add_folder(rows: _Rows, name: str, observation: Observation) -> list[str]:
         if not status.is_live:
             common |= _about([r.record for r in group if r.record is not None], staleness)
         common["reason"] = _joined([_reason(result) for result in group])
-        rows.add(common, group)
+        table.add(common, group)
     return notes
 
 

@@ -9,22 +9,49 @@ from typing import Any
 import numpy as np
 
 CONFIDENCE = 0.95  # of intervals
-_QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
+_AT_ONCE = 10_000  # limits the memory of copies of samples
+_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
+# How values of several processes are reduced, by the statistic of the samples of a process. Means
+# add up: a step minus the step without communication is the exposed communication.
+_OVER_PROCESSES = {"mean": "mean", "mean_std": "mean", "min": "min", "max": "max"}
+
+
+def over_processes(name: str) -> str:
+    """Return the statistic over processes, for a statistic of the samples of each process."""
+    return _OVER_PROCESSES.get(name, "median")
 
 
 def statistic(samples: np.ndarray, name: str) -> float:
     """Return a statistic of samples.
 
-    There is at least one sample. Names are median, mean, min, max, std, p10, p90 and mean_std,
-    which gives the mean; the caller computes the standard deviation separately. That of one sample
-    is 0.
+    There is at least one sample. Names are median, mean, min, max, std, p10, p25, p75, p90 and
+    mean_std, which gives the mean; the caller computes the standard deviation separately. That of
+    one sample is 0.
     """
     return float(_reduced(samples, name))
 
 
-def statistic_of_rows(samples: np.ndarray, name: str) -> np.ndarray:
-    """Return the `statistic` of each row of `(rows, samples)`, as an array `(rows,)`."""
-    return np.asarray(_reduced(samples, name))
+def of_each(many: Sequence[np.ndarray], name: str) -> np.ndarray:
+    """Return the `statistic` of each of many arrays `(samples,)`, as an array `(arrays,)`.
+
+    Arrays of the same length are reduced together, which takes a fifth of the time.
+    """
+    found = np.empty(len(many))
+    by_length: dict[int, list[int]] = {}
+    for i, samples in enumerate(many):
+        by_length.setdefault(len(samples), []).append(i)
+    for places in by_length.values():
+        for some in range(0, len(places), _AT_ONCE):
+            chosen = places[some : some + _AT_ONCE]
+            found[chosen] = _reduced(np.array([many[i] for i in chosen]), name)
+    return found
+
+
+def relative_spreads(many: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the interquartile range of each array divided by its median, 0 if the median is 0."""
+    low, middle, high = (of_each(many, name) for name in ("p25", "median", "p75"))
+    spreads: np.ndarray = np.divide(high - low, middle, out=np.zeros(len(many)), where=middle != 0)
+    return spreads
 
 
 def _reduced(samples: np.ndarray, name: str) -> Any:
@@ -54,13 +81,6 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
     half = float(stdtrit(len(values) - 1, 1 - (1 - CONFIDENCE) / 2)) * error
     mean = float(np.mean(values))
     return mean - half, mean + half
-
-
-def relative_spread(samples: np.ndarray) -> float:
-    """Return the interquartile range divided by the median, or 0 if the median is 0."""
-    ordered = np.sort(samples)
-    low, middle, high = (float(_quantile(ordered, q)) for q in (0.25, 0.5, 0.75))
-    return (high - low) / middle if middle else 0.0
 
 
 def _quantile(ordered: np.ndarray, q: float) -> Any:

@@ -1,0 +1,212 @@
+"""The table under all tables: a row has what one attempt measured of one metric, in one phase.
+
+Tables, plots, texts, exports and the report are queries of it. They group rows into cells. The
+number of a cell is computed here, by `cells_of`. Which attempts have rows is decided in
+`jobs.results.counting`, and how a metric follows from a record in `jobs.frame.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from jobs.formatting import format_number, format_percent
+from jobs.frame.metrics import Metric, metric_samples
+from jobs.frame.predictions import predicted
+from jobs.frame.results import Result
+from jobs.frame.statistics import mean_interval, of_each, over_processes, statistic
+from jobs.results.counting import allocation_of
+from jobs.results.record import Record
+from jobs.status import Status
+from jobs.sweep.schema import PREDICTED
+
+Key = TypeVar("Key", bound=Hashable)
+Interval = tuple[float, float]  # lower and upper end
+NO_VALUE = "–"  # text of a cell whose run does not have the metric
+_WITHOUT_INTERVAL = ("min", "max", "mean_std")  # the interval is that of a mean
+
+
+class Row(NamedTuple):
+    """What one attempt measured of one metric in one phase, or why there is nothing.
+
+    The result has the run, the repeat, the device and the status. Its record, if there is one, has
+    the round, commit, source hash, host, GPUs and conditions.
+    """
+
+    result: Result
+    metric: Metric
+    phase: str  # "" if the metric has no phases
+    samples: np.ndarray | None = None  # in the unit of the metric; None: there is no number
+    text: str = ""  # instead of samples: a value that is text, or `NO_VALUE`
+    failure: str = ""  # instead of samples: the status
+    in_round: bool = False  # whether the samples are of a complete round of a block
+
+    @property
+    def record(self) -> Record | None:
+        return self.result.record
+
+
+def rows_of(
+    results: Iterable[Result],
+    metrics: Sequence[Metric],
+    phases_of: Callable[[Result, Metric], Iterable[str]],
+) -> Iterator[Row]:
+    """Yield a row for each result, metric and phase. Predictions do not need a record.
+
+    Raises:
+        TableError: if a prediction fails.
+    """
+    for result in results:
+        for metric in metrics:
+            for phase in phases_of(result, metric):
+                if metric.name.startswith(PREDICTED):
+                    found, in_round = predicted(result.run, metric), False
+                elif result.status is Status.ok and result.record is not None:
+                    found, in_round = metric_samples(result.record, metric, phase), result.in_round
+                else:
+                    yield Row(result, metric, phase, failure=result.failure_text)
+                    continue
+                if found is None or isinstance(found, str):
+                    yield Row(result, metric, phase, text=NO_VALUE if found is None else found)
+                else:
+                    yield Row(result, metric, phase, found, in_round=in_round)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The rows that have the same place in a table, and their numbers."""
+
+    metric: Metric
+    rows: list[Row]
+    measured: list[Row]  # those with samples: one per process
+    in_rounds: bool  # whether all processes are of complete rounds of a block
+    # A statistic, None without samples. In a block it is that of each process, and of these values
+    # the mean, minimum or maximum for these statistics, and the median for any other. Outside of
+    # blocks it is that of the samples of all repeats.
+    number: float | None
+    # 95% interval of the mean over processes. None outside of blocks, for statistics that are no
+    # estimate of a mean, and for values that are not times if all processes have the same.
+    interval: Interval | None
+    deviation: float | None  # only for the statistic mean_std
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the processes."""
+        return [row.record for row in self.measured if row.record is not None]
+
+    @property
+    def behind(self) -> list[Record]:
+        """The records of all rows, also of failed attempts."""
+        return [row.record for row in self.rows if row.record is not None]
+
+    @property
+    def texts(self) -> list[str]:
+        return [row.text for row in self.rows if row.text]
+
+    @property
+    def pooled(self) -> np.ndarray:
+        """The samples of all processes. There must be at least one."""
+        return _pooled(self.measured)
+
+    def text(self, with_interval: bool = True) -> str:
+        """Return the text of the cell, such as `0.2740 ±0.4%`.
+
+        The text is the number. It is followed by half of the interval relative to its middle, and
+        by a note if some repeats failed. Without a number, the text is a status such as `timeout`,
+        a value that is text, or a dash.
+        """
+        failures = [row.failure for row in self.rows if row.failure]
+        if self.number is None:
+            return ", ".join(dict.fromkeys([*self.texts, *failures]))
+        text = format_number(self.number)
+        if self.deviation is not None:
+            text += f" ± {format_number(self.deviation)}"
+        low, high = self.interval or (0.0, 0.0)
+        if with_interval and low + high:
+            text += f" ±{format_percent((high - low) / abs(low + high))}"
+        if failures:
+            ok, total = len(self.measured), len(self.measured) + len(failures)
+            text += f" ({ok} of {total} repeats; {', '.join(dict.fromkeys(failures))})"
+        return text
+
+
+def cells_of(
+    rows: Iterable[Row], keys: Iterable[Key], statistic_name: str = "median"
+) -> dict[Key, Cell]:
+    """Return the cells of rows, in the order of their first rows.
+
+    Args:
+        keys: for each row, what identifies its cell. Rows of a cell have the same metric.
+        statistic_name: such as median, see `Cell.number`.
+    """
+    groups: dict[Key, list[Row]] = {}
+    for row, key in zip(rows, keys, strict=True):
+        groups.setdefault(key, []).append(row)
+    measured = [[row for row in group if row.samples is not None] for group in groups.values()]
+    numbers = numbers_of(measured, statistic_name)
+    found: dict[Key, Cell] = {}
+    for (key, group), own, number in zip(groups.items(), measured, numbers.tolist(), strict=True):
+        in_rounds = is_in_rounds(own)
+        found[key] = Cell(
+            group[0].metric,
+            group,
+            own,
+            in_rounds,
+            number if own else None,
+            interval_of(own, statistic_name) if in_rounds else None,
+            _deviation(own) if own and statistic_name == "mean_std" else None,
+        )
+    return found
+
+
+def is_in_rounds(measured: Sequence[Row]) -> bool:
+    return bool(measured) and all(row.in_round for row in measured)
+
+
+def numbers_of(groups: Sequence[Sequence[Row]], statistic_name: str) -> np.ndarray:
+    """Return a statistic of each group of rows with samples, see `Cell.number`, NaN without rows.
+
+    Samples of all groups are reduced together, which takes a fifth of the time.
+    """
+    numbers = np.full(len(groups), np.nan)
+    for in_rounds in (False, True):
+        chosen = [i for i, rows in enumerate(groups) if rows and is_in_rounds(rows) == in_rounds]
+        if in_rounds:
+            samples = [values_of(groups[i], statistic_name) for i in chosen]
+            numbers[chosen] = of_each(samples, over_processes(statistic_name))
+        else:
+            numbers[chosen] = of_each([_pooled(groups[i]) for i in chosen], statistic_name)
+    return numbers
+
+
+def interval_of(measured: Sequence[Row], statistic_name: str) -> Interval | None:
+    """Return the 95% interval of the mean over processes in rounds, see `Cell.interval`."""
+    values = values_of(measured, statistic_name)
+    same = (values == values[0]).all()
+    if statistic_name in _WITHOUT_INTERVAL or (same and not measured[0].metric.is_timed):
+        return None
+    groups: dict[str, list[float]] = {}
+    for row, value in zip(measured, values.tolist(), strict=True):
+        allocation = "" if row.record is None else allocation_of(row.record)
+        groups.setdefault(allocation, []).append(value)
+    return mean_interval(list(groups.values()))
+
+
+def values_of(measured: Sequence[Row], statistic_name: str) -> np.ndarray:
+    """Return a statistic of the samples of each process, as an array `(processes,)`."""
+    return np.array([statistic(row.samples, statistic_name) for row in measured
+                     if row.samples is not None])  # fmt: skip
+
+
+def _pooled(measured: Sequence[Row]) -> np.ndarray:
+    samples = [row.samples for row in measured if row.samples is not None]
+    return samples[0] if len(samples) == 1 else np.concatenate(samples)
+
+
+def _deviation(measured: Sequence[Row]) -> float:
+    """Return the standard deviation over processes, or over samples outside of blocks."""
+    in_rounds = is_in_rounds(measured)
+    return statistic(values_of(measured, "mean") if in_rounds else _pooled(measured), "std")

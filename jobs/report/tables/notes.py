@@ -1,0 +1,234 @@
+"""Notes below a table: where, how often and with which code its numbers were measured.
+
+What the records do not contain is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from jobs.formatting import counted, format_percent, format_range, plural
+from jobs.frame.metrics import Metric, metric_samples
+from jobs.frame.recorded import UNKNOWN, commit_notes, recorded_value
+from jobs.frame.results import Result
+from jobs.frame.statistics import statistic
+from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block
+from jobs.report.views import Shown
+from jobs.results.counting import DISTURBANCES, complete_executions, place_of, task_of
+from jobs.results.record import Record
+
+POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
+MAX_REASONS = 5  # maximum number of reasons for missing records
+
+
+def notes_of(
+    shown: Shown,
+    dimensions: Sequence[str],
+    sampling: str = "",
+    phases: Sequence[str] = (),
+    floor_of: Metric | None = None,
+) -> list[str]:
+    """Return the notes below a table.
+
+    They name the devices, what the numbers rest on (see `basis_note`), the commits if there are
+    several, and why records are missing. `sampling` tells about the samples.
+    """
+    commits = commits_of(shown, dimensions)
+    with_commit = not commits and "commit" not in dimensions
+    devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
+    basis = basis_note(
+        shown.observation.records,
+        shown.results,
+        with_commit=with_commit,
+        phases=phases,
+        floor_of=floor_of,
+        statistic_name=shown.view.statistic,
+    )
+    first = "; ".join(filter(None, (devices, sampling)))
+    return [*filter(None, (first, basis)), *commits, *_reasons(shown.results)]
+
+
+def commits_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
+    """Return notes on the commits if there are several, and no dimension shows them.
+
+    A parameter with the name `commit` does not count.
+    """
+    records = [result.record for result in shown.results if result.record is not None]
+    return commit_notes(records, "commit" in shown.told_apart and "commit" in dimensions)
+
+
+def attempts_note(shown: Shown) -> list[str]:
+    """Return a note that tells how many attempts a table does not show, if there are any."""
+    tasks = {(result.run.id, result.repeat, result.device) for result in shown.results}
+    records = {id(result.record) for result in shown.results}
+    hidden = sum(
+        task_of(record) in tasks and id(record) not in records
+        for record in shown.observation.records
+    )
+    if not hidden:
+        return []
+    verb = "is" if hidden == 1 else "are"
+    return [
+        f"{counted(hidden, 'attempt')} {verb} not shown; python aggregate.py attempts FOLDER lists "
+        "all"
+    ]
+
+
+def process_noun(results: Iterable[Result]) -> str:
+    """Return the name of what a run executes, for notes.
+
+    It is a process, or an execution if runs have several ranks, each of which is a process.
+    """
+    ranks = any(result.run.shape.nproc_per_node for result in results)
+    return "execution" if ranks else "process"
+
+
+def basis_note(
+    records: Iterable[Record],
+    results: Sequence[Result],
+    with_commit: bool = True,
+    phases: Sequence[str] = (),
+    floor_of: Metric | None = None,
+    statistic_name: str = "median",
+) -> str:
+    """Return the note on processes, rounds, GPUs, commit, A/A floor and slowed-down processes.
+
+    An example is `60 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor 0.4%; 12
+    of 60 processes power-capped`.
+
+    Args:
+        records: all records of the folder.
+        with_commit: whether to tell the commit, if all results have the same.
+        phases: tell about slowdowns in these phases only. Empty: in all.
+        floor_of: metric whose A/A floor is told.
+    """
+    measured = [each for each in results if each.status == "ok" and each.record is not None]
+    own = [result.record for result in measured if result.record is not None]
+    if not own:
+        return ""
+    noun = process_noun(measured)
+    parts = [" ".join(filter(None, [counted(len(own), noun), _places(own), _rounds(measured)]))]
+    commits = {recorded_value(record, "commit") for record in _by_environment(own)}
+    if with_commit and len(commits) == 1 and UNKNOWN not in commits:
+        parts.append(f"commit {commits.pop()}")
+    in_rounds = [result.record for result in measured if result.in_round and result.record]
+    if floor_of is not None and in_rounds:
+        parts.append(_floors(records, in_rounds, phases, floor_of, statistic_name))
+    parts.append(_slowed_down(own, phases, noun))
+    return "; ".join(filter(None, parts))
+
+
+def _reasons(results: Sequence[Result]) -> list[str]:
+    """Return why records are missing, the most frequent reasons first."""
+    counts = Counter(
+        f"{each.status}: {each.detail}" for each in results if not each.record and each.detail
+    )
+    reasons = [
+        f"{reason} ({counted(count, 'run')})" for reason, count in counts.most_common(MAX_REASONS)
+    ]
+    if len(counts) > MAX_REASONS:
+        reasons.append(f"{len(counts) - MAX_REASONS} more reasons: see python -m jobs status")
+    return reasons
+
+
+def _by_environment(records: list[Record]) -> Iterable[Record]:
+    """Return one record of each environment. Records share equal environments."""
+    return {id(record.environment): record for record in records}.values()
+
+
+def _places(records: list[Record]) -> str:
+    """Return the number of GPUs and, if all boots are known, of hosts."""
+    gpus = {str(gpu.get("uuid")) for record in records for gpu in record.gpus if gpu.get("uuid")}
+    environments = [record.environment for record in _by_environment(records)]
+    boots = {str(environment.get("boot_id") or UNKNOWN) for environment in environments}
+    texts = [f"on {counted(len(gpus), 'GPU')}"] if gpus else []
+    if UNKNOWN not in boots and (len(boots) > 1 or not gpus):
+        texts.append(f"{'of' if gpus else 'on'} {counted(len(boots), 'host')}")
+    return " ".join(texts)
+
+
+def _rounds(results: list[Result]) -> str:
+    """Return the number of rounds of a block, and of its allocations if there are several."""
+    rounds: dict[str, set[tuple[str | None, str]]] = {}
+    records = [result.record for result in results if result.in_round and result.record]
+    for record in records:
+        place = place_of(record)
+        rounds.setdefault(place.id, set()).add((record.allocation, place.execution))
+    if not rounds:
+        return ""
+    text = f"in blocks of {_range([len(found) for found in rounds.values()], 'round')}"
+    several = [len({allocation for allocation, _ in found}) for found in rounds.values()]
+    if max(several) > 1:
+        text += f" in {_range(several, 'allocation')}"
+    return text if len(records) == len(results) else f"({len(records)} {text})"
+
+
+def _range(counts: list[int], noun: str) -> str:
+    return f"{format_range(counts)} {noun if max(counts) == 1 else plural(noun)}"
+
+
+def _floors(
+    records: Iterable[Record],
+    shown: list[Record],
+    phases: Sequence[str],
+    metric: Metric,
+    statistic_name: str,
+) -> str:
+    """Return the A/A floor of each phase and device, such as `A/A floor 0.4%`.
+
+    It comes from the blocks of the shown records, and is the smallest and the largest floor of a
+    block. See `jobs.report.comparison.verdicts`.
+    """
+
+    def value(record: Record, phase: str) -> float:
+        samples = metric_samples(record, metric, phase)
+        known = samples is not None and not isinstance(samples, str)
+        return statistic(samples, statistic_name) if known else 0.0  # type: ignore[arg-type]
+
+    wanted = {(place_of(record).id, place_of(record).execution) for record in shown}
+    blocks: dict[tuple[str, str], dict[str, list[Round]]] = {}  # rounds by phase, device; block
+    for execution in complete_executions(records):
+        place = place_of(execution[0])
+        baseline = sorted(
+            (record for record in execution if place_of(record).baseline),
+            key=lambda record: place_of(record).second,
+        )
+        if (place.id, place.execution) not in wanted or len(baseline) < 2:
+            continue
+        for phase in phases:
+            values = tuple(value(record, phase) for record in baseline)
+            if min(values) > 0:
+                of_phase = blocks.setdefault((phase, baseline[0].device), {})
+                of_phase.setdefault(place.id, []).append(Round("", values, values[0]))
+    texts = []
+    for key, found in blocks.items():
+        pooled = aa_floor(found.values())
+        floors = [floor_of_block(rounds, pooled) for rounds in found.values()]
+        known = [floor for floor in floors if floor is not None]
+        if known:
+            ends = dict.fromkeys(map(format_percent, (min(known), max(known))))
+            differing = [part for i, part in enumerate(key) if len({k[i] for k in blocks}) > 1]
+            label = f" ({', '.join(differing)})" if differing else ""
+            texts.append(" to ".join(ends) + label)
+    return f"A/A floor {', '.join(texts)}" if texts else ""
+
+
+def _slowed_down(records: list[Record], phases: Sequence[str], noun: str) -> str:
+    """Return how many processes were slowed down in a phase that the table shows."""
+    named = [phase for phase in phases if phase]
+    reasons: list[set[str]] = []
+    for record in records:
+        conditions = record.conditions
+        known = [conditions[phase] for phase in named or conditions if phase in conditions]
+        if known:
+            reasons.append({name for each in known for name in each.get("throttle", ())})
+    if not reasons:
+        return ""
+    capped = sum(POWER_CAP in each for each in reasons)
+    throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
+    of = counted(len(reasons), noun)
+    if len(reasons) < len(records):  # records of older code have no conditions
+        of += " with a record of the clock"
+    text = f"{capped} of {of} power-capped"
+    return f"{text}, {throttled} throttled by heat or hardware" if throttled else text
