@@ -30,13 +30,14 @@ from jobs.command_line.parsers import as_fraction, as_path
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
 from jobs.formatting import relative
+from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.frame.results import Result, list_results
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
-from jobs.report.comparison.process_times import read_both, read_short
-from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.report.comparison.short_records import read_short
+from jobs.report.comparison.unpaired_cells import read_side
 from jobs.report.images import Image, copy_run_images, draw_plots
-from jobs.frame.results import Result, list_results
 from jobs.report.tables.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.tables.report_table import make_report_table
 from jobs.report.texts.templates import StudyTexts
@@ -334,8 +335,12 @@ def compare_times(
             runs = {task.run.id: task.run for task in observation.tasks}
             found = compare_blocks(observation, margin, _chosen(runs, where))
         else:
-            sides = read_both(before.resolve(), after.resolve())
-            notes = [f"{side.folder}: {note}" for side in sides for note in side.notes]
+            sides = read_side(before.resolve()), read_side(after.resolve())
+            notes = [
+                f"{side.folder}: {note}"
+                for side in sides
+                for note in (*side.observation.bad_lines, *side.observation.notes)
+            ]
             runs = sides[0].runs | sides[1].runs
             found = compare_folders(*sides, margin, _chosen(runs, where))
     except CommandError as error:

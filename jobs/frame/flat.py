@@ -17,10 +17,10 @@ import pandas as pd
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.frame.metrics import METRICS, Metric, fact_at, measured_phases, phases_with
+from jobs.frame.metrics import METRICS, fact_at, measured_phases, metric_samples, phases_with
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
-from jobs.frame.rows import Row, interval_of, is_in_rounds, numbers_of, rows_of
+from jobs.frame.rows import Reduced, Row, pooled
 from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.results.record_reader import garbage_collection_paused
@@ -36,6 +36,7 @@ MEDIANS = {
     **{name: metric for name, metric in METRICS.items() if name not in ("time", "peak_memory")},
     "peak_memory_bytes": replace(METRICS["peak_memory"], unit="bytes"),
 }
+_CELLS = {"time": METRICS["time"]} | MEDIANS
 # The columns that every frame has, with their dtypes, in order: those before the parameters, those
 # between the parameters and the facts, and those after the facts.
 FIRST = dict.fromkeys(
@@ -76,7 +77,7 @@ class _Table:
         self.params: dict[str, None] = {}  # the columns of parameters and facts, in order
         self.facts: dict[str, None] = {}
         self._places: list[tuple[int, str | None, int]] = []  # index of the run, phase, processes
-        self._cells: dict[str, dict[int, list[Row]]] = {name: {} for name in ("time", *MEDIANS)}
+        self._cells: dict[str, dict[int, list[Row]]] = {name: {} for name in _CELLS}
 
     def add(self, common: dict[str, Any], results: _Group) -> None:
         """Add the rows of a run: one for each phase, or a single one if it has no phases."""
@@ -88,16 +89,17 @@ class _Table:
         self.runs.append(common)
         places = {phase: first + i for i, phase in enumerate(counts or [""])}
 
-        def phases_of(result: Result, metric: Metric) -> list[str]:
-            if not metric.has_phases:
-                return list(places)
-            return phases_with(result.measurements, metric.name) if result.measurements else []
-
-        done = [result for result in results if result.status is Status.ok]
-        for column, metric in {"time": METRICS["time"], **MEDIANS}.items():
-            for row in rows_of(done, [metric], phases_of):
-                if row.samples is not None:
-                    self._cells[column].setdefault(places[row.phase], []).append(row)
+        for result in results:
+            record = result.record if result.status is Status.ok else None
+            if record is None or record.measurements is None:
+                continue
+            for column, metric in _CELLS.items():
+                phases = phases_with(record.measurements, metric.name)
+                for phase in phases if metric.has_phases else places:
+                    samples = metric_samples(record, metric, phase)
+                    if isinstance(samples, np.ndarray):
+                        row = Row(result, metric, phase, samples, in_round=result.in_round)
+                        self._cells[column].setdefault(places[phase], []).append(row)
 
     def frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame."""
@@ -118,21 +120,19 @@ class _Table:
         """Return the columns of numbers. They are NaN where a row has none."""
         found: dict[str, Any] = dict.fromkeys(MEASURED)
         times = self._cells["time"]
+        reduced = Reduced(list(times.values()))
         for name in TIMES:
-            found[f"{name}_ms"] = self._spread(times, numbers_of(list(times.values()), name))
-        nothing = (np.nan, np.nan)
-        ends = [
-            (interval_of(rows, "median") if is_in_rounds(rows) else None) or nothing
-            for rows in times.values()
-        ]
-        low, high = np.array(ends).reshape(-1, 2).T
-        found["low_ms"], found["high_ms"] = self._spread(times, low), self._spread(times, high)
-        counts = [sum(len(r.samples) for r in rows if r.samples is not None)
-                  for rows in times.values()]  # fmt: skip
-        found["samples"] = pd.array(self._spread(times, np.array(counts)), dtype="Int64")
+            found[f"{name}_ms"] = self._spread(times, reduced.numbers(name))
+        ends = np.full((len(times), 2), np.nan)
+        for i, interval in reduced.intervals("median").items():
+            ends[i] = interval
+        found["low_ms"], found["high_ms"] = (self._spread(times, end) for end in ends.T)
+        counts = np.array([len(pooled(rows)) for rows in times.values()])
+        found["samples"] = pd.array(self._spread(times, counts), dtype="Int64")
         for column in MEDIANS:
             cells = self._cells[column]
-            found[column] = self._spread(cells, numbers_of(list(cells.values()), "median"))
+            medians = Reduced(list(cells.values())).numbers("median")
+            found[column] = self._spread(cells, medians)
         found["processes"] = np.array([count for _, _, count in self._places], dtype=np.int64)
         return found
 

@@ -109,7 +109,7 @@ class Cell:
     @property
     def pooled(self) -> np.ndarray:
         """The samples of all processes. There must be at least one."""
-        return _pooled(self.measured)
+        return pooled(self.measured)
 
     def text(self, with_interval: bool = True) -> str:
         """Return the text of the cell, such as `0.2740 ±0.4%`.
@@ -146,47 +146,70 @@ def cells_of(
     for row, key in zip(rows, keys, strict=True):
         groups.setdefault(key, []).append(row)
     measured = [[row for row in group if row.samples is not None] for group in groups.values()]
-    numbers = numbers_of(measured, statistic_name)
-    found: dict[Key, Cell] = {}
-    for (key, group), own, number in zip(groups.items(), measured, numbers.tolist(), strict=True):
-        in_rounds = is_in_rounds(own)
-        found[key] = Cell(
+    reduced = Reduced(measured)
+    numbers = reduced.numbers(statistic_name).tolist()
+    intervals = reduced.intervals(statistic_name)
+    deviations = reduced.deviations() if statistic_name == "mean_std" else {}
+    return {
+        key: Cell(
             group[0].metric,
             group,
             own,
-            in_rounds,
-            number if own else None,
-            interval_of(own, statistic_name) if in_rounds else None,
-            _deviation(own) if own and statistic_name == "mean_std" else None,
+            i in reduced.in_rounds,
+            numbers[i] if own else None,
+            intervals.get(i),
+            deviations.get(i),
         )
-    return found
+        for i, ((key, group), own) in enumerate(zip(groups.items(), measured, strict=True))
+    }
 
 
-def is_in_rounds(measured: Sequence[Row]) -> bool:
-    return bool(measured) and all(row.in_round for row in measured)
+class Reduced:
+    """Statistics of groups of rows with samples. A group is a cell, and may be empty.
 
-
-def numbers_of(groups: Sequence[Sequence[Row]], statistic_name: str) -> np.ndarray:
-    """Return a statistic of each group of rows with samples, see `Cell.number`, NaN without rows.
-
-    Samples of all groups are reduced together, which takes a fifth of the time.
+    Many groups are reduced together, which takes a fifth of the time.
     """
-    numbers = np.full(len(groups), np.nan)
-    for in_rounds in (False, True):
-        chosen = [i for i, rows in enumerate(groups) if rows and is_in_rounds(rows) == in_rounds]
-        if in_rounds:
-            samples = [values_of(groups[i], statistic_name) for i in chosen]
-            numbers[chosen] = of_each(samples, over_processes(statistic_name))
-        else:
-            numbers[chosen] = of_each([_pooled(groups[i]) for i in chosen], statistic_name)
-    return numbers
+
+    def __init__(self, groups: Sequence[Sequence[Row]]):
+        self._count = len(groups)
+        self.in_rounds: dict[int, Sequence[Row]] = {}  # groups in blocks, by their position
+        self._pooled: dict[int, np.ndarray] = {}  # samples of the other groups
+        for i, rows in enumerate(groups):
+            if rows and all(row.in_round for row in rows):
+                self.in_rounds[i] = rows
+            elif rows:
+                self._pooled[i] = pooled(rows)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a statistic of each group, see `Cell.number`. NaN for an empty group."""
+        found = np.full(self._count, np.nan)
+        found[list(self._pooled)] = of_each(list(self._pooled.values()), name)
+        values = [_values(rows, name) for rows in self.in_rounds.values()]
+        found[list(self.in_rounds)] = of_each(values, over_processes(name))
+        return found
+
+    def intervals(self, name: str) -> dict[int, Interval]:
+        """Return the intervals that are known, see `Cell.interval`, by position of the group."""
+        if name in _WITHOUT_INTERVAL:
+            return {}
+        found = {i: _interval(rows, name) for i, rows in self.in_rounds.items()}
+        return {i: interval for i, interval in found.items() if interval is not None}
+
+    def deviations(self) -> dict[int, float]:
+        """Return the standard deviation over processes, or over samples outside of blocks."""
+        over = {i: _values(rows, "mean") for i, rows in self.in_rounds.items()}
+        return {i: statistic(values, "std") for i, values in (self._pooled | over).items()}
 
 
-def interval_of(measured: Sequence[Row], statistic_name: str) -> Interval | None:
-    """Return the 95% interval of the mean over processes in rounds, see `Cell.interval`."""
-    values = values_of(measured, statistic_name)
-    same = (values == values[0]).all()
-    if statistic_name in _WITHOUT_INTERVAL or (same and not measured[0].metric.is_timed):
+def pooled(measured: Sequence[Row]) -> np.ndarray:
+    """Return the samples of some rows, of which there is at least one, as one array."""
+    samples = [row.samples for row in measured if row.samples is not None]
+    return samples[0] if len(samples) == 1 else np.concatenate(samples)
+
+
+def _interval(measured: Sequence[Row], name: str) -> Interval | None:
+    values = _values(measured, name)
+    if not measured[0].metric.is_timed and (values == values[0]).all():
         return None
     groups: dict[str, list[float]] = {}
     for row, value in zip(measured, values.tolist(), strict=True):
@@ -195,18 +218,6 @@ def interval_of(measured: Sequence[Row], statistic_name: str) -> Interval | None
     return mean_interval(list(groups.values()))
 
 
-def values_of(measured: Sequence[Row], statistic_name: str) -> np.ndarray:
+def _values(measured: Sequence[Row], name: str) -> np.ndarray:
     """Return a statistic of the samples of each process, as an array `(processes,)`."""
-    return np.array([statistic(row.samples, statistic_name) for row in measured
-                     if row.samples is not None])  # fmt: skip
-
-
-def _pooled(measured: Sequence[Row]) -> np.ndarray:
-    samples = [row.samples for row in measured if row.samples is not None]
-    return samples[0] if len(samples) == 1 else np.concatenate(samples)
-
-
-def _deviation(measured: Sequence[Row]) -> float:
-    """Return the standard deviation over processes, or over samples outside of blocks."""
-    in_rounds = is_in_rounds(measured)
-    return statistic(values_of(measured, "mean") if in_rounds else _pooled(measured), "std")
+    return np.array([statistic(row.samples, name) for row in measured if row.samples is not None])

@@ -114,8 +114,18 @@ def _sources_of(name: str) -> Callable[[dict[str, Any]], Any]:
     function = benchmark.sources
     if function is None:
         raise NoBenchmark(f"{name}: {FUNCTION} must be a function")
-    # The parameters were validated when the sweep was read.
-    return lambda params: function(benchmark.params.model_construct(**params))
+    model = benchmark.params
+    defaults = vars(model.model_construct())
+
+    def sources(params: dict[str, Any]) -> Any:
+        # The parameters were validated when the sweep was read. To construct a model takes most of
+        # the time to find the sources of many runs.
+        made = model.__new__(model)
+        vars(made).update(defaults)
+        vars(made).update(params)
+        return function(made)
+
+    return sources
 
 
 def shown_path(path: Path) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from jobs.launch.plan_submission import Options, prepare
 from jobs.report.comparison.compare import Comparison, compare_blocks, compare_folders
 from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.process_times import folder_times, read_short
+from jobs.report.comparison.short_records import read_short
+from jobs.report.comparison.unpaired_cells import read_side
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_writer import RecordWriter
@@ -111,7 +112,7 @@ def compared(folder: ResultsFolder, margin: float | None = None) -> Comparison:
 
 
 def compared_folders(before: ResultsFolder, after: ResultsFolder) -> Comparison:
-    sides = [folder_times(read_short(folder.path)) for folder in (before, after)]
+    sides = [read_side(folder.path) for folder in (before, after)]
     return compare_folders(sides[0], sides[1])
 
 

@@ -10,7 +10,6 @@ from statistics import median
 from jobs.formatting import format_scalar
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.paired import Pair, paired_rounds
-from jobs.report.comparison.process_times import process_time
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
 from jobs.results.counting import judged_executions
 from jobs.results.record import Record
@@ -59,7 +58,7 @@ def block_cells(
     tasks = _by_run(observation.tasks)
     pairs = [
         pair
-        for pair in paired_rounds(observation.records, process_time)
+        for pair in paired_rounds(observation.records)
         if pair.candidate in tasks and pair.baseline in tasks
     ]
     floors = aa_floors(pairs)

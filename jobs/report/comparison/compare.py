@@ -17,8 +17,12 @@ from jobs.frame.recorded import recorded_value
 from jobs.report.comparison.block_cells import BlockCells, block_cells, gpus_of
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.paired import Pair
-from jobs.report.comparison.process_times import FolderTimes, sweep_margin
-from jobs.report.comparison.unpaired_cells import common_results, folder_cells, same_attempts
+from jobs.report.comparison.unpaired_cells import (
+    Side,
+    common_results,
+    folder_cells,
+    same_attempts,
+)
 from jobs.report.comparison.verdicts import MARGIN, decide
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
@@ -83,7 +87,7 @@ def compare_blocks(
             f"{folder} cannot be compared with itself: {NO_ROUNDS}. To compare two folders, name "
             "both"
         )
-    used = margin or sweep_margin(observation) or MARGIN
+    used = margin or _sweep_margin(observation) or MARGIN
     found = block_cells(observation, used, chosen)
     if not found.cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
@@ -99,8 +103,8 @@ def compare_blocks(
 
 
 def compare_folders(
-    before: FolderTimes,
-    after: FolderTimes,
+    before: Side,
+    after: Side,
     margin: float | None = None,
     chosen: Collection[str] | None = None,
 ) -> Comparison:
@@ -120,8 +124,8 @@ def compare_folders(
             "the runs of its blocks, name it once"
         )
     for side in (before, after):
-        _require_records(side.folder, side.records)
-    used = margin or after.margin or MARGIN
+        _require_records(side.folder, len(side.observation.records))
+    used = margin or _sweep_margin(after.observation) or MARGIN
     cells = folder_cells(before, after, used, chosen)
     common = common_results(before, after)
     if not common and not any(cell.judged for cell in cells):
@@ -152,6 +156,12 @@ def compare_folders(
     return Comparison(cells, heading, notes)
 
 
+def _sweep_margin(observation: Observation) -> float | None:
+    """Return the key `margin` of the latest sweep of a folder that has it."""
+    keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
+    return next((blocks.margin for blocks in keys if blocks and blocks.margin is not None), None)
+
+
 def _require_records(folder: Path, count: int) -> None:
     if not count:
         raise CommandError(
@@ -160,7 +170,7 @@ def _require_records(folder: Path, count: int) -> None:
         )
 
 
-def _unrelated(before: FolderTimes, after: FolderTimes) -> str:
+def _unrelated(before: Side, after: Side) -> str:
     what = f"{before.folder} and {after.folder} have no run in common"
     runs = {run for run, _ in before.results} & {run for run, _ in after.results}
     if not runs:

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.frame.metrics import slowest_rank
-from jobs.frame.statistics import statistic
+from jobs.report.comparison.short_records import median_ms
 from jobs.report.comparison.verdicts import Round
 from jobs.results.counting import Execution, judged_executions, place_of
-from jobs.results.record import Measurements, Record
+from jobs.results.record import Record
 
-Value = Callable[[Measurements, str], float | None]  # value of a phase, None if there is none
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 
 TOO_SHORT = "time of 0 ms"
@@ -42,23 +40,13 @@ class Pair:
     repaired: dict[str, int]
 
 
-def median_ms(measurements: Measurements, phase: str) -> float | None:
-    """Return the median time of the samples in ms, or None if the phase was not timed.
-
-    If several ranks measured a sample, its time is that of the slowest rank.
-    """
-    if phase not in measurements.samples_ms:
-        return None
-    return statistic(slowest_rank(measurements, phase), "median")
-
-
-def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[Pair]:
+def paired_rounds(records: Iterable[Record]) -> list[Pair]:
     """Return the rounds of each candidate with its baseline, by block, phase and device.
 
     Only complete executions of a round count, and only those of the latest code. If one round was
     executed several times in an allocation, the latest complete execution counts. Records without a
     block are ignored, and so are phases that at most half of the executions measured, as the
-    sustained ones. `value` returns one of a phase, greater than 0, such as its median time in ms.
+    sustained ones.
 
     Pairs are in the order of their first round. A candidate that always failed has a pair without
     rounds for each phase that was timed in its block.
@@ -75,7 +63,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
             continue  # the record of the baseline cannot be read
         first = twice[0]
         for phase in phases[place_of(first).id]:
-            baseline = [_time(record, phase, value) for record in twice]
+            baseline = [_time(record, phase) for record in twice]
             for record in execution:
                 if place_of(record).baseline:
                     continue
@@ -84,7 +72,7 @@ def paired_rounds(records: Iterable[Record], value: Value = median_ms) -> list[P
                     *(place_of(first).id, phase, first.device),
                 )
                 outcomes = pairs.setdefault(key, {}).setdefault(allocation, [])
-                outcomes.append(_round(allocation, baseline, _time(record, phase, value)))
+                outcomes.append(_round(allocation, baseline, _time(record, phase)))
     return [_pair(key, outcomes) for key, outcomes in pairs.items()]
 
 
@@ -135,11 +123,11 @@ def _round(allocation: str, baseline: list[float | str], candidate: float | str)
     return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
 
 
-def _time(record: Record, phase: str, value: Value) -> float | str:
-    """Return the value of a phase, or the reason why there is none."""
+def _time(record: Record, phase: str) -> float | str:
+    """Return the median time of a phase in ms, or the reason why there is none."""
     if record.measurements is None:
         return str(record.status)
-    found = value(record.measurements, phase)
+    found = median_ms(record.measurements, phase)
     if found is None:
         return "no such phase"
     return found if found > 0 else TOO_SHORT

@@ -9,30 +9,65 @@ are paired.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from jobs.frame.results import Result, list_results
 from jobs.report.comparison.block_cells import aa_floors, judged_cell
 from jobs.report.comparison.compared_cell import Cell
 from jobs.report.comparison.noise_floors import NoiseFloors, noise_floors
 from jobs.report.comparison.paired import paired_rounds
-from jobs.report.comparison.process_times import (
-    FolderTimes,
-    ProcessTimes,
-    RunOnDevice,
-    process_time,
-)
+from jobs.report.comparison.short_records import median_ms, read_short
+from jobs.results.counting import executions_of, is_complete
+from jobs.results.record import Record
+from jobs.results.run_states import Observation
 from jobs.run import Run
+from jobs.status import Status
 
 MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs
 LEAST_STATED = 1.01  # smallest ratio beyond the floor that is stated
+RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
+_Results = Sequence[Result]  # all repeats of a run on one kind of device
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two results folders that are compared."""
+
+    observation: Observation
+    runs: dict[str, Run]
+    results: dict[RunOnDevice, list[Result]]
+
+    @property
+    def folder(self) -> Path:
+        return self.observation.folder
+
+    @property
+    def cut(self) -> list[Record]:
+        """Records of executions of rounds of which a part is not in this folder."""
+        executions = executions_of(self.observation.records)
+        return [r for execution in executions if not is_complete(execution) for r in execution]
+
+
+def read_side(folder: Path) -> Side:
+    """Read one of two results folders.
+
+    Raises:
+        CommandError: if the folder cannot be read.
+    """
+    observation = read_short(folder)
+    runs: dict[str, Run] = {}
+    results: dict[RunOnDevice, list[Result]] = {}
+    for result in list_results(observation):
+        runs[result.run.id] = result.run
+        results.setdefault((result.run.id, result.device), []).append(result)
+    return Side(observation, runs, results)
 
 
 def folder_cells(
-    before: FolderTimes,
-    after: FolderTimes,
-    margin: float,
-    chosen: Collection[str] | None = None,
+    before: Side, after: Side, margin: float, chosen: Collection[str] | None = None
 ) -> list[Cell]:
     """Compare all runs in two results folders.
 
@@ -41,48 +76,49 @@ def folder_cells(
     phase "".
     """
     paired = _paired_cells(before, after, margin)
-    old, new = dict(before.results), dict(after.results)
-    _share_devices(old, new)
-    _share_devices(new, old)
-    nothing = ProcessTimes()
+    old, new = _with_devices(before, after), _with_devices(after, before)
     cells = [cell for cell in paired if chosen is None or cell.run.id in chosen]
     done = {(cell.run.id, cell.device) for cell in paired}
     for key in {**old, **new}:
         if key in done or (chosen is not None and key[0] not in chosen):
             continue
         run = before.runs[key[0]] if key[0] in before.runs else after.runs[key[0]]
-        a, b = old.get(key, nothing), new.get(key, nothing)
-        if a.is_measured and b.is_measured:
-            cells += _measured_cells(run, key[1], a, b)
+        a, b = old.get(key, ()), new.get(key, ())
+        if _measured(a) and _measured(b):
+            cells += _measured_cells(run, key[1], _measured(a), _measured(b))
         else:
             cells.append(_cell_without(run, key[1], a, b))
     return cells
 
 
-def common_results(before: FolderTimes, after: FolderTimes) -> int:
+def common_results(before: Side, after: Side) -> int:
     """Return the number of runs that were submitted to both folders on the same kind of device."""
-    old, new = dict(before.results), dict(after.results)
-    _share_devices(old, new)
-    _share_devices(new, old)
-    return len(old.keys() & new.keys())
+    return len(_with_devices(before, after).keys() & _with_devices(after, before).keys())
 
 
-def same_attempts(before: FolderTimes, after: FolderTimes) -> int:
-    """Return the number of runs whose times in both folders are of the same processes."""
-    return sum(
-        times.is_measured and times == after.results.get(key)
-        for key, times in before.results.items()
-    )
+def same_attempts(before: Side, after: Side) -> int:
+    """Return the number of runs whose times in both folders are of the same attempts."""
+
+    def attempts(side: Side, key: RunOnDevice) -> list[tuple[str, float]]:
+        return [(r.submission, r.started_at) for r in _measured(side.results.get(key, ()))]
+
+    return sum(bool(own := attempts(before, key)) and own == attempts(after, key)
+               for key in before.results)  # fmt: skip
 
 
-def _paired_cells(before: FolderTimes, after: FolderTimes, margin: float) -> list[Cell]:
+def _measured(results: _Results) -> list[Record]:
+    """Return the records with measurements. A run that is executed again counts with none."""
+    return [r.record for r in results if r.status is Status.ok and r.record is not None]
+
+
+def _paired_cells(before: Side, after: Side, margin: float) -> list[Cell]:
     """Return the cells of rounds of which one folder has the baseline, the other the candidate."""
-    theirs = {record.run for record in before.cut}
-    ours = {record.run for record in after.cut}
+    theirs, ours = before.cut, after.cut
+    baselines = {record.run for record in theirs} - {record.run for record in ours}
     pairs = [
         pair
-        for pair in paired_rounds([*before.cut, *after.cut], process_time)
-        if pair.rounds and pair.baseline in theirs - ours and pair.candidate in after.runs
+        for pair in paired_rounds([*theirs, *ours])
+        if pair.rounds and pair.baseline in baselines and pair.candidate in after.runs
     ]
     floors = aa_floors(pairs)
     return [
@@ -96,19 +132,30 @@ def _paired_cells(before: FolderTimes, after: FolderTimes, margin: float) -> lis
     ]
 
 
-def _measured_cells(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> list[Cell]:
+def _measured_cells(run: Run, device: str, a: list[Record], b: list[Record]) -> list[Cell]:
     """Return a cell for each phase of a run that was measured in both folders."""
     cells = []
-    floors = noise_floors(run, device, _are_same_gpus(a, b))
-    for phase in {**a.times_ms, **b.times_ms}:
-        if phase not in b.times_ms:
+    floors = noise_floors(run, device, _are_same_gpus([*a, *b]))
+    before, after = _times_ms(a), _times_ms(b)
+    for phase in {**before, **after}:
+        if phase not in after:
             cells.append(Cell(run, device, phase, "gone"))
-        elif phase not in a.times_ms:
+        elif phase not in before:
             cells.append(Cell(run, device, phase, "new"))
         else:
-            before, after = _median(a.times_ms[phase]), _median(b.times_ms[phase])
-            cells.append(_unpaired_cell(run, device, phase, before, after, floors))
+            cells.append(_unpaired_cell(run, device, phase, before[phase], after[phase], floors))
     return cells
+
+
+def _times_ms(records: list[Record]) -> dict[str, float]:
+    """Return the median over processes of their median times, by phase."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        for phase in record.measurements.samples_ms if record.measurements else ():
+            time = median_ms(record.measurements, phase) if record.measurements else None
+            if time is not None:
+                times.setdefault(phase, []).append(time)
+    return {phase: found[0] if len(found) == 1 else median(found) for phase, found in times.items()}
 
 
 def _unpaired_cell(
@@ -132,58 +179,47 @@ def _unpaired_cell(
     return Cell(run, device, phase, "unpaired", "", before, after, ratio, low, high, detail)
 
 
-def _median(times: list[float]) -> float:
-    return times[0] if len(times) == 1 else median(times)
-
-
-def _are_same_gpus(a: ProcessTimes, b: ProcessTimes) -> bool:
+def _are_same_gpus(records: list[Record]) -> bool:
     """Return whether all processes of two folders used the same GPUs, minutes apart."""
-    used = a.gpus | b.gpus
-    start = min(a.started_at, b.started_at)
+    used = {tuple(sorted(str(gpu.get("uuid", "")) for gpu in record.gpus)) for record in records}
+    start = min(record.started_at for record in records)
     return (
         len(used) == 1
         and () not in used
         and "" not in next(iter(used))
-        and max(a.finished_at, b.finished_at) - start <= MINUTES_APART_S
+        and max(record.finished_at for record in records) - start <= MINUTES_APART_S
     )
 
 
-def _cell_without(run: Run, device: str, a: ProcessTimes, b: ProcessTimes) -> Cell:
+def _cell_without(run: Run, device: str, a: _Results, b: _Results) -> Cell:
     """Return the cell of a run that has no measurements in at least one of two folders.
 
     `a` is of the folder of the baseline, and `b` of the other folder.
     """
-    reasons = [str(status) for status in dict.fromkeys((b if a.is_measured else a).statuses)]
-    detail = ", ".join(reasons)
-    if a.is_measured:
-        if not b.statuses:
+    statuses = [result.status for result in (b if _measured(a) else a)]
+    detail = ", ".join(dict.fromkeys(map(str, statuses)))
+    if _measured(a):
+        if not b:
             return Cell(run, device, "", "gone")
-        if all(status.is_live for status in b.statuses):
+        if all(status.is_live for status in statuses):
             return Cell(run, device, "", "not measured", detail=detail, pending=True)
         return Cell(run, device, "", "broken", detail=detail)
-    if b.is_measured:
-        return Cell(run, device, "", "fixed" if a.statuses else "new", detail=detail)
+    if _measured(b):
+        return Cell(run, device, "", "fixed" if a else "new", detail=detail)
     return Cell(run, device, "", "not measured", detail=detail)
 
 
-def _share_devices(
-    side: dict[RunOnDevice, ProcessTimes], other: dict[RunOnDevice, ProcessTimes]
-) -> None:
-    """Assign devices to the results of one folder whose device is unknown.
+def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, list[Result]]:
+    """Return the results of one folder, with a device for those whose device is unknown.
 
     The device is unknown if a run has no record in this folder. The run then gets the devices that
-    it has in the other folder, so that its results in the two folders are compared. `side` is
-    changed in place.
+    it has in the other folder, so that its results in the two folders are compared.
     """
-    unknown = [key for key in side if not key[1]]
-    if not unknown:
-        return
-    devices: dict[str, list[RunOnDevice]] = {}
-    for key in other:
-        if key[1]:
-            devices.setdefault(key[0], []).append(key)
-    for key in unknown:
-        theirs = devices.get(key[0])
-        if theirs:
-            missing = side.pop(key)
-            side.update({known: missing for known in theirs if known not in side})
+    found = dict(side.results)
+    unknown = {run for run, device in found if not device}
+    for run, device in other.results if unknown else ():
+        if run in unknown and device:
+            missing = side.results[run, ""]
+            found.pop((run, ""), None)
+            found.setdefault((run, device), missing)
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report.comparison.process_times import read_short
+from jobs.report.comparison.short_records import read_short
 from jobs.results.manifest import Checkout, write_manifest
 from jobs.run import Run
 from tests.jobs.checkout import own_repository

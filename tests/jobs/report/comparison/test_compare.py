@@ -13,7 +13,7 @@ import pytest
 from jobs.errors import CommandError
 from jobs.report.comparison.compare import compare_folders
 from jobs.report.comparison.compare_text import markdown_comparison
-from jobs.report.comparison.process_times import folder_times, read_short
+from jobs.report.comparison.unpaired_cells import read_side
 from scripts.bench_launcher import command, write_results
 from tests.jobs.compared_folders import Pair, blocks, noisy
 from tests.jobs.harness import call
@@ -110,7 +110,7 @@ def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
 
 def work(folders: tuple[Path, Path], runs: int) -> tuple[int, int]:
     """The number of calls that reading two folders and comparing them make."""
-    sides, reading = with_calls(lambda: [folder_times(read_short(each)) for each in folders])
+    sides, reading = with_calls(lambda: [read_side(each) for each in folders])
     text, comparing = with_calls(lambda: markdown_comparison(compare_folders(*sides), False))
     assert f"{3 * runs} unpaired" in text
     return reading, comparing

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.processes import ProcessHandle
-from jobs.report.comparison.process_times import read_short
+from jobs.report.comparison.short_records import read_short
 from jobs.results import unwritable
 from jobs.results.manifest import write_handles
 from tests.jobs.compared_folders import (
