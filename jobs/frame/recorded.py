@@ -82,10 +82,14 @@ def commit_notes(records: Iterable[Record], shows_commits: bool) -> list[str]:
     """
     if shows_commits:
         return []
-    runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
+    of_environment: dict[int, tuple[Record, set[str]]] = {}  # records share equal environments
     for record in records:
+        known = of_environment.setdefault(id(record.environment), (record, set()))
+        known[1].add(record.run)
+    runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
+    for record, ids in of_environment.values():
         for repository, state in _states(record):
-            runs.setdefault(repository, {}).setdefault(state, set()).add(record.run)
+            runs.setdefault(repository, {}).setdefault(state, set()).update(ids)
     notes = []
     for repository, states in runs.items():
         counts = {state: len(ids) for state, ids in states.items()}

@@ -87,9 +87,6 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
         observation.records,
         lambda record: tuple(recorded_value(record, name) for name in told_apart),
     )
-    # A kind of device on which every run is unsupported does not count as measured.
-    records = [record for found in selection.shown.values() for record in found]
-    measured = {r.device: None for r in records if r.status != "unsupported"}
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):
         devices_of.setdefault(run, set()).add(device)
@@ -98,7 +95,9 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
         if task.run.checkout:  # `compare` shows the runs with another checkout
             continue
         own = devices_of.get(task.run.id, set())
-        devices = [device for device in measured if device in own or _can_run_on(device, task)]
+        devices = [
+            device for device in selection.devices if device in own or _can_run_on(device, task)
+        ]
         if not devices:
             results.append(_as_observed(task, task.record.device if task.record else ""))
         for device in devices:

@@ -10,7 +10,7 @@ import numpy as np
 
 CONFIDENCE = 0.95  # of intervals
 _AT_ONCE = 10_000  # limits the memory of copies of samples
-_QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
+_QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 # How values of several processes are reduced, by the statistic of the samples of a process. Means
 # add up: a step minus the step without communication is the exposed communication.
 _OVER_PROCESSES = {"mean": "mean", "mean_std": "mean", "min": "min", "max": "max"}
@@ -24,9 +24,10 @@ def over_processes(name: str) -> str:
 def statistic(samples: np.ndarray, name: str) -> float:
     """Return a statistic of samples.
 
-    There is at least one sample. Names are median, mean, min, max, std, p10, p25, p75, p90 and
-    mean_std, which gives the mean; the caller computes the standard deviation separately. That of
-    one sample is 0.
+    There is at least one sample. Names are median, mean, min, max, std, p10, p90, spread, which is
+    the interquartile range divided by the median, and mean_std, which gives the mean; the caller
+    computes the standard deviation separately. That of one sample is 0, and so is a spread whose
+    median is 0.
     """
     return float(_reduced(samples, name))
 
@@ -47,17 +48,14 @@ def of_each(many: Sequence[np.ndarray], name: str) -> np.ndarray:
     return found
 
 
-def relative_spreads(many: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the interquartile range of each array divided by its median, 0 if the median is 0."""
-    low, middle, high = (of_each(many, name) for name in ("p25", "median", "p75"))
-    spreads: np.ndarray = np.divide(high - low, middle, out=np.zeros(len(many)), where=middle != 0)
-    return spreads
-
-
 def _reduced(samples: np.ndarray, name: str) -> Any:
     """Return a statistic over the last axis of an array."""
     if name in _QUANTILES:
         return _quantile(np.sort(samples).T, _QUANTILES[name])
+    if name == "spread":
+        ordered = np.sort(samples).T
+        low, middle, high = (_quantile(ordered, q) for q in (0.25, 0.5, 0.75))
+        return np.divide(high - low, middle, out=np.zeros_like(middle), where=middle != 0)
     if name == "std":
         if samples.shape[-1] == 1:
             return np.zeros(samples.shape[:-1])

@@ -40,7 +40,11 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
     the slowest rank. `chosen` are from `attempts_of`.
     """
     records = [task.record for task in chosen if task.record is not None]
-    reasons = _Reasons(observation)
+    selection = select_attempts(observation.records)
+    shown = {id(result.record) for result in list_results(observation)}
+    submitted = {task.key for task in observation.tasks}
+    known = [run for manifest in observation.manifests for run in manifest.runs.values()]
+    old = superseded([*known, *map(_run, observation.records)])
     if len({record.benchmark for record in records}) > 1:
         benchmarks = {"benchmark": [record.benchmark for record in records]}
     else:
@@ -54,8 +58,8 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
         **{name: [recorded_value(record, name) for record in records] for name in RECORDED},
         "started (UTC)": [_time(record.started_at) for record in records],
         **_medians(records),
-        "shown": ["yes" if reasons.is_shown(record) else "no" for record in records],
-        "why": [reasons.why(record) for record in records],
+        "shown": ["yes" if id(record) in shown else "no" for record in records],
+        "why": [selection.reason(record, submitted, old) for record in records],
     }
     runs = {"run": [record.run for record in records]} | benchmarks
     params: dict[str, list[str]] = {}
@@ -66,33 +70,6 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
             for record in records
         ]
     return runs | params | about
-
-
-class _Reasons:
-    """Tells whether tables show an attempt, and why."""
-
-    def __init__(self, observation: Observation):
-        self._selection = select_attempts(observation.records)
-        self._shown = {id(result.record) for result in list_results(observation)}
-        self._tasks = {task.key for task in observation.tasks}
-        known = [run for manifest in observation.manifests for run in manifest.runs.values()]
-        self._old = superseded([*known, *map(_run, observation.records)])
-
-    def is_shown(self, record: Record) -> bool:
-        return id(record) in self._shown
-
-    def why(self, record: Record) -> str:
-        if self.is_shown(record):
-            return self._selection.reason(record)
-        if record.checkout:
-            return f"code of {record.checkout}, which only compare shows"
-        if record.run in self._old:
-            return "the folder has runs of a newer version of the benchmark"
-        if (record.run, record.repeat) not in self._tasks:
-            return "no submission in the folder has this run"
-        if self._selection.is_shown(record):
-            return "all runs are unsupported on this device"
-        return self._selection.reason(record)
 
 
 def _run(record: Record) -> Run:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jobs.block import Block, TaskKey
@@ -170,9 +171,23 @@ class Selection:
     def is_shown(self, record: Record) -> bool:
         return any(each is record for each in self.shown.get(task_of(record), ()))
 
-    def reason(self, record: Record) -> str:
-        """Return why an attempt is shown or not shown, such as `a later attempt is shown`."""
+    def reason(self, record: Record, submitted: Collection[TaskKey], old: Collection[str]) -> str:
+        """Return why tables show an attempt or not, such as `a later attempt is shown`.
+
+        Args:
+            submitted: the (run id, repeat) pairs of all submissions in the folder.
+            old: ids of the runs that are `superseded`.
+        """
+        shown = self.shown.get(task_of(record), ())
+        if record.checkout:
+            return f"code of {record.checkout}, which only compare shows"
+        if record.run in old:
+            return "the folder has runs of a newer version of the benchmark"
+        if (record.run, record.repeat) not in submitted:
+            return "no submission in the folder has this run"
         if self.is_shown(record):
+            if record.device not in self.devices:
+                return "all runs are unsupported on this device"
             if self.is_in_round(record):
                 return "its round is complete"
             return "latest attempt with status ok" if record.status == "ok" else "latest attempt"
@@ -180,10 +195,15 @@ class Selection:
             return "its round was executed again"
         if id(record) in self.rounds.hidden:
             return self.rounds.hidden[id(record)]
-        shown = self.shown.get(task_of(record), ())
         if record.status != "ok" and any(each.status == "ok" for each in shown):
             return "another attempt has status ok"
         return "a later attempt is shown"
+
+    @cached_property
+    def devices(self) -> dict[str, None]:
+        """The kinds of device that count as measured: those on which a run is supported."""
+        records = (record for found in self.shown.values() for record in found)
+        return {r.device: None for r in records if r.status is not Status.unsupported}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jobs.formatting import counted
 from jobs.frame.metrics import fact_at
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
-from jobs.frame.statistics import relative_spreads
+from jobs.frame.statistics import of_each
 from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts.language import NotMeasured
@@ -181,7 +181,7 @@ class AnswerLookups:
             if row.samples is not None and len(row.samples) > 1
         ]
         if samples:
-            spreads = sorted(relative_spreads(samples))
+            spreads = sorted(of_each(samples, "spread"))
             typical = spreads[len(spreads) // 2]
             notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
                          f"at most {spreads[-1]:.1%}")  # fmt: skip

@@ -7,7 +7,7 @@ returns in addition to times and memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from jobs.formatting import format_number, format_scalar, is_number
 from jobs.frame.metrics import convert, fact_at, fact_metric
 from jobs.frame.results import Key, Result
 from jobs.report.tables.notes import attempts_note, notes_of
-from jobs.report.tables.pivot import names_in
 from jobs.report.views import Shown
 from jobs.results.record import Record
 from jobs.run import varying
@@ -32,36 +31,11 @@ class ListTable:
     A run without list items has one row, which states the reason.
     """
 
-    view: Table
     dimensions: list[str]  # names of the columns that identify the run, such as parameters
     keys: list[Key]  # for each row, the values of the dimensions
-    items: list[Item | str]  # for each row, the item or the reason why the run has no items
+    columns: dict[str, list[str]]  # cells of the other columns, by header
     records: list[Record | None]  # for each row, the record of the run
     notes: list[str]
-    names: dict[str, str]  # short names of the references that the keys contain
-
-    def columns(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the header and the cells of each column.
-
-        The first columns identify the run. The other columns contain the list items, with one
-        column for each key of the items. If a run has no items, the first of these other columns
-        contains the reason.
-        """
-        for i, name in enumerate(self.dimensions):
-            yield name, [self.names.get(key[i]) or format_scalar(key[i]) for key in self.keys]
-        found = [item for item in self.items if isinstance(item, dict)]
-        names = list(dict.fromkeys(name for item in found for name in item))
-        for i, name in enumerate(names or [_last_part(self.view)]):
-            header, format_item = _column(name, [item.get(name) for item in found], self.view.unit)
-            yield (
-                header,
-                [
-                    format_item(item.get(name))
-                    if isinstance(item, dict)
-                    else (item if i == 0 else "")
-                    for item in self.items
-                ],
-            )
 
 
 def make_list_table(shown: Shown, view: Table) -> ListTable:
@@ -83,17 +57,35 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     limit = view.limit or LIMIT
     keys: list[Key] = []
     items: list[Item | str] = []
-    records: list[Record | None] = []
     for key in shown.sorted(by_key, dimensions):
         own = found[key]
         rows = [own] if isinstance(own, str) else own[:limit]
         keys += [key] * len(rows)
         items += rows
-        records += [by_key[key].record] * len(rows)
     longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     notes = [*notes_of(shown, dimensions), *attempts_note(shown), *cut]
-    return ListTable(view, dimensions, keys, items, records, notes, names_in(results, by_key))
+    records = [by_key[key].record for key in keys]
+    return ListTable(dimensions, keys, _columns(items, view), records, notes)
+
+
+def _columns(items: list[Item | str], view: Table) -> dict[str, list[str]]:
+    """Return the cells of each column: one for each key of the items.
+
+    If a run has no items, the first column contains the reason.
+    """
+    found = [item for item in items if isinstance(item, dict)]
+    names = list(dict.fromkeys(name for item in found for name in item)) or [_last_part(view)]
+    columns: dict[str, list[str]] = {}
+    for i, name in enumerate(names):
+        header, text_of = _column(name, [item.get(name) for item in found], view.unit)
+        while header in columns:
+            header += " "
+        columns[header] = [
+            text_of(item.get(name)) if isinstance(item, dict) else (item if i == 0 else "")
+            for item in items
+        ]
+    return columns
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from jobs.formatting import format_range, plural
 from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import NO_VALUE, Cell, Row, cells_of, rows_of
-from jobs.frame.statistics import over_processes, relative_spreads
+from jobs.frame.statistics import of_each, over_processes
 from jobs.report.tables.notes import attempts_note, notes_of, process_noun
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
@@ -169,7 +170,14 @@ def _given_phases(view: Table | Plot) -> list[str]:
 
 
 def _measurements(results: list[Result]) -> list[Measurements]:
-    return [result.measurements for result in results if result.measurements]
+    """Return measurements of each set of phases that occurs. Most runs have the same phases."""
+    found: dict[tuple[Any, ...], Measurements] = {}
+    for result in results:
+        m = result.measurements
+        if m is not None:
+            by_phase = (m.samples_ms, m.peak_memory_bytes, m.flops, m.bytes, m.bus_bytes, m.tokens)
+            found.setdefault(tuple([tuple(each) for each in by_phase]), m)
+    return list(found.values())
 
 
 def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
@@ -193,13 +201,13 @@ def _sampling_note(shown: Shown, cells: Collection[Cell]) -> str:
     parts = _block_note(name, paired, process_noun(shown.results)) if paired else []
     if max(map(len, samples), default=0) > 1:
         of_samples = f"{_shown_name(name)} of {format_range(list(map(len, samples)))} samples"
-        spreads = relative_spreads([each for each in samples if len(each) > 1])
+        spreads = of_each([each for each in samples if len(each) > 1], "spread")
         parts += [
             f"not in blocks: {of_samples}" if paired else of_samples,
             f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
             f"at most {max(spreads):.1%}",
         ]
-    if parts and any(_has_ranks(m) for m in _measurements(shown.results)):
+    if parts and any(_has_ranks(r.measurements) for r in shown.results if r.measurements):
         parts.insert(1, "slowest rank of each sample")
     return "; ".join(parts)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from jobs.frame.results import Key, Result
 from jobs.frame.rows import Interval
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
-from jobs.report.tables.list_table import ListTable, make_list_table
-from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.report.tables.list_table import make_list_table
+from jobs.report.tables.pivot import Pivot, make_pivot, names_in
 from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
 from jobs.report.views import select
 from jobs.results.record import Record
@@ -73,10 +73,13 @@ def make_report_table(
     heading = shown.title
     if view.list_fact is not None:
         items = make_list_table(shown, view)
-        if for_programs:
-            items = replace(items, names={})
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
-        columns = _list_columns(items)
+        names = {} if for_programs else names_in(shown.results, items.keys)
+        behind = [[record] if record is not None else [] for record in items.records]
+        columns: Iterable[Column] = [
+            *_key_columns(items.dimensions, items.keys, names),
+            *((header, cells, behind) for header, cells in items.columns.items()),
+        ]
     else:
         pivot = make_pivot(shown)
         if for_programs:
@@ -100,10 +103,10 @@ def make_report_table(
     return table
 
 
-def _list_columns(table: ListTable) -> Iterator[Column]:
-    records = [[record] if record is not None else [] for record in table.records]
-    for i, (header, cells) in enumerate(table.columns()):
-        yield header, cells, None if i < len(table.dimensions) else records
+def _key_columns(dimensions: list[str], keys: list[Key], names: dict[str, str]) -> Iterator[Column]:
+    """Yield the columns that identify the runs of a table of lists."""
+    for i, name in enumerate(dimensions):
+        yield name, [names.get(key[i]) or format_scalar(key[i]) for key in keys], None
 
 
 def pivot_columns(
