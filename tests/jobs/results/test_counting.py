@@ -1,15 +1,35 @@
-"""Which attempts of runs in blocks tables show."""
+"""Which attempts count: those that tables show, and why others do not."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jobs.block import Block
 from jobs.frame.results import list_results
+from jobs.results.counting import (
+    INCOMPLETE,
+    NO_BLOCK,
+    OLDER_CODE,
+    OLDER_ROUND,
+    allocation_of,
+    complete_rounds,
+    is_done,
+    is_done_in_round,
+    judged_executions,
+    place_of,
+    select_attempts,
+    task_of,
+)
+from jobs.results.record import BlockPlace, Record
 from jobs.results.run_states import observe
+from jobs.status import Status
 from tests.jobs.results_folder import (
     H200,
     TOY,
@@ -18,9 +38,11 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
+    record,
     report_table,
     table,
 )
+from tests.jobs.results_folder import run as toy_run
 
 SWEEP = (
     TOY
@@ -207,3 +229,176 @@ def test_commits_that_are_told_apart_do_not_replace_each_other(
         ("aaaaaaa", "1.000 ±0.00%"),
         ("bbbbbbb", "2.000 ±0.00%"),
     ]
+
+
+RUNS = ("a" * 16, "b" * 16)  # a baseline, and a run whose code changes
+STATUSES = st.sampled_from([Status.ok, Status.ok, Status.oom, Status.killed])
+EXECUTIONS = st.tuples(
+    st.integers(0, 1),  # round
+    st.sampled_from("xy"),  # boot of the host, and so the allocation
+    st.sampled_from(["old", "new"]),  # code of the second run
+    st.integers(1, 3),  # number of attempts, of 3
+    st.tuples(STATUSES, STATUSES, STATUSES),
+)
+ALONE = st.tuples(st.integers(0, 1), st.sampled_from(["old", "new"]), STATUSES)
+
+
+def attempts_of(history: list[tuple[Any, ...]]) -> list[Record]:
+    """Return the attempts of executions of rounds, and of runs outside of blocks, oldest first."""
+    found: list[Record] = []
+
+    def add(run: int, repeat: int, code: str, status: Status, **more: Any) -> None:
+        outcome = ok(1.0) if status is Status.ok else failed(status)
+        made = record(toy_run(run), outcome, repeat, H200, 1000.0 + len(found))
+        changes = {"source_hash": code if run else "same", "run": RUNS[run]}
+        found.append(made.model_copy(update=changes | more))
+
+    for number, each in enumerate(history):
+        if len(each) == 3:
+            add(each[0], 0, each[1], each[2])
+            continue
+        round, boot, code, count, statuses = each
+        for position, run in enumerate((0, 1, 0)[:count]):
+            place = BlockPlace(
+                id="block",
+                round=round,
+                execution=str(number),
+                position=position,
+                size=3,
+                baseline=not run,
+                second=position == 2,
+            )
+            repeat = round if run else 2 * round + (position == 2)
+            where = {"block": place, "environment": {"boot_id": boot}}
+            add(run, repeat, code, statuses[position], **where)
+    return found
+
+
+@given(st.lists(EXECUTIONS | ALONE, max_size=8))
+def test_what_holds_for_every_history(history: list[tuple[Any, ...]]) -> None:
+    attempts = attempts_of(history)
+    selection = select_attempts(attempts)
+    complete = {(each.id, each.execution) for each in _complete_places(attempts)}
+    shown = [each for found in selection.shown.values() for each in found]
+    assert len({id(each) for each in shown}) == len(shown)
+    in_rounds = [each for each in shown if selection.is_in_round(each)]
+    for each in in_rounds:
+        assert (place_of(each).id, place_of(each).execution) in complete
+    # Tables never mix rounds of old and new code, and show a round once in an allocation.
+    for run in RUNS:
+        assert len({each.source_hash for each in in_rounds if each.run == run}) <= 1
+    places = [(task_of(each), allocation_of(each)) for each in in_rounds]
+    assert len(set(places)) == len(places)
+    # Without a complete round, the best attempt counts.
+    for task, found in selection.shown.items():
+        if not any(each.run == task[0] for each in in_rounds):
+            own = [each for each in attempts if task_of(each) == task]
+            assert found == ([each for each in own if each.status is Status.ok] or own)[-1:]
+    # A result is hidden only for a reason, and then a run has a result in a round.
+    tasks = {(each.run, each.repeat) for each in attempts}
+    for each in attempts:
+        reason = selection.reason(each, tasks, ())
+        is_shown = reason == "its round is complete" or reason.startswith("latest attempt")
+        assert is_shown == selection.is_shown(each) or each.device not in selection.devices
+        if each.status is Status.ok and not selection.shown.get(task_of(each)):
+            why = selection.withheld[task_of(each)]
+            assert why in (INCOMPLETE, OLDER_CODE, OLDER_ROUND, NO_BLOCK)
+            assert any(other.run == each.run for other in in_rounds)
+    # Verdicts need rounds in which every run has its latest code.
+    judged = judged_executions(attempts)
+    assert len({(a, place_of(e[0]).round) for a, e in judged}) == len(judged)
+    for run in RUNS:
+        codes = {r.source_hash for _, execution in judged for r in execution if r.run == run}
+        assert len(codes) <= 1
+    # An interrupted execution changes nothing that is shown of complete rounds.
+    cut = attempts_of([*history, (0, "x", "old", 1, (Status.ok,) * 3)])
+    again = select_attempts(cut)
+    kept = [each for found in again.shown.values() for each in found if again.is_in_round(each)]
+    assert {each.started_at for each in kept} == {each.started_at for each in in_rounds}
+
+
+def _complete_places(attempts: list[Record]) -> list[BlockPlace]:
+    counts = Counter(place_of(each).execution for each in attempts if each.block)
+    return [place_of(r) for r in attempts if r.block and counts[place_of(r).execution] == 3]
+
+
+def attempt(outcome: str, **changes: Any) -> Record:
+    """Return an attempt with a status, or one that crashed by a signal."""
+    status = "killed" if outcome.startswith("SIG") else outcome
+    kind = outcome if outcome.startswith("SIG") else "RuntimeError"
+    made = record(toy_run(0), ok(1.0) if status == "ok" else failed(status, kind))
+    return made.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "done", "done_with_retry"),
+    [
+        ("", False, False),
+        ("ok", True, True),
+        ("killed", False, False),
+        ("preempted", False, False),
+        ("cancelled", False, False),
+        ("oom", True, False),
+        ("timeout", True, False),
+        ("error", True, False),
+        ("wrong", True, False),
+        ("unsupported", True, True),
+        ("ok error", True, True),  # a later failure does not undo a result
+        ("ok killed", True, True),
+        ("error ok", True, True),
+        ("error killed", False, False),  # the latest attempt was interrupted
+        ("killed error", True, False),
+        ("unsupported cancelled", False, False),
+        ("SIGSEGV SIGABRT", False, False),
+        ("SIGSEGV SIGABRT SIGBUS", True, False),  # the next attempt would crash, too
+        ("SIGSEGV killed SIGSEGV SIGSEGV", False, False),
+        ("SIGKILL SIGKILL SIGKILL", False, False),  # from outside
+    ],
+)
+def test_what_is_executed_again(outcomes: str, done: bool, done_with_retry: bool) -> None:
+    attempts = [attempt(outcome) for outcome in outcomes.split()]
+    assert is_done(attempts) is done
+    assert is_done(attempts, retry_failed=True) is done_with_retry
+
+
+HOT = {"forward": {"throttle": {"hw_thermal_slowdown": 0.1}}}
+CAPPED = {"forward": {"throttle": {"sw_power_cap": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    ("executions", "is_complete"),
+    [
+        (["ok ok"], True),
+        (["ok"], False),
+        (["ok", "ok"], False),  # attempts of different executions are not paired
+        (["ok oom"], True),
+        (["ok killed"], False),
+        (["ok SIGSEGV"], True),
+        (["ok ok", "ok killed"], False),  # the latest complete execution counts
+        (["ok killed", "ok ok"], True),
+        (["ok ok", "ok"], True),
+        (["ok hot"], False),
+        (["ok hot", "ok ok"], True),
+        (["ok hot", "ok killed", "hot ok"], False),
+        (["ok hot", "ok hot", "hot ok"], True),  # three times are enough
+        (["ok capped"], True),  # the power limit is a property of the GPU
+    ],
+)
+def test_rounds_that_are_executed_again(executions: list[str], is_complete: bool) -> None:
+    block = Block("block", RUNS[0], RUNS, rounds=1, aa=False)
+    attempts = []
+    for number, outcomes in enumerate(executions):
+        for position, outcome in enumerate(outcomes.split()):
+            conditions = {"hot": HOT, "capped": CAPPED}.get(outcome, {})
+            place = BlockPlace(id="block", round=0, execution=str(number), position=position,
+                               size=2, baseline=not position)  # fmt: skip
+            attempts.append(
+                attempt(
+                    "ok" if conditions else outcome,
+                    run=RUNS[position],
+                    block=place,
+                    conditions=conditions,
+                    started_at=float(number),
+                )
+            )
+    assert complete_rounds(block, attempts, is_done_in_round) == ({0} if is_complete else set())

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from jobs.provenance import GpuReading, visible_gpus
-from jobs.results.counting import is_throttled
 from jobs.results.record import Measurements
 from jobs.worker import conditions as conditions_module
 from jobs.worker.conditions import MIN_ENERGY_S, ConditionSampler, energy_facts, summary
 from jobs.worker.fork_server import WORKER_SIGNALS
 from tests.jobs.harness import PATIENCE_S, call, only_record, records, run
-from tests.jobs.results_folder import ok, record
-from tests.jobs.results_folder import run as toy_run
 
 
 def reading(power_w: float, energy_j: float | None = None, *throttle: str) -> GpuReading:
@@ -79,19 +76,6 @@ def test_the_thread_that_samples_takes_no_signals(monkeypatch: pytest.MonkeyPatc
         assert sampled.wait(PATIENCE_S)
     assert blocked[0] >= set(WORKER_SIGNALS)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(WORKER_SIGNALS)
-
-
-def test_only_heat_and_hardware_disturb_a_round() -> None:
-    def with_throttle(**reasons: float) -> bool:
-        conditions = {"forward": {"samples": 3, "throttle": reasons}}
-        return is_throttled(
-            record(toy_run(0), ok(1.0)).model_copy(update={"conditions": conditions})
-        )
-
-    assert not with_throttle()
-    assert not with_throttle(sw_power_cap=1.0)
-    assert with_throttle(hw_thermal_slowdown=0.1, sw_power_cap=1.0)
-    assert not is_throttled(record(toy_run(0), ok(1.0)))
 
 
 def test_without_gpus_nothing_is_sampled() -> None:
