@@ -16,8 +16,6 @@ from scipy import stats
 import jobs.report
 from jobs.report import load
 from jobs.results import run_states
-from jobs.results.run_states import observe
-from jobs.results.stale import with_stale
 from jobs.status import JobState, Status
 from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.harness import ROOT
@@ -181,25 +179,6 @@ def test_blocks_have_the_interval_over_processes(tmp_path: Path, folder: Results
     assert (row["processes"], row["samples"], row["median_ms"]) == (5, 15, 1.01)
     assert (row["min_ms"], row["max_ms"]) == (0.9, 3 * 1.05)
     assert row["mean_ms"] == pytest.approx(4.9 / 3 * np.mean(times))
-
-
-def test_the_latest_ok_attempt_counts_and_stale_tells_older_code(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load_text(tmp_path, TOY + SIZES)
-    folder.submit(loaded, lambda params, repeat: ok(1.0))
-    folder.submit(
-        loaded,
-        lambda params, repeat: (
-            ok(params["size"] + 1.0) | {"source_hash": "old"} if params["size"] < 3 else None
-        ),
-    )
-    folder.submit(loaded, lambda params, repeat: failed("error") if params["size"] == 1 else None)
-    frame = checked(folder.path)
-    assert frame["median_ms"].tolist() == [2.0, 3.0, 1.0]
-    assert frame["stale"].tolist() == [True, True, False]
-    told = {run for run, _ in with_stale(observe(folder.path)).stale}
-    assert set(frame["run"][frame["stale"]]) == told
 
 
 def test_runs_of_an_older_version_have_the_defaults_as_in_tables(

@@ -26,8 +26,6 @@ from tests.jobs.frames import checked
 from tests.jobs.harness import ROOT
 from tests.jobs.results_folder import CPU, ok, record, run
 
-STUDIES = sorted(path.parent for path in (ROOT / "logs" / "h200").glob("*/submissions"))
-
 
 def row_of(pivot: Pivot, frame: pd.DataFrame, keys: tuple[Any, ...], phase: str) -> pd.DataFrame:
     """Return the rows of a frame that are in one cell of a table."""
@@ -89,20 +87,11 @@ def compare(pivot: Pivot, frame: pd.DataFrame) -> int:
 
 
 # Several ranks, blocks, repeats, and facts in bytes
-SMALL = [path for path in STUDIES if path.name in ("all_reduce", "flash_leaderboard", "memory")]
+SMALL = [ROOT / "logs" / "h200" / name for name in ("all_reduce", "flash_leaderboard", "memory")]
 
 
-@pytest.mark.parametrize(
-    "study",
-    [
-        pytest.param(
-            path,
-            id=path.name,
-            marks=pytest.mark.slow if path in SMALL else pytest.mark.exhaustive,
-        )
-        for path in STUDIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("study", SMALL, ids=lambda path: path.name)
 def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> None:
     observation, frame = observe(study), checked(study)
     results = list_results(observation)
@@ -123,26 +112,13 @@ def test_every_number_of_the_reference_tables_is_in_the_frame(study: Path) -> No
     assert total + sum(declared) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* runs? not shown")
-@pytest.mark.parametrize(
-    ("studies", "statuses"),
-    [
-        pytest.param(SMALL, {"ok", "unsupported"}, marks=pytest.mark.slow),
-        pytest.param(
-            STUDIES,
-            {"ok", "oom", "timeout", "cancelled", "unsupported"},
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-    ids=["small", "all"],
-)
-def test_the_reference_folders_together(
-    tmp_path: Path, studies: list[Path], statuses: set[str]
-) -> None:
+def test_the_reference_folders_together(tmp_path: Path) -> None:
     """Benchmarks with different parameters, devices and statuses share one frame."""
-    frame = checked(*studies)
-    assert len(frame) == sum(len(load(study)) for study in studies)
-    assert statuses <= set(frame["status"])
+    frame = checked(*SMALL)
+    assert len(frame) == sum(len(load(study)) for study in SMALL)
+    assert {"ok", "unsupported"} <= set(frame["status"])
     assert frame["param.samples"].notna().any()  # all_reduce has a parameter `samples`
     frame.to_parquet(tmp_path / "all.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), frame)

@@ -67,30 +67,6 @@ def test_several_ranks_count_as_the_slowest() -> None:
     assert pair.rounds[0].candidate == 4.5
 
 
-def test_a_cut_round_does_not_count() -> None:
-    assert paired_rounds(execution(0)[:2]) == []
-    pair = only(paired_rounds(execution(0)[1:] + execution(1)))
-    assert len(pair.rounds) == 1
-
-
-def test_the_latest_complete_execution_of_a_round_counts() -> None:
-    records = [
-        *execution(0, (1.0, 2.0, 1.0), "first", 1000),
-        *execution(0, (1.0, 3.0, 1.0), "again", 2000),
-        *execution(0, (1.0, 4.0, 1.0), "cut", 3000)[:2],
-    ]
-    pair = only(paired_rounds(records))
-    assert [each.candidate for each in pair.rounds] == [3.0]
-
-
-def test_rounds_of_older_code_do_not_count() -> None:
-    """Rounds 0 to 2 were measured, the code was edited, and rounds 0 and 1 were measured again."""
-    old = [r for n in range(3) for r in execution(n, name=f"old{n}", source_hash="1")]
-    new = [r for n in range(2) for r in execution(n, name=f"new{n}", start=2000, source_hash="2")]
-    assert len(only(paired_rounds(old)).rounds) == 3
-    assert len(only(paired_rounds(old + new)).rounds) == 2
-
-
 def test_a_phase_that_only_the_first_round_measures_is_not_compared() -> None:
     both = {"status": "ok", "measurements": {"samples_ms": {"forward": [1.0], "long": [9.0]}}}
     records = execution(0, (both, both, 1.0)) + execution(1)
@@ -146,10 +122,6 @@ def test_without_aa_a_round_has_one_time_of_the_baseline() -> None:
         if each.block
     ]
     assert only(paired_rounds(records)).rounds[0].baseline == (1.0,)
-
-
-def test_records_without_a_block_are_ignored() -> None:
-    assert paired_rounds([record(BASELINE, ok(1.0))]) == []
 
 
 @pytest.mark.slow  # no faster test: it measures a speed
