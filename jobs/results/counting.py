@@ -7,14 +7,16 @@ An attempt is one execution of a run. It leaves one record.
 2. Rounds: the attempts of a run in a block count by rounds. An execution of a round is complete if
    it has an attempt of each of its runs. Of several complete executions of a round in one
    allocation, the latest counts. The best attempt counts while a run has no complete round.
-3. Older code: tables never mix rounds of old and new code. Of each run in rounds, they show the
-   attempts with the code of its latest. The rounds of an allocation in which one run is hidden for
-   this reason are hidden for all their runs, if each run has as many later rounds. A verdict needs
-   rounds in which every run has its latest code.
+3. Older code: tables never mix rounds of old and new code. Of a run in rounds, they show only
+   attempts with the code of its latest round. The rounds of an allocation in which one run is
+   hidden for this reason are hidden for all their runs, if each run has as many later rounds. A
+   verdict needs rounds in which every run has its latest code.
 4. Old versions: if a folder has runs of a newer version of a benchmark, the others are not shown.
-5. Not again: a run need not be executed again if an attempt on this kind of device with the present
-   code was ok, or failed in a way that will repeat. A round need not be if all its runs need not,
-   in its latest complete execution, and no GPU was throttled by heat or hardware.
+5. Not again: a run is not executed again if an attempt on this kind of device with the present
+   code was ok, or the latest was unsupported. Nor is it, without --retry-failed, if the latest
+   failed by itself: oom, timeout, error, wrong, or the third crash in a row. A round is not
+   executed again if this holds for all its runs in its latest complete execution, and no GPU was
+   throttled by heat or hardware. There, one crash is enough.
 
 Rules 1 to 4 decide what tables, plots, comparisons, exports and reports show. Rule 5 decides what a
 submission and a worker execute.
