@@ -36,7 +36,7 @@ from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
 from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
 from jobs.report.comparison.short_records import read_short
-from jobs.report.comparison.unpaired_cells import read_side
+from jobs.report.comparison.unpaired_cells import read_sides
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.tables.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.tables.report_table import make_report_table
@@ -335,12 +335,8 @@ def compare_times(
             runs = {task.run.id: task.run for task in observation.tasks}
             found = compare_blocks(observation, margin, _chosen(runs, where))
         else:
-            sides = read_side(before.resolve()), read_side(after.resolve())
-            notes = [
-                f"{side.folder}: {note}"
-                for side in sides
-                for note in (*side.observation.bad_lines, *side.observation.notes)
-            ]
+            sides = read_sides(before.resolve(), after.resolve())
+            notes = [f"{side.folder}: {note}" for side in sides for note in side.notes]
             runs = sides[0].runs | sides[1].runs
             found = compare_folders(*sides, margin, _chosen(runs, where))
     except CommandError as error:

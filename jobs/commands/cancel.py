@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from jobs.block import TaskKey
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
@@ -12,7 +13,7 @@ from jobs.commands.where import Where, matching
 from jobs.formatting import counted, on_one_line
 from jobs.results.cancelled import add_cancelled
 from jobs.results.manifest import Executor, Job, Manifest
-from jobs.results.run_states import Observation, TaskKey
+from jobs.results.run_states import Observation
 from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import Status
 from jobs.submit import fail

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from jobs.block import TaskKey
 from jobs.command_line.plain_console import plain_console
 from jobs.commands.arguments import Folder
 from jobs.commands.find import note_bad_lines, observed
@@ -17,7 +18,7 @@ from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, Prepared, prepare
 from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
-from jobs.results.run_states import Observation, TaskKey
+from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.status import Status
 from jobs.submit import fail, plan_and_start, show_notes

@@ -1,7 +1,6 @@
-"""Reports of results folders: tables, plots, comparisons, and a table for pandas.
+"""The results as rows, and their numbers. Tables, plots and exports are queries of them.
 
-from jobs.report import load
-runs = load("logs/flash")
+`jobs.report.load` gives them to users of pandas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Results folders as a pandas DataFrame: a row has the numbers of a run in one phase.
 
-`jobs.frame.load` is the function for users. It explains rows and columns.
+`jobs.report.load` is the function for users. It explains rows and columns.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
         FileNotFoundError: if a folder does not contain submissions.
         UnreadableResults: if a folder cannot be read.
     """
-    table = _Table()
+    table = _Builder()
     notes: list[str] = []
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
@@ -69,8 +69,8 @@ def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
         return table.frame(), list(dict.fromkeys(notes))
 
 
-class _Table:
-    """The rows of a frame. What all rows of a run have in common is stored once."""
+class _Builder:
+    """Collects the rows of a frame. What all rows of a run have in common is stored once."""
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
@@ -122,21 +122,21 @@ class _Table:
         times = self._cells["time"]
         reduced = Reduced(list(times.values()))
         for name in TIMES:
-            found[f"{name}_ms"] = self._spread(times, reduced.numbers(name))
+            found[f"{name}_ms"] = self._scatter(times, reduced.numbers(name))
         ends = np.full((len(times), 2), np.nan)
         for i, interval in reduced.intervals("median").items():
             ends[i] = interval
-        found["low_ms"], found["high_ms"] = (self._spread(times, end) for end in ends.T)
+        found["low_ms"], found["high_ms"] = (self._scatter(times, end) for end in ends.T)
         counts = np.array([len(pooled(rows)) for rows in times.values()])
-        found["samples"] = pd.array(self._spread(times, counts), dtype="Int64")
+        found["samples"] = pd.array(self._scatter(times, counts), dtype="Int64")
         for column in MEDIANS:
             cells = self._cells[column]
             medians = Reduced(list(cells.values())).numbers("median")
-            found[column] = self._spread(cells, medians)
+            found[column] = self._scatter(cells, medians)
         found["processes"] = np.array([count for _, _, count in self._places], dtype=np.int64)
         return found
 
-    def _spread(self, places: dict[int, list[Row]], numbers: np.ndarray) -> np.ndarray:
+    def _scatter(self, places: dict[int, list[Row]], numbers: np.ndarray) -> np.ndarray:
         """Return a column with numbers at some places, and NaN at others."""
         column = np.full(len(self._places), np.nan)
         column[list(places)] = numbers
@@ -148,7 +148,7 @@ def _measurements(results: _Group) -> list[Measurements]:
     return [r.measurements for r in results if r.status is Status.ok and r.measurements is not None]
 
 
-def _add_folder(table: _Table, name: str, observation: Observation) -> list[str]:
+def _add_folder(table: _Builder, name: str, observation: Observation) -> list[str]:
     """Add the results of a folder to a table. Return notes on problems."""
     sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
     results, notes = _completed(list_results(observation))

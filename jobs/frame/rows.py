@@ -98,7 +98,7 @@ class Cell:
         return [row.record for row in self.measured if row.record is not None]
 
     @property
-    def behind(self) -> list[Record]:
+    def all_records(self) -> list[Record]:
         """The records of all rows, also of failed attempts."""
         return [row.record for row in self.rows if row.record is not None]
 

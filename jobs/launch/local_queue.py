@@ -28,6 +28,7 @@ from jobs.launch.progress import QueueProgress
 from jobs.launch.snapshot import place
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import is_done_in_job
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
@@ -209,7 +210,7 @@ class LocalQueue:
         return {
             (record.run, record.repeat)
             for record in self.records
-            if not record.status.runs_again_in_its_job
+            if is_done_in_job(record, self.manifest.id)
         }
 
     def _collect(self, tail: RecordTail, progress: QueueProgress) -> None:

@@ -19,6 +19,7 @@ from jobs.launch.against import OtherCode, require_benchmarks, same_sources, wit
 from jobs.launch.packing import Slots, local_slots, pack, too_short
 from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
+from jobs.results.counting import best
 from jobs.results.manifest import (
     Executor,
     Manifest,
@@ -126,8 +127,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         return id(record) in fresh and same_device(record, run)
 
     todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options)
-    outcome = {(r.run, r.repeat): r for r in counting if r.status != "ok"}
-    outcome |= {(r.run, r.repeat): r for r in counting if r.status == "ok"}
+    outcome = best(counting, lambda record: (record.run, record.repeat))
     before = [outcome[run.id, repeat] for run, repeat in done]
     manifest = Manifest(
         folder=folder,

@@ -41,7 +41,7 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
 
     pivot = make_pivot(shown)
     (metric,) = pivot.metrics
-    x_index = len(pivot.rows) - 1
+    x_index = len(pivot.row_names) - 1
     panels = panels_of(pivot, x_index)
     if not panels:
         return None
@@ -55,7 +55,7 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
         layout="constrained",
     )
     colours = {column: f"C{i % 10}" for i, column in enumerate(pivot.column_keys)}
-    names = without_index(tuple(pivot.rows), x_index)
+    names = without_index(tuple(pivot.row_names), x_index)
     text = partial(text_of, pivot)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -70,13 +70,13 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
         title = ", ".join(f"{n} {text(v)}" for n, v in zip(names, facet, strict=True))
         axes.set_title(title, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
-        axes.set_xlabel(pivot.rows[x_index])
+        axes.set_xlabel(pivot.row_names[x_index])
     for first, *_ in grid:
         first.set_ylabel(metric.header)
     _add_legend(figure)
     measured = (record.device for record in shown.observation.records if record.status == "ok")
     # The list of commits is too long for a figure.
-    dimensions = [*pivot.rows, *pivot.columns]
+    dimensions = [*pivot.row_names, *pivot.column_names]
     commits = [note.partition(":")[0] for note in commits_of(shown, dimensions)]
     below = ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *commits]))
     figure.suptitle(f"{shown.title}\n{below}", fontsize=10, parse_math=False)

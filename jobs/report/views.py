@@ -108,7 +108,7 @@ class Shown:
 
         return sorted(keys, key=rank)
 
-    def told_by(self, dimensions: list[str]) -> list[str]:
+    def extra_dimensions(self, dimensions: list[str]) -> list[str]:
         """Return the dimensions that must be added so that no two runs share a cell.
 
         A parameter is needed if runs in the same cell differ in it. The device is needed if the

@@ -1,4 +1,4 @@
-"""The rule that decides which attempts count. Nothing else decides it.
+"""The rule that decides which attempts of a run count.
 
 An attempt is one execution of a run. It leaves one record.
 
@@ -19,7 +19,8 @@ An attempt is one execution of a run. It leaves one record.
    throttled by heat or hardware. There, one crash is enough.
 
 Rules 1 to 4 decide what tables, plots, comparisons, exports and reports show. Rule 5 decides what a
-submission and a worker execute.
+submission, a worker and the local queue execute. The state of a run that `status` shows is that of
+its job, or of its best attempt on any device.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from jobs.status import Status
 
 TaskOnDevice = tuple[str, int, str]  # run id, repeat, device
 Execution = list[Record]  # attempts in one execution of a round
-Told = Callable[[Record], tuple[Any, ...]]  # values by which a table tells attempts apart
+SplitBy = Callable[[Record], tuple[Any, ...]]  # values for each of which a table shows attempts
 
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
@@ -136,7 +137,8 @@ def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Executi
 def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]:
     """Return the executions that verdicts rest on, each with its allocation.
 
-    They are those that count among the ones in which every run has its latest code.
+    They are those that count among the ones in which every run has its latest code, on any device.
+    Tables look at each device by itself, because they may show devices side by side.
     """
     complete = complete_executions(attempts)
     latest = {(r.run, r.checkout): r.source_hash for execution in complete for r in execution}
@@ -148,7 +150,10 @@ def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]
 
 
 def results_of(attempts: Sequence[Record]) -> list[Record]:
-    """Return the attempts that rules 1 and 2 select, whatever their code. Oldest are first."""
+    """Return the attempts that count whatever their code is: what was measured was of use once.
+
+    They are the best attempts outside of blocks, and those of executions that count.
+    """
     alone = best((record for record in attempts if record.block is None), task_of)
     counted = counted_executions(complete_executions(attempts))
     return [*alone.values(), *(record for _, execution in counted for record in execution)]
@@ -162,7 +167,7 @@ class Selection:
     """The attempts that tables show, and why they do not show others."""
 
     shown: dict[TaskOnDevice, list[Record]]
-    # Tasks that have attempts with status ok, but none that is shown, with the reason.
+    # Tasks that have attempts of which none is shown, with the reason.
     withheld: dict[TaskOnDevice, str]
     rounds: _Rounds
 
@@ -218,28 +223,28 @@ class _Rounds:
     hidden: dict[int, str]  # other attempts of the same runs, with the reason
 
 
-def select_attempts(attempts: Sequence[Record], told: Told = lambda _: ()) -> Selection:
+def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()) -> Selection:
     """Select the attempts of each run, repeat and device that tables show, see the module.
 
     A run in rounds has one for each allocation. Attempts are ordered, oldest first. Those with
-    different values of `told`, such as the commit, do not replace each other.
+    different values of `split_by`, such as the commit, do not replace each other.
     """
-    rounds = _find_rounds(attempts, told)
-    alone = best(
+    rounds = _find_rounds(attempts, split_by)
+    outside = best(
         (record for record in attempts if id(record) not in rounds.shown),
-        lambda record: (task_of(record), told(record)),
+        lambda record: (task_of(record), split_by(record)),
     )
     paired: dict[tuple[Any, ...], dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in attempts if rounds.shown else ():
         if id(record) in rounds.shown:
             place = place_of(record).id, rounds.counted[id(record)]
-            paired.setdefault((task_of(record), told(record)), {})[place] = record
+            paired.setdefault((task_of(record), split_by(record)), {})[place] = record
     shown: dict[TaskOnDevice, list[Record]] = {}
     withheld: dict[TaskOnDevice, str] = {}
-    for key in dict.fromkeys([*alone, *paired]):
+    for key in dict.fromkeys([*outside, *paired]):
         in_rounds = list(paired.get(key, {}).values())
         chosen = [record for record in in_rounds if record.status == "ok"] or in_rounds
-        other = alone.get(key)
+        other = outside.get(key)
         if not chosen and other is not None:
             # A failure outside of complete rounds tells more than no attempt at all.
             why = rounds.hidden.get(id(other))
@@ -252,16 +257,16 @@ def select_attempts(attempts: Sequence[Record], told: Told = lambda _: ()) -> Se
     return Selection(shown, withheld, rounds)
 
 
-def _find_rounds(attempts: Sequence[Record], told: Told) -> _Rounds:
+def _find_rounds(attempts: Sequence[Record], split_by: SplitBy) -> _Rounds:
     """Return the attempts in rounds that tables show or do not show."""
 
     def of_run(record: Record) -> tuple[Any, ...]:
-        return (record.run, record.device, *told(record))
+        return (record.run, record.device, *split_by(record))
 
     complete = complete_executions(attempts)
     groups: dict[tuple[Any, ...], list[Execution]] = {}
     for execution in complete:
-        groups.setdefault(told(execution[0]), []).append(execution)
+        groups.setdefault(split_by(execution[0]), []).append(execution)
     executions = [each for group in groups.values() for each in counted_executions(group)]
     counted = {
         id(record): allocation for allocation, execution in executions for record in execution
@@ -288,7 +293,7 @@ def _beside_older_code(
     executions: Sequence[tuple[str, Execution]],
     shown: set[int],
     hidden: dict[int, str],
-    of_run: Told,
+    of_run: SplitBy,
 ) -> list[Record]:
     """Return the attempts that are hidden because another run of their rounds has older code.
 
@@ -366,7 +371,9 @@ def is_done_in_round(record: Record, retry_failed: bool = False) -> bool:
     return not (interrupted or (retry_failed and failed))
 
 
-def is_done_in_job(record: Record, submission: str, cancelled: bool, usable: bool) -> bool:
+def is_done_in_job(
+    record: Record, submission: str, cancelled: bool = False, usable: bool = False
+) -> bool:
     """Return whether a job keeps an attempt instead of executing its run again.
 
     Args:

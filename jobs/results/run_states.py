@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs.block import TaskKey
 from jobs.formatting import counted
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
@@ -27,8 +28,6 @@ from jobs.results.unreadable import BadLine
 from jobs.results.worker_state import read_worker_end, read_worker_state
 from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
-
-TaskKey = tuple[str, int]  # run id, repeat
 
 
 @dataclass(frozen=True, slots=True)

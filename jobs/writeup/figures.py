@@ -45,12 +45,12 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
     """
     pivot = make_pivot(shown.shown)
     (metric,) = pivot.metrics
-    x_index = pivot.rows.index(shown.plot.x)
+    x_index = pivot.row_names.index(shown.plot.x)
     panels = panels_of(pivot, x_index)
     if not panels:
         return None
     text = partial(text_of, pivot)
-    names = without_index(tuple(pivot.rows), x_index)
+    names = without_index(tuple(pivot.row_names), x_index)
     titles = [
         ", ".join(f"{name} {text(value)}" for name, value in zip(names, facet, strict=True))
         for facet in panels

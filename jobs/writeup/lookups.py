@@ -80,7 +80,7 @@ class AnswerLookups:
         found = value_of(cell)
         if study is None or cell is None or found is None:
             return self._missing()
-        numbers = self._use(study, cell.behind)
+        numbers = self._use(study, cell.all_records)
         return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
     def state(self, sweep: str | None = None, **params: Any) -> str:
@@ -156,7 +156,7 @@ class AnswerLookups:
             return self._missing()
         text = speedup.text().replace("x", "", 1) if speedup.paired else f"{speedup.ratio:.2f}"
         text += "" if speedup.paired else " (not paired)"
-        return marked(text, self._use(study, run.behind) | self._use(study, other.behind))
+        return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs.block import TaskKey
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
 from jobs.results.record import Record
-from jobs.results.run_states import Observation, TaskKey, TaskState, observe
+from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import Staleness, with_stale
 from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import load_sweep

@@ -22,6 +22,7 @@ from jobs.report.comparison.unpaired_cells import (
     common_results,
     folder_cells,
     same_attempts,
+    sweep_margin,
 )
 from jobs.report.comparison.verdicts import MARGIN, decide
 from jobs.results.manifest import Manifest
@@ -87,7 +88,7 @@ def compare_blocks(
             f"{folder} cannot be compared with itself: {NO_ROUNDS}. To compare two folders, name "
             "both"
         )
-    used = margin or _sweep_margin(observation) or MARGIN
+    used = margin or sweep_margin(observation) or MARGIN
     found = block_cells(observation, used, chosen)
     if not found.cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
@@ -124,8 +125,8 @@ def compare_folders(
             "the runs of its blocks, name it once"
         )
     for side in (before, after):
-        _require_records(side.folder, len(side.observation.records))
-    used = margin or _sweep_margin(after.observation) or MARGIN
+        _require_records(side.folder, side.records)
+    used = margin or after.margin or MARGIN
     cells = folder_cells(before, after, used, chosen)
     common = common_results(before, after)
     if not common and not any(cell.judged for cell in cells):
@@ -154,12 +155,6 @@ def compare_folders(
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
     notes += [*_decision(cells, used), *_broken(cells, after.folder)]
     return Comparison(cells, heading, notes)
-
-
-def _sweep_margin(observation: Observation) -> float | None:
-    """Return the key `margin` of the latest sweep of a folder that has it."""
-    keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
-    return next((blocks.margin for blocks in keys if blocks and blocks.margin is not None), None)
 
 
 def _require_records(folder: Path, count: int) -> None:

@@ -9,11 +9,17 @@ are paired.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Collection
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+from jobs.errors import CommandError
 from jobs.frame.results import Result, list_results
 from jobs.report.comparison.block_cells import aa_floors, judged_cell
 from jobs.report.comparison.compared_cell import Cell
@@ -29,26 +35,51 @@ from jobs.status import Status
 MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs
 LEAST_STATED = 1.01  # smallest ratio beyond the floor that is stated
 RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
-_Results = Sequence[Result]  # all repeats of a run on one kind of device
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of two results folders that are compared."""
+class Times(NamedTuple):
+    """The results of all repeats of a run on one kind of device, in one folder."""
 
-    observation: Observation
+    statuses: tuple[Status, ...]
+    times_ms: dict[str, list[float]]  # of processes, by phase
+    gpus: frozenset[tuple[str, ...]]  # UUIDs of each process; () without GPUs
+    spans: tuple[tuple[float, float], ...]  # start and end of each process (Unix time)
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.spans)
+
+
+NOTHING = Times((), {}, frozenset(), ())
+
+
+class Side(NamedTuple):
+    """One of two results folders that are compared. It is cheap to send to another process."""
+
+    folder: Path
     runs: dict[str, Run]
-    results: dict[RunOnDevice, list[Result]]
+    results: dict[RunOnDevice, Times]
+    cut: list[Record]  # records of executions of rounds of which a part is not in this folder
+    notes: list[str]
+    records: int  # number of records in the folder
+    margin: float | None  # the key `margin` of the latest sweep that has it
 
-    @property
-    def folder(self) -> Path:
-        return self.observation.folder
 
-    @property
-    def cut(self) -> list[Record]:
-        """Records of executions of rounds of which a part is not in this folder."""
-        executions = executions_of(self.observation.records)
-        return [r for execution in executions if not is_complete(execution) for r in execution]
+def read_sides(before: Path, after: Path) -> tuple[Side, Side]:
+    """Read two results folders at the same time, in two processes.
+
+    Raises:
+        CommandError: if a folder cannot be read.
+    """
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
+    with ProcessPoolExecutor(1, get_context("fork"), default) as other:
+        reading = other.submit(read_side, before)
+        second = read_side(after)
+        try:
+            return reading.result(), second
+        except BrokenProcessPool:
+            killed = f"{before} cannot be read: the process that read it was killed"
+            raise CommandError(killed) from None
 
 
 def read_side(folder: Path) -> Side:
@@ -63,7 +94,39 @@ def read_side(folder: Path) -> Side:
     for result in list_results(observation):
         runs[result.run.id] = result.run
         results.setdefault((result.run.id, result.device), []).append(result)
-    return Side(observation, runs, results)
+    executions = executions_of(observation.records)
+    return Side(
+        folder,
+        runs,
+        {key: _times(found) for key, found in results.items()},
+        [r for execution in executions if not is_complete(execution) for r in execution],
+        [*map(str, observation.bad_lines), *observation.notes],
+        len(observation.records),
+        sweep_margin(observation),
+    )
+
+
+def sweep_margin(observation: Observation) -> float | None:
+    """Return the key `margin` of the latest sweep of a folder that has it."""
+    keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
+    return next((blocks.margin for blocks in keys if blocks and blocks.margin is not None), None)
+
+
+def _times(results: list[Result]) -> Times:
+    # A run that is executed again counts without the record of its earlier attempt.
+    records = [r.record for r in results if r.status is Status.ok and r.record is not None]
+    times: dict[str, list[float]] = {}
+    for measurements in (record.measurements for record in records):
+        for phase in measurements.samples_ms if measurements else ():
+            time = median_ms(measurements, phase) if measurements else None
+            if time is not None:
+                times.setdefault(phase, []).append(time)
+    return Times(
+        tuple([result.status for result in results]),
+        times,
+        frozenset([tuple(sorted(str(g.get("uuid", "")) for g in r.gpus)) for r in records]),
+        tuple([(record.started_at, record.finished_at) for record in records]),
+    )
 
 
 def folder_cells(
@@ -83,9 +146,9 @@ def folder_cells(
         if key in done or (chosen is not None and key[0] not in chosen):
             continue
         run = before.runs[key[0]] if key[0] in before.runs else after.runs[key[0]]
-        a, b = old.get(key, ()), new.get(key, ())
-        if _measured(a) and _measured(b):
-            cells += _measured_cells(run, key[1], _measured(a), _measured(b))
+        a, b = old.get(key, NOTHING), new.get(key, NOTHING)
+        if a.is_measured and b.is_measured:
+            cells += _measured_cells(run, key[1], a, b)
         else:
             cells.append(_cell_without(run, key[1], a, b))
     return cells
@@ -98,17 +161,10 @@ def common_results(before: Side, after: Side) -> int:
 
 def same_attempts(before: Side, after: Side) -> int:
     """Return the number of runs whose times in both folders are of the same attempts."""
-
-    def attempts(side: Side, key: RunOnDevice) -> list[tuple[str, float]]:
-        return [(r.submission, r.started_at) for r in _measured(side.results.get(key, ()))]
-
-    return sum(bool(own := attempts(before, key)) and own == attempts(after, key)
-               for key in before.results)  # fmt: skip
-
-
-def _measured(results: _Results) -> list[Record]:
-    """Return the records with measurements. A run that is executed again counts with none."""
-    return [r.record for r in results if r.status is Status.ok and r.record is not None]
+    return sum(
+        times.is_measured and times == after.results.get(key)
+        for key, times in before.results.items()
+    )
 
 
 def _paired_cells(before: Side, after: Side, margin: float) -> list[Cell]:
@@ -132,30 +188,19 @@ def _paired_cells(before: Side, after: Side, margin: float) -> list[Cell]:
     ]
 
 
-def _measured_cells(run: Run, device: str, a: list[Record], b: list[Record]) -> list[Cell]:
+def _measured_cells(run: Run, device: str, a: Times, b: Times) -> list[Cell]:
     """Return a cell for each phase of a run that was measured in both folders."""
     cells = []
-    floors = noise_floors(run, device, _are_same_gpus([*a, *b]))
-    before, after = _times_ms(a), _times_ms(b)
-    for phase in {**before, **after}:
-        if phase not in after:
+    floors = noise_floors(run, device, _are_same_gpus(a, b))
+    for phase in {**a.times_ms, **b.times_ms}:
+        if phase not in b.times_ms:
             cells.append(Cell(run, device, phase, "gone"))
-        elif phase not in before:
+        elif phase not in a.times_ms:
             cells.append(Cell(run, device, phase, "new"))
         else:
-            cells.append(_unpaired_cell(run, device, phase, before[phase], after[phase], floors))
+            before, after = median(a.times_ms[phase]), median(b.times_ms[phase])
+            cells.append(_unpaired_cell(run, device, phase, before, after, floors))
     return cells
-
-
-def _times_ms(records: list[Record]) -> dict[str, float]:
-    """Return the median over processes of their median times, by phase."""
-    times: dict[str, list[float]] = {}
-    for record in records:
-        for phase in record.measurements.samples_ms if record.measurements else ():
-            time = median_ms(record.measurements, phase) if record.measurements else None
-            if time is not None:
-                times.setdefault(phase, []).append(time)
-    return {phase: found[0] if len(found) == 1 else median(found) for phase, found in times.items()}
 
 
 def _unpaired_cell(
@@ -179,37 +224,36 @@ def _unpaired_cell(
     return Cell(run, device, phase, "unpaired", "", before, after, ratio, low, high, detail)
 
 
-def _are_same_gpus(records: list[Record]) -> bool:
+def _are_same_gpus(a: Times, b: Times) -> bool:
     """Return whether all processes of two folders used the same GPUs, minutes apart."""
-    used = {tuple(sorted(str(gpu.get("uuid", "")) for gpu in record.gpus)) for record in records}
-    start = min(record.started_at for record in records)
+    used, spans = a.gpus | b.gpus, a.spans + b.spans
     return (
         len(used) == 1
         and () not in used
         and "" not in next(iter(used))
-        and max(record.finished_at for record in records) - start <= MINUTES_APART_S
+        and max(end for _, end in spans) - min(start for start, _ in spans) <= MINUTES_APART_S
     )
 
 
-def _cell_without(run: Run, device: str, a: _Results, b: _Results) -> Cell:
+def _cell_without(run: Run, device: str, a: Times, b: Times) -> Cell:
     """Return the cell of a run that has no measurements in at least one of two folders.
 
     `a` is of the folder of the baseline, and `b` of the other folder.
     """
-    statuses = [result.status for result in (b if _measured(a) else a)]
+    statuses = (b if a.is_measured else a).statuses
     detail = ", ".join(dict.fromkeys(map(str, statuses)))
-    if _measured(a):
-        if not b:
+    if a.is_measured:
+        if not b.statuses:
             return Cell(run, device, "", "gone")
         if all(status.is_live for status in statuses):
             return Cell(run, device, "", "not measured", detail=detail, pending=True)
         return Cell(run, device, "", "broken", detail=detail)
-    if _measured(b):
-        return Cell(run, device, "", "fixed" if a else "new", detail=detail)
+    if b.is_measured:
+        return Cell(run, device, "", "fixed" if a.statuses else "new", detail=detail)
     return Cell(run, device, "", "not measured", detail=detail)
 
 
-def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, list[Result]]:
+def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, Times]:
     """Return the results of one folder, with a device for those whose device is unknown.
 
     The device is unknown if a run has no record in this folder. The run then gets the devices that

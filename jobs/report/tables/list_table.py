@@ -47,7 +47,7 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     """
     results = shown.results
     dimensions = list(view.rows) or varying([result.run for result in results])
-    dimensions = [*shown.told_by(dimensions), *dimensions]
+    dimensions = [*shown.extra_dimensions(dimensions), *dimensions]
     if any(result.repeat for result in results) and "repeat" not in dimensions:
         dimensions.append("repeat")
     by_key: dict[Key, Result] = {

@@ -6,11 +6,11 @@ What the records do not contain is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.frame.metrics import Metric, metric_samples
-from jobs.frame.recorded import UNKNOWN, commit_notes, recorded_value
+from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit
 from jobs.frame.results import Result
 from jobs.frame.statistics import statistic
 from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block
@@ -19,7 +19,9 @@ from jobs.results.counting import DISTURBANCES, complete_executions, place_of, t
 from jobs.results.record import Record
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
+MAX_COMMITS = 3  # maximum number of commits that a note lists
 MAX_REASONS = 5  # maximum number of reasons for missing records
+State = tuple[str, str]  # commit as tables show it, hash of the uncommitted changes or ""
 
 
 def notes_of(
@@ -50,12 +52,52 @@ def notes_of(
 
 
 def commits_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
-    """Return notes on the commits if there are several, and no dimension shows them.
+    """Return a note for each repository of which the records have several commits.
 
-    A parameter with the name `commit` does not count.
+    The repositories are this project and those of measured code outside this project. Uncommitted
+    changes count as a separate commit, and so does an unknown commit. There is no note if the
+    commit is a row or column of the table; a parameter with the name `commit` does not count.
     """
-    records = [result.record for result in shown.results if result.record is not None]
-    return commit_notes(records, "commit" in shown.told_apart and "commit" in dimensions)
+    if "commit" in shown.told_apart and "commit" in dimensions:
+        return []
+    of_environment: dict[int, tuple[Record, set[str]]] = {}  # records share equal environments
+    for record in (each.record for each in shown.results if each.record is not None):
+        known = of_environment.setdefault(id(record.environment), (record, set()))
+        known[1].add(record.run)
+    runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
+    for record, ids in of_environment.values():
+        for repository, state in _states(record):
+            runs.setdefault(repository, {}).setdefault(state, set()).update(ids)
+    notes = []
+    for repository, states in runs.items():
+        counts = {state: len(ids) for state, ids in states.items()}
+        if len(counts) > 1:
+            of = f" of {repository}" if repository else ""
+            notes.append(f"Results come from {len(counts)} commits{of}: {_listed(counts)}")
+    return notes
+
+
+def _states(record: Record) -> Iterator[tuple[str, State]]:
+    """Yield the state of each repository whose code a record measured. "" is this project."""
+    entries = record.environment.get("code") or []
+    for repository, entry in (
+        ("", record.environment.get("git") or {}),
+        *((entry.get("repository"), entry) for entry in entries),
+    ):
+        if repository is not None:
+            yield repository, (shown_commit(entry), entry.get("diff") or "")
+
+
+def _listed(counts: dict[State, int]) -> str:
+    """Return the commits with their numbers of runs as text, beginning with the most frequent."""
+    labels = [label for label, _ in counts]
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    texts = []
+    for (label, diff), count in ordered[:MAX_COMMITS]:
+        which = f"{label} diff {diff[:COMMIT_DIGITS]}" if labels.count(label) > 1 else label
+        texts.append(f"{which.removesuffix(' diff ')} ({counted(count, 'run')})")
+    more = len(ordered) - MAX_COMMITS
+    return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 
 def attempts_note(shown: Shown) -> list[str]:

@@ -36,8 +36,8 @@ class Pivot:
 
     shown: Shown
     metrics: list[Metric]
-    rows: list[str]  # dimensions of the rows
-    columns: list[str]  # dimensions of the columns
+    row_names: list[str]  # dimensions of the rows
+    column_names: list[str]  # dimensions of the columns
     row_keys: list[Key]  # in the order of the sweep file
     column_keys: list[Key]  # in the order of the sweep file
     cells: dict[tuple[Key, Key], Cell]  # by row key and column key
@@ -61,7 +61,7 @@ def make_pivot(shown: Shown) -> Pivot:
         columns.insert(0, "phase")
     if len(metrics) > 1 and "value" not in (*rows, *columns):
         columns.append("value")
-    rows = [*shown.told_by([*rows, *columns]), *rows]
+    rows = [*shown.extra_dimensions([*rows, *columns]), *rows]
     measured = list(rows_of(results, metrics, lambda result, metric: wanted[metric.name]))
     keys = ((_key(row, rows), _key(row, columns)) for row in measured)
     cells = cells_of(measured, keys, view.statistic)

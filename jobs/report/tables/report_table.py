@@ -93,7 +93,7 @@ def make_report_table(
         }
         notes = [*pivot.notes, *_absent_baseline(pivot, view)]
         notes += speedup_notes(speedup for found in speedups.values() for speedup in found)
-        table = ReportTable(heading, pivot.rows, pivot.row_keys, notes, pivot.warnings)
+        table = ReportTable(heading, pivot.row_names, pivot.row_keys, notes, pivot.warnings)
         columns = pivot_columns(pivot, view, speedups, for_programs)
     if not table.keys:
         return None
@@ -118,12 +118,12 @@ def pivot_columns(
     baseline column has no column of speedups. For programs, intervals are in columns of their own,
     instead of in the text of a cell, and a further column tells whether a speedup is paired.
     """
-    for i, name in enumerate(pivot.rows):
+    for i, name in enumerate(pivot.row_names):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys], None
     for column in pivot.column_keys:
         header = _header(pivot, column)
         cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
-        records = [cell.behind if cell else [] for cell in cells]
+        records = [cell.all_records if cell else [] for cell in cells]
         yield (
             header,
             [cell.text(not for_programs) if cell else "" for cell in cells],
@@ -158,14 +158,14 @@ def _absent_baseline(pivot: Pivot, view: Table) -> list[str]:
     """Return a note if no column is that of the baseline, so that there are no speedups."""
     baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
     for column in pivot.column_keys:
-        if baseline.items() <= dict(zip(pivot.columns, column, strict=True)).items():
+        if baseline.items() <= dict(zip(pivot.column_names, column, strict=True)).items():
             return []
     named = ", ".join(f"{name} {format_scalar(value)}" for name, value in baseline.items())
     return [f"no speedups, because there are no results of the baseline ({named})"]
 
 
 def _header(pivot: Pivot, column: Key) -> str:
-    named = zip(pivot.columns, column, strict=True)
+    named = zip(pivot.column_names, column, strict=True)
     texts = [_column_text(pivot, name, own) for name, own in named if own != ""]
     return " ".join(texts) or pivot.metrics[0].label
 

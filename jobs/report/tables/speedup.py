@@ -7,18 +7,19 @@ its confidence interval. Otherwise it is the ratio of the two cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import geometric_mean
 
 from jobs.code.short_names import as_in_runs
-from jobs.frame.places import on_different_gpus
+from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
 from jobs.frame.statistics import statistic
 from jobs.report.comparison.verdicts import Round, judge
 from jobs.report.tables.pivot import Pivot
 from jobs.results.counting import allocation_of, place_of
+from jobs.results.record import Record
 from jobs.sweep.schema import Scalar
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
@@ -79,7 +80,8 @@ def speedup_column(
     if not baseline:
         return None
     base = tuple(
-        as_in_runs(baseline.get(name, own)) for name, own in zip(pivot.columns, column, strict=True)
+        as_in_runs(baseline.get(name, own))
+        for name, own in zip(pivot.column_names, column, strict=True)
     )
     if base == column or base not in pivot.column_keys:
         return None
@@ -132,13 +134,32 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
     rounds = _rounds(cell, reference, statistic_name)
     if not rounds:
         ratio = theirs / mine if lower_is_better else mine / theirs
-        return Speedup(ratio, elsewhere=on_different_gpus(cell.records, reference.records))
+        return Speedup(ratio, elsewhere=_on_different_gpus(cell.records, reference.records))
     verdict = judge(rounds)
     ends = [end for end in (verdict.low, verdict.high) if end is not None]
     ratio = verdict.ratio
     if lower_is_better:  # the ratio of a verdict is candidate / baseline
         ratio, ends = 1 / ratio, [1 / end for end in reversed(ends)]
     return Speedup(ratio, interval=(ends[0], ends[1]) if ends else None, paired=True)
+
+
+def _on_different_gpus(some: Collection[Record], others: Collection[Record]) -> bool:
+    """Return whether two cells were measured on different GPUs or hosts.
+
+    A host that was booted again counts as another host. Records without the id of the boot are
+    compared by the UUIDs of their GPUs and the name of the host. The result is False if it is
+    unknown.
+    """
+    allocations = [{record.allocation for record in cell} for cell in (some, others)]
+    if not any(None in cell for cell in allocations):
+        return allocations[0] != allocations[1]
+    return any(_differ(some, others, name) for name in ("gpu", "host"))
+
+
+def _differ(some: Collection[Record], others: Collection[Record], name: str) -> bool:
+    """Return whether the records of two cells have different values. False if one is unknown."""
+    values, of_others = ({recorded_value(record, name) for record in r} for r in (some, others))
+    return values != of_others and not any(UNKNOWN in value for value in values | of_others)
 
 
 def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:

@@ -30,7 +30,7 @@ from tests.jobs.results_folder import CPU, ok, record, run
 def row_of(pivot: Pivot, frame: pd.DataFrame, keys: tuple[Any, ...], phase: str) -> pd.DataFrame:
     """Return the rows of a frame that are in one cell of a table."""
     matches = frame["status"] == "ok"  # the frame has many columns, so its rows are taken once
-    names = [*pivot.rows, *pivot.columns]
+    names = [*pivot.row_names, *pivot.column_names]
     for name, value in zip(names, keys, strict=True):
         if name in ("value", "repeat") or value == "":
             continue
