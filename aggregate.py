@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import gc
 import sys
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -51,6 +52,11 @@ from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
 from systems.terminal import run_command
+
+
+class By(StrEnum):
+    run = "run"
+    process = "process"
 
 
 class TablesByDefault(TyperGroup):
@@ -367,6 +373,13 @@ def export(
             parser=as_path,
         ),
     ] = None,
+    by: Annotated[
+        By,
+        typer.Option(
+            help="What a row is about: a run with all its repeats or rounds, or one process of it, "
+            "with the clock, power and temperature of the GPU."
+        ),
+    ] = By.run,
 ) -> None:
     """Write the results of folders as one flat table, for pandas and other programs.
 
@@ -380,7 +393,7 @@ def export(
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
     try:
-        frame, notes = read_frame(folders)
+        frame, notes = read_frame(folders, by is By.process)
     except (FileNotFoundError, UnreadableResults) as error:
         _fail(str(error))
     for note in notes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(folder: str | Path, *more: str | Path) -> pd.DataFrame:
+def load(
+    folder: str | Path, *more: str | Path, by: Literal["run", "process"] = "run"
+) -> pd.DataFrame:
     """Return the results in one or several results folders as a DataFrame.
 
     A row is a run on one kind of device, in one phase such as forward. It summarizes all repeats
@@ -41,14 +43,20 @@ def load(folder: str | Path, *more: str | Path) -> pd.DataFrame:
     Args:
         folder: a results folder, such as logs/flash.
         more: further results folders. A folder that is given twice is read once.
+        by: "process" gives each repeat or round a row of its own, with the columns `repeat`,
+            `round`, `source_hash`, `started_at` (Unix time), and the median conditions of the GPUs
+            during the phase: `sm_clock_mhz`, `power_w`, `temperature_c`, and `throttle`.
 
     Raises:
+        ValueError: if `by` is neither "run" nor "process".
         FileNotFoundError: if a folder does not contain submissions.
         UnreadableResults: if a folder cannot be read.
     """
     from jobs.frame.flat import read_frame  # imports pandas, which other modules do not need
 
-    frame, notes = read_frame([Path(folder), *map(Path, more)])
+    if by not in ("run", "process"):
+        raise ValueError(f"by must be 'run' or 'process', got {by!r}")
+    frame, notes = read_frame([Path(folder), *map(Path, more)], by == "process")
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return frame

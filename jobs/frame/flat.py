@@ -49,21 +49,30 @@ LAST = dict.fromkeys(RECORDED, "string") | {
     "stale": "boolean", "attempt": "Int64", "reason": "string",
 }  # fmt: skip
 OWN = FIRST | MEASURED | LAST
+# Further columns of a frame in which a row is a process.
+PROCESS = {"repeat": "int64", "round": "Int64", "source_hash": "string", "started_at": "float64"}
+CONDITIONS = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c"), "float64") | {
+    "throttle": "string"
+}
 _Group = list[Result]  # repeats of a run on one kind of device that have the same status
 
 
-def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
+def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.DataFrame, list[str]]:
     """Return the results in results folders as a DataFrame, and notes on problems in the folders.
+
+    Args:
+        by_process: whether a row is one process, instead of all repeats or rounds of a run.
 
     Raises:
         FileNotFoundError: if a folder does not contain submissions.
         UnreadableResults: if a folder cannot be read.
     """
-    table = _Builder()
+    table = _Builder(by_process)
     notes: list[str] = []
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
-            observation = observe(resolved, lambda record: record.conditions.clear())
+            without_conditions = None if by_process else (lambda record: record.conditions.clear())
+            observation = observe(resolved, without_conditions)
             notes += [*map(str, observation.bad_lines), *observation.notes]
             notes += _add_folder(table, str(given), observation)
         return table.frame(), list(dict.fromkeys(notes))
@@ -72,11 +81,14 @@ def read_frame(folders: Sequence[Path]) -> tuple[pd.DataFrame, list[str]]:
 class _Builder:
     """Collects the rows of a frame. What all rows of a run have in common is stored once."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_process: bool) -> None:
+        self.by_process = by_process
+        self.own = OWN | PROCESS | CONDITIONS if by_process else OWN
         self.runs: list[dict[str, Any]] = []
         self.params: dict[str, None] = {}  # the columns of parameters and facts, in order
         self.facts: dict[str, None] = {}
         self._places: list[tuple[int, str | None, int]] = []  # index of the run, phase, processes
+        self._conditions: list[dict[str, Any]] = []
         self._cells: dict[str, dict[int, list[Row]]] = {name: {} for name in _CELLS}
 
     def add(self, common: dict[str, Any], results: _Group) -> None:
@@ -86,6 +98,8 @@ class _Builder:
         first = len(self._places)
         rows = counts.items() if counts else [(None, len(results))]
         self._places += [(len(self.runs), phase, count) for phase, count in rows]
+        if self.by_process:
+            self._conditions += [_conditions(results[0].record, phase) for phase, _ in rows]
         self.runs.append(common)
         places = {phase: first + i for i, phase in enumerate(counts or [""])}
 
@@ -106,14 +120,18 @@ class _Builder:
         run_of = np.array([run for run, _, _ in self._places], dtype=np.intp)
         measured = self._measured()
         columns: dict[str, Any] = {}
-        for name in (*FIRST, *self.params, *MEASURED, *self.facts, *LAST):
-            if name == "phase":
+        last = (*LAST, *PROCESS, *CONDITIONS) if self.by_process else tuple(LAST)
+        for name in (*FIRST, *self.params, *MEASURED, *self.facts, *last):
+            if name in CONDITIONS:
+                of_phases = [conditions.get(name) for conditions in self._conditions]
+                columns[name] = typed(of_phases, CONDITIONS[name])
+            elif name == "phase":
                 columns[name] = typed([phase for _, phase, _ in self._places], "string")
             elif name in MEASURED:
                 columns[name] = measured[name]
             else:
                 values = [run.get(name) for run in self.runs]
-                columns[name] = typed(values, OWN.get(name)).take(run_of)
+                columns[name] = typed(values, self.own.get(name)).take(run_of)
         return pd.DataFrame(columns, copy=False)
 
     def _measured(self) -> dict[str, Any]:
@@ -152,14 +170,17 @@ def _add_folder(table: _Builder, name: str, observation: Observation) -> list[st
     """Add the results of a folder to a table. Return notes on problems."""
     sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
     results, notes = _completed(list_results(observation))
-    groups: dict[tuple[str, str, Status], _Group] = {}
-    for result in results:
-        groups.setdefault((result.run.id, result.device, result.status), []).append(result)
+    groups: dict[tuple[str, str, Status, int], _Group] = {}
+    for i, result in enumerate(results):
+        key = (result.run.id, result.device, result.status, i if table.by_process else 0)
+        groups.setdefault(key, []).append(result)
     recorded = {r.run.id: r.run for r in results if r.record is not None}
     staleness = Staleness(recorded.values())
-    for (run_id, device, status), group in groups.items():
+    for (run_id, device, status, _), group in groups.items():
         run = group[0].run
-        params = {_parameter_column(key): value for key, value in run.params.items()}
+        params = {
+            _parameter_column(key, table.by_process): value for key, value in run.params.items()
+        }
         facts = _facts(_measurements(group))
         table.params |= dict.fromkeys(params)
         table.facts |= dict.fromkeys(facts)
@@ -170,6 +191,8 @@ def _add_folder(table: _Builder, name: str, observation: Observation) -> list[st
         if not status.is_live:
             common |= _about([r.record for r in group if r.record is not None], staleness)
         common["reason"] = _joined([_reason(result) for result in group])
+        if table.by_process:
+            common |= _process(group[0])
         table.add(common, group)
     return notes
 
@@ -194,9 +217,33 @@ def _completed(results: list[Result]) -> tuple[list[Result], list[str]]:
 
 
 @cache
-def _parameter_column(name: str) -> str:
+def _parameter_column(name: str, by_process: bool) -> str:
     """Return the column of a parameter. It differs from all other columns."""
-    return PARAMETER + name if name in OWN or name.startswith((PARAMETER, FACT)) else name
+    taken = name in OWN or (by_process and name in PROCESS | CONDITIONS)
+    return PARAMETER + name if taken or name.startswith((PARAMETER, FACT)) else name
+
+
+def _process(result: Result) -> dict[str, Any]:
+    """Return which process a row is about, and when and with which sources it measured."""
+    record = result.record
+    if record is None or result.status.is_live:
+        return {"repeat": result.repeat}
+    return {
+        "repeat": result.repeat,
+        "round": record.block.round if record.block else None,
+        "source_hash": record.source_hash,
+        "started_at": record.started_at,
+    }
+
+
+def _conditions(record: Record | None, phase: str | None) -> dict[str, Any]:
+    """Return the conditions of a phase: medians, and the reasons why the GPU was slowed down."""
+    known = {} if record is None or phase is None else record.conditions.get(phase, {})
+    found: dict[str, Any] = {
+        name: values[1] if isinstance(values := known.get(name), list) else None
+        for name in CONDITIONS
+    }
+    return found | {"throttle": "; ".join(known["throttle"]) if "throttle" in known else None}
 
 
 def _about(records: list[Record], staleness: Staleness) -> dict[str, Any]:

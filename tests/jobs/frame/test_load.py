@@ -240,3 +240,30 @@ def test_the_import_is_light() -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     assert jobs.report.__all__ == ["load"]
+
+
+def test_a_row_by_process_is_a_round_with_its_conditions(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    hot = {"sm_clock_mhz": [1000, 1400, 1980], "power_w": [600, 690, 700], "throttle": {"cap": 1.0}}
+    loaded = load_text(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS)
+    folder.submit_rounds(
+        loaded,
+        lambda params, repeat: failed("oom") if repeat == 4 else ok(1.0 + repeat, 2.0 + repeat),
+        conditions={"forward": hot},
+    )
+    frame = load(folder.path, by="process")
+    exact = frame[frame["mode"] == "exact"]
+    assert exact["round"].tolist() == exact["repeat"].tolist() == [0, 1, 2, 3, 4]
+    assert exact["median_ms"].tolist()[:4] == [1.5, 2.5, 3.5, 4.5]
+    assert exact["status"].tolist() == ["ok"] * 4 + ["oom"]
+    first = exact.iloc[0]
+    assert (first["sm_clock_mhz"], first["power_w"], first["throttle"]) == (1400, 690, "cap")
+    assert pd.isna(first["temperature_c"]) and first["samples"] == 2 and first["source_hash"]
+    assert exact.iloc[4][["phase", "median_ms", "sm_clock_mhz"]].isna().all()
+    # The rows of a run are summarized as in the default frame.
+    runs = load(folder.path)
+    medians = frame[frame["status"] == "ok"].groupby("run")["median_ms"].median()
+    assert medians.to_dict() == runs[runs["status"] == "ok"].set_index("run")["median_ms"].to_dict()
+    with pytest.raises(ValueError, match="got 'row'"):
+        load(folder.path, by="row")  # type: ignore[arg-type]
