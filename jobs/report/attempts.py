@@ -59,7 +59,9 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
         "started (UTC)": [_time(record.started_at) for record in records],
         **_medians(records),
         "shown": ["yes" if id(record) in shown else "no" for record in records],
-        "why": [selection.reason(record, submitted, old) for record in records],
+        "why": [
+            selection.reason(record, id(record) in shown, submitted, old) for record in records
+        ],
     }
     runs = {"run": [record.run for record in records]} | benchmarks
     params: dict[str, list[str]] = {}

@@ -178,14 +178,20 @@ class Selection:
     def is_shown(self, record: Record) -> bool:
         return any(each is record for each in self.shown.get(task_of(record), ()))
 
-    def reason(self, record: Record, submitted: Collection[TaskKey], old: Collection[str]) -> str:
+    def reason(
+        self, record: Record, shown: bool, submitted: Collection[TaskKey], old: Collection[str]
+    ) -> str:
         """Return why tables show an attempt or not, such as `a later attempt is shown`.
 
         Args:
+            shown: whether tables show it.
             submitted: the (run id, repeat) pairs of all submissions in the folder.
             old: ids of the runs that are `superseded`.
         """
-        shown = self.shown.get(task_of(record), ())
+        if shown:
+            if self.is_in_round(record):
+                return "its round is complete"
+            return "latest attempt with status ok" if record.status == "ok" else "latest attempt"
         if record.checkout:
             return f"code of {record.checkout}, which only compare shows"
         if record.run in old:
@@ -193,16 +199,13 @@ class Selection:
         if (record.run, record.repeat) not in submitted:
             return "no submission in the folder has this run"
         if self.is_shown(record):
-            if record.device not in self.devices:
-                return "all runs are unsupported on this device"
-            if self.is_in_round(record):
-                return "its round is complete"
-            return "latest attempt with status ok" if record.status == "ok" else "latest attempt"
+            return "all runs are unsupported on this device"
         if id(record) in self.rounds.complete and id(record) not in self.rounds.counted:
             return "its round was executed again"
         if id(record) in self.rounds.hidden:
             return self.rounds.hidden[id(record)]
-        if record.status != "ok" and any(each.status == "ok" for each in shown):
+        others = self.shown.get(task_of(record), ())
+        if record.status != "ok" and any(each.status == "ok" for each in others):
             return "another attempt has status ok"
         return "a later attempt is shown"
 

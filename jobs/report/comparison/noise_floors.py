@@ -60,7 +60,7 @@ def noise_floors(run: Run, device: str, same_gpus: bool) -> NoiseFloors | None:
     With same_gpus, both processes used the same GPUs, minutes apart.
     """
     # All heads of all sequences in the batch. Runs of other benchmarks have no heads.
-    heads = int(run.params.get("num_heads", 1)) * int(run.params.get("batch_size", 1))
+    heads = int(run.params.get("num_heads") or 1) * int(run.params.get("batch_size") or 1)
     return _stored(device, run.benchmark, "several" if heads > 1 else "one", same_gpus)
 
 

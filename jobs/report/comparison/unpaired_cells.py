@@ -74,12 +74,19 @@ def read_sides(before: Path, after: Path) -> tuple[Side, Side]:
     default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
     with ProcessPoolExecutor(1, get_context("fork"), default) as other:
         reading = other.submit(read_side, before)
-        second = read_side(after)
+        second: Side | CommandError
         try:
-            return reading.result(), second
+            second = read_side(after)
+        except CommandError as error:
+            second = error
+        try:
+            first = reading.result()  # an error of the first folder comes first
         except BrokenProcessPool:
             killed = f"{before} cannot be read: the process that read it was killed"
             raise CommandError(killed) from None
+    if isinstance(second, CommandError):
+        raise second
+    return first, second
 
 
 def read_side(folder: Path) -> Side:
@@ -139,7 +146,7 @@ def folder_cells(
     phase "".
     """
     paired = _paired_cells(before, after, margin)
-    old, new = _with_devices(before, after), _with_devices(after, before)
+    old, new = _matched(before, after)
     cells = [cell for cell in paired if chosen is None or cell.run.id in chosen]
     done = {(cell.run.id, cell.device) for cell in paired}
     for key in {**old, **new}:
@@ -156,7 +163,8 @@ def folder_cells(
 
 def common_results(before: Side, after: Side) -> int:
     """Return the number of runs that were submitted to both folders on the same kind of device."""
-    return len(_with_devices(before, after).keys() & _with_devices(after, before).keys())
+    old, new = _matched(before, after)
+    return len(old.keys() & new.keys())
 
 
 def same_attempts(before: Side, after: Side) -> int:
@@ -253,17 +261,30 @@ def _cell_without(run: Run, device: str, a: Times, b: Times) -> Cell:
     return Cell(run, device, "", "not measured", detail=detail)
 
 
-def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, Times]:
-    """Return the results of one folder, with a device for those whose device is unknown.
+def _matched(
+    before: Side, after: Side
+) -> tuple[dict[RunOnDevice, Times], dict[RunOnDevice, Times]]:
+    """Return the results of two folders, with a device for those whose device is unknown.
 
-    The device is unknown if a run has no record in this folder. The run then gets the devices that
-    it has in the other folder, so that its results in the two folders are compared.
+    The device is unknown if a run has no record in a folder. The run then gets the devices that it
+    has in the other folder, so that its results in the two folders are compared.
     """
-    found = dict(side.results)
-    unknown = {run for run, device in found if not device}
-    for run, device in other.results if unknown else ():
-        if run in unknown and device:
-            missing = side.results[run, ""]
-            found.pop((run, ""), None)
-            found.setdefault((run, device), missing)
+    old = _with_devices(before.results, after.results)
+    return old, _with_devices(after.results, old)
+
+
+def _with_devices(
+    results: dict[RunOnDevice, Times], others: dict[RunOnDevice, Times]
+) -> dict[RunOnDevice, Times]:
+    found = dict(results)
+    unknown = [run for run, device in results if not device]
+    devices: dict[str, list[str]] = {}
+    for run, device in others if unknown else ():
+        if device:
+            devices.setdefault(run, []).append(device)
+    for run in unknown:
+        if run in devices:
+            missing = found.pop((run, ""))
+            for device in devices[run]:
+                found.setdefault((run, device), missing)
     return found

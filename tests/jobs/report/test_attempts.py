@@ -144,3 +144,10 @@ def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: Resul
     rows = listed(folder)
     assert [row["host (parameter)"] for row in rows] == ["h0", "h1"]
     assert [row["host"] for row in rows] == ["unknown", "unknown"]
+
+
+def test_an_attempt_on_a_device_that_supports_no_run_is_shown_if_there_is_no_other(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: failed("unsupported"), H200)
+    assert {(row["shown"], row["why"]) for row in listed(folder)} == {("yes", "latest attempt")}

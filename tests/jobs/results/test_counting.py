@@ -297,9 +297,9 @@ def test_what_holds_for_every_history(history: list[tuple[Any, ...]]) -> None:
     # A result is hidden only for a reason, and then a run has a result in a round.
     tasks = {(each.run, each.repeat) for each in attempts}
     for each in attempts:
-        reason = selection.reason(each, tasks, ())
+        reason = selection.reason(each, selection.is_shown(each), tasks, ())
         is_shown = reason == "its round is complete" or reason.startswith("latest attempt")
-        assert is_shown == selection.is_shown(each) or each.device not in selection.devices
+        assert is_shown == selection.is_shown(each)
         if each.status is Status.ok and not selection.shown.get(task_of(each)):
             why = selection.withheld[task_of(each)]
             assert why in (INCOMPLETE, OLDER_CODE, OLDER_ROUND, NO_BLOCK)

@@ -16,7 +16,7 @@ def floor_of(
     return None if floors is None else floors.at(*times)
 
 
-def attention(heads: int = 1, batch: int = 1) -> Run:
+def attention(heads: int | None = 1, batch: int = 1) -> Run:
     return Run("0" * 16, "attention", 4, {"num_heads": heads, "batch_size": batch}, Shape(), 60.0)
 
 
@@ -24,6 +24,7 @@ def attention(heads: int = 1, batch: int = 1) -> Run:
     ("run", "times", "same_gpus", "usual", "largest"),
     [
         (attention(), (0.03, 0.03), False, 0.015, 0.024),
+        (attention(None), (0.03, 0.03), False, 0.015, 0.024),
         (attention(16), (0.03, 0.03), True, 0.011, 0.011),
         (attention(), (0.05, 0.19), False, 0.012, 0.025),
         (attention(), (0.2, 5.0), True, 0.009, 0.01),

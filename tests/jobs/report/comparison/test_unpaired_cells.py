@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from jobs.errors import CommandError
 from jobs.processes import ProcessHandle
 from jobs.report.comparison.short_records import read_short
+from jobs.report.comparison.unpaired_cells import read_sides
 from jobs.results import unwritable
 from jobs.results.manifest import write_handles
 from tests.jobs.compared_folders import (
@@ -213,3 +215,22 @@ def test_notes_on_both_folders_are_printed(tmp_path: Path) -> None:
     assert done.returncode == 3
     for folder in (pair.before, pair.after):
         assert f"note: {folder.path}: cannot write results to {folder.path}: No sp" in done.stderr
+
+
+def test_runs_without_a_device_are_compared_in_the_order_of_their_folder(tmp_path: Path) -> None:
+    """A run that no GPU has measured has the devices of the other folder, if it is there."""
+    text = "grid: {size: [1, 2, 3]}\nresources: {gpus_per_node: 1}\n"
+    pair = Pair(tmp_path, text)
+    unsupported = failed("unsupported")
+    pair.before.submit(pair.loaded, lambda p, _: unsupported if p["size"] == 3 else None, H200)
+    other = load(tmp_path, TOY + text.replace("[1, 2, 3]", "[2, 1, 3]"))
+    pair.after.submit(other, lambda *_: ok(1.0), H200)
+    cells = pair.compared().cells
+    assert [(c.run.params["size"], c.device, c.verdict) for c in cells] == [
+        (3, H200, "fixed"), (1, H200, "fixed"), (2, H200, "fixed"),
+    ]  # fmt: skip
+
+
+def test_of_two_folders_that_cannot_be_read_the_first_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="/first; give a results folder"):
+        read_sides(tmp_path / "first", tmp_path / "second")
