@@ -240,14 +240,10 @@ def merged(observations: Sequence[Observation]) -> Observation:
             known = tasks.get(task.key)
             if known is None or (known.record is None and task.record is not None):
                 tasks[task.key] = task
-    records = [record for each in observations for record in each.records]
-    devices = list(dict.fromkeys(record.device for record in records))
-    # Of two folders of one kind of device, each may have the later attempt of a run.
-    records.sort(key=lambda record: (devices.index(record.device), record.finished_at))
     return replace(
         first,
         manifests=[manifest for each in observations for manifest in each.manifests],
-        records=records,
+        records=[record for each in observations for record in each.records],
         bad_lines=[line for each in observations for line in each.bad_lines],
         tasks=list(tasks.values()),
         notes=[note for each in observations for note in each.notes],
