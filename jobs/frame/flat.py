@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from jobs.errors import TableError
-from jobs.formatting import format_scalar
+from jobs.formatting import format_scalar, is_number
 from jobs.frame.metrics import METRICS, fact_at, measured_phases, metric_samples, phases_with
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
@@ -237,13 +237,18 @@ def _process(result: Result) -> dict[str, Any]:
 
 
 def _conditions(record: Record | None, phase: str | None) -> dict[str, Any]:
-    """Return the conditions of a phase: medians, and the reasons why the GPU was slowed down."""
+    """Return the conditions of a phase: medians, and the reasons why the GPU was slowed down.
+
+    Records are not checked for the form of conditions. Values of another form are left out.
+    """
     known = {} if record is None or phase is None else record.conditions.get(phase, {})
-    found: dict[str, Any] = {
-        name: values[1] if isinstance(values := known.get(name), list) else None
-        for name in CONDITIONS
-    }
-    return found | {"throttle": "; ".join(known["throttle"]) if "throttle" in known else None}
+    found: dict[str, Any] = {}
+    for name, value in known.items():
+        if name == "throttle" and isinstance(value, dict):
+            found[name] = "; ".join(value)
+        elif isinstance(value, list) and len(value) == 3 and is_number(value[1]):
+            found[name] = value[1]  # minimum, median, maximum
+    return found
 
 
 def _about(records: list[Record], staleness: Staleness) -> dict[str, Any]:

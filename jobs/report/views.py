@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
@@ -92,11 +93,10 @@ class Shown:
         in the sweep file come last, ascending. Commits are in the order in which they were first
         measured. `orders` has the order of the values of further dimensions.
         """
-        order = _declared_order(self.observation)
-        if "commit" in self.told_apart:
-            order["commit"] = commit_order(r.record for r in self.results if r.record)
-        for name, values in orders.items():
-            order[name] = {value: i for i, value in enumerate(values)}
+        further = {
+            name: {value: i for i, value in enumerate(values)} for name, values in orders.items()
+        }
+        order = self._order | further
 
         def rank(key: Key) -> list[tuple[int, float, str]]:
             ranks = []
@@ -107,6 +107,14 @@ class Shown:
             return ranks
 
         return sorted(keys, key=rank)
+
+    @cached_property
+    def _order(self) -> dict[str, dict[Any, int]]:
+        """For each dimension with an order of its own, the position of each value."""
+        order = _declared_order(self.observation)
+        if "commit" in self.told_apart:
+            order["commit"] = commit_order(r.record for r in self.results if r.record)
+        return order
 
     def extra_dimensions(self, dimensions: list[str]) -> list[str]:
         """Return the dimensions that must be added so that no two runs share a cell.

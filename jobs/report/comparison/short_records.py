@@ -1,7 +1,7 @@
 """Reads results folders with one time per process and phase, instead of all samples.
 
-The process is the unit of a comparison. Its time is the median of its samples. Two folders with
-100,000 records each need little more memory than 1 GB in this form.
+The process is the unit of a comparison. Its time is the median of its samples. A folder with
+100,000 records needs less than 1 GB of memory in this form.
 """
 
 from __future__ import annotations

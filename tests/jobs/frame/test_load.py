@@ -246,6 +246,7 @@ def test_a_row_by_process_is_a_round_with_its_conditions(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
     hot = {"sm_clock_mhz": [1000, 1400, 1980], "power_w": [600, 690, 700], "throttle": {"cap": 1.0}}
+    hot |= {"temperature_c": [50]}  # of another form
     loaded = load_text(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS)
     folder.submit_rounds(
         loaded,
