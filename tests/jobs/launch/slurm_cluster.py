@@ -8,6 +8,9 @@
 no accounting, so `sacct` fails. The folder must not be used for anything else, and its path must be
 short. The default partition `debug` contains all nodes. The partitions `low` and `high` contain the
 last node, on which jobs of `high` preempt those of `low`.
+
+Only root can use the cluster: it has its own munged, whose socket and key only root can reach. Its
+daemons listen on loopback only, if `listens_on_loopback`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+_PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+}
 _PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 _START_TRIES = 3
 _START_TIMEOUT_S = 30.0
@@ -39,15 +47,17 @@ _KILL_WAIT_S = 10  # a worker that is told to stop needs time to record, also on
 # has at most 107 bytes.
 _LONGEST_FOLDER = 107 - len("/spool/127.0.0.100/127.0.0.100_67043328.4294967291")
 
+_ON_OWN_ADDRESS = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"
 _SLURM_CONF = """\
-ClusterName=probe
+ClusterName={cluster.name}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
+{communication}
+AuthType=auth/munge
+CredType=cred/munge
 # A requeued job waits until its credential has expired, by default 120 s.
-AuthInfo=cred_expire=5
+AuthInfo=socket={cluster.folder}/munge/socket,cred_expire=5
 StateSaveLocation={cluster.folder}/state
 SlurmdSpoolDir={cluster.folder}/spool/%n
 SlurmctldPidFile={cluster.folder}/run/slurmctld.pid
@@ -111,6 +121,7 @@ class SlurmCluster:
         gpus: tuple[str, ...] = ("a100", "h100"),  # different types, to test requests for a type
         memory_mb: int = 6000,
         max_array_size: int = 1001,
+        name: str = "probe",  # to tell apart clusters that run at once
     ) -> None:
         self.folder = Path(folder).resolve()
         if len(os.fsencode(self.folder)) > _LONGEST_FOLDER:
@@ -120,7 +131,7 @@ class SlurmCluster:
             )
         self.nodes = [f"127.0.0.{2 + number}" for number in range(nodes)]
         self.cpus, self.gpus, self.memory_mb = cpus, gpus, memory_mb
-        self.max_array_size = max_array_size
+        self.max_array_size, self.name = max_array_size, name
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._controller_port = 0
@@ -155,13 +166,14 @@ class SlurmCluster:
             deadline = time.monotonic() + _KILL_WAIT_S + _STOP_TIMEOUT_S
             while self.client(*active).stdout and time.monotonic() < deadline:
                 time.sleep(0.1)
-        self._end(*self._daemons)
+        self._end(*(name for name in self._daemons if name != "munged"))
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while (pids := self._left_over()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+        self._end(*self._daemons)  # munged, without which the others wait for seconds
 
     def stop_controller(self) -> None:
         """Stop only slurmctld. Jobs continue, and client commands fail after about 9 s."""
@@ -199,17 +211,28 @@ class SlurmCluster:
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
     def _start_once(self) -> None:
-        for name in ("dev", "log", "run", "spool", "state"):
+        for name in ("dev", "log", "munge", "run", "spool", "state"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-            (self.folder / name).mkdir(parents=True)
+            (self.folder / name).mkdir(0o700, parents=True)
         for node in self.nodes:
             (self.folder / "spool" / node).mkdir()
         self._write_configuration()
+        self._start_munged()
         self._spawn("slurmctld", "-c")
         self._await(self._controller_answers)  # if slurmd starts first, it retries after 1 s
         for node in self.nodes:
-            self._spawn("slurmd", "-N", node)
+            self._spawn(f"slurmd-{node}", "-N", node)
         self._await(self._all_idle)
+
+    def _start_munged(self) -> None:
+        munge = self.folder / "munge"
+        (munge / "key").touch(0o600)
+        (munge / "key").write_bytes(os.urandom(128))
+        files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed"}
+        paths = [f"--{option}={munge / name}" for option, name in files.items()]
+        # Without --force munged refuses a socket that not all users can reach.
+        self._spawn("munged", "--force", "--origin=127.0.0.1", *paths)
+        self._await((munge / "socket").exists)
 
     def _write_configuration(self) -> None:
         gres = "AutoDetect=off\n"
@@ -235,6 +258,7 @@ class SlurmCluster:
         text = _SLURM_CONF.format(
             cluster=self,
             host=host,
+            communication=_ON_OWN_ADDRESS if listens_on_loopback() else "",
             port=self._controller_port,
             memory_per_cpu=min(1000, self.memory_mb // self.cpus),
             first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the largest job id is 67,043,328
@@ -244,11 +268,14 @@ class SlurmCluster:
         )
         (self.folder / "slurm.conf").write_text(text)
 
-    def _spawn(self, program: str, *options: str) -> None:
-        name = "-".join([program, *options[1:]])  # slurmctld, slurmd-127.0.0.2, ...
+    def _spawn(self, name: str, *options: str) -> None:
+        """Start a daemon, whose name is munged, slurmctld, or slurmd-127.0.0.2 and so on."""
+        program = name.partition("-")[0]
+        slurm = ["-D", "-f", self.environment["SLURM_CONF"]]
+        foreground = ["--foreground"] if program == "munged" else slurm
         with (self.folder / "log" / f"{name}.out").open("ab") as output:
             self._daemons[name] = subprocess.Popen(
-                [program, "-D", "-f", self.environment["SLURM_CONF"], *options],
+                [program, *foreground, *options],
                 cwd=self.folder,
                 env=os.environ | self.environment | {"PATH": _PATH},
                 stdin=subprocess.DEVNULL,
@@ -323,6 +350,18 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def listens_on_loopback() -> bool:
+    """Whether a cluster listens on 127.0.0.1 only. Else it listens on all addresses.
+
+    Slurm can be told to listen on one address, but not on which: it takes that of the machine's
+    name. With another one, such as 127.0.1.1, a step does not reach its srun, which then hangs.
+    """
+    try:
+        return socket.gethostbyname(socket.gethostname()) == "127.0.0.1"
+    except OSError:
+        return False
 
 
 def main() -> None:
