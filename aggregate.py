@@ -28,6 +28,7 @@ from typer.core import TyperGroup
 from jobs.command_line.completion import results_folders, sweep_files
 from jobs.command_line.invocation import command, of_another_module
 from jobs.command_line.parsers import as_fraction, as_path
+from jobs.command_line.plain_console import plain_console
 from jobs.commands.where import Where, matching, matching_runs
 from jobs.errors import CommandError, InputError, TableError
 from jobs.formatting import relative
@@ -185,7 +186,7 @@ def _print_tables(
             continue
         for warning in table.warnings:
             print(f"note: table {view.name}: {warning}", file=sys.stderr)
-        print(render(table, output_format), end="\n\n")
+        print(render(table, output_format, plain_console().width), end="\n\n")
 
 
 def _collect_images(
@@ -239,7 +240,8 @@ def attempts(
     every = replace(observation, tasks=attempts_of(observation))
     chosen = matching(every, where).tasks
     if chosen:
-        print(render_columns(attempt_columns(observation, chosen), output_format), end="")
+        columns = attempt_columns(observation, chosen)
+        print(render_columns(columns, output_format, plain_console().width), end="")
     else:
         what = "the folder has no attempts" if where is None else f"no attempt satisfies {where!r}"
         print(f"note: {what}", file=sys.stderr)
@@ -349,8 +351,8 @@ def compare_times(
         _fail(str(error))
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
-    as_csv = output_format is ListFormat.csv
-    print(csv_comparison(found) if as_csv else markdown_comparison(found, every))
+    as_csv, width = output_format is ListFormat.csv, plain_console().width
+    print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width))
     raise SystemExit(found.exit_code)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+UNLIMITED = 1_000_000  # width of the output if it is a file or a pipe, in columns
 
 
 def format_scalar(value: Any) -> str:
@@ -36,6 +39,16 @@ def format_percent(share: float) -> str:
     """Return a share in percent, rounded to about two digits, such as 0.04%, 0.4% or 12%."""
     digits = 2 if abs(share) < 0.00095 else 1 if abs(share) < 0.0995 else 0
     return f"{share:.{digits}%}"
+
+
+def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") -> str:
+    """Return a ratio as text, such as `1.95x`, or `962x (noise)` if it is smaller than its spread.
+
+    The digits of such a ratio say nothing. `spread` is the width of its interval.
+    """
+    if spread <= abs(ratio):
+        return f"{ratio:.{digits}f}{unit}"
+    return f"{ratio:.0f}{unit} (noise)" if abs(ratio) >= 0.5 else f"<1{unit} (noise)"
 
 
 def counted(count: int, noun: str) -> str:
@@ -82,6 +95,18 @@ def _compact(array: str, indices: list[int]) -> str:
 def on_one_line(text: str) -> str:
     """Return the lines of a text on one line, separated by "; ". Empty lines are left out."""
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Return a line, broken between words into lines of at most `width` characters.
+
+    All lines but the first start with `indent`. Longer words, such as paths, are not broken.
+    """
+    if len(text) <= width:
+        return text
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def is_number(value: Any) -> bool:

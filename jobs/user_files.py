@@ -7,8 +7,11 @@ fill the memory.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
+
+from jobs import ROOT
 
 MAX_BYTES = 2_000_000  # the largest sweep of this project has 5 kB
 MAX_NAME = 255  # length of a file name on Linux, in bytes
@@ -42,6 +45,23 @@ def invalid_path(text: str) -> str | None:
     if len(data) > MAX_PATH:
         return f"a path must have at most {MAX_PATH} bytes, got {len(data)} bytes"
     return None
+
+
+def unusable_results(path: Path) -> str | None:
+    """Return an error message if a results folder must not have this path, else None."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", str(path)):
+        return f"must be a path without line breaks and other control characters, got {str(path)!r}"
+    if str(path).startswith(("-", "~")):
+        return f"must not begin with - or ~, which would be part of its name, got {str(path)!r}"
+    inside = next((one for one in path.absolute().parents if (one / "submissions").is_dir()), None)
+    if inside is not None:
+        return f"must not be inside another results folder, {inside}, got {str(path)!r}"
+    for name, one in (("the root folder", "/"), ("your home folder", os.path.expanduser("~")),
+                      ("the folder of this project", ROOT)):  # fmt: skip
+        if os.path.realpath(path) == os.path.realpath(one):
+            return f"must be a folder of its own, such as logs/mine, got {name} {str(path)!r}"
+    file = not_a_folder(path)
+    return f"must be a folder, got the file {str(file)!r}" if file else None
 
 
 def not_a_folder(path: Path) -> Path | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rich.console import Console
 
-UNLIMITED = 1_000_000  # width of the output if it is a file or a pipe, in columns
+from jobs.formatting import UNLIMITED
 
 
 def plain_console(stderr: bool = False) -> Console:
     """Return a console without markup and emoji codes, such as `[red]` and `:100:`.
 
-    Lines and tables in a file or pipe are not wrapped, so that other programs can read them.
+    Lines and tables in a file or pipe are not wrapped, so that other programs can read them. The
+    width of a terminal is that of the variable COLUMNS, if it is set.
     """
     console = Console(stderr=stderr, markup=False, emoji=False)
     if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set

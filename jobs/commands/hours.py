@@ -14,6 +14,7 @@ import typer
 
 from jobs.command_line.completion import results_folders
 from jobs.command_line.parsers import as_path
+from jobs.command_line.plain_console import plain_console
 from jobs.commands.find import note_bad_lines, observed
 from jobs.formatting import counted, relative
 from jobs.results.latest import LOGS, folders_in
@@ -24,6 +25,11 @@ from jobs.submit import errors, fail
 if TYPE_CHECKING:
     from jobs.report.hours import Hours
 
+# The columns that a narrow terminal does not show, the first one first
+LEAST = (
+    "compiling (GPU-h)", "other (GPU-h)", "starting (GPU-h)", "sweep", "queued (h)", "attempts",
+    "measuring (GPU-h)", "runs", "wall (h)", "wasted (GPU-h)",
+)  # fmt: skip
 NO_VALUE = "-"  # in Markdown; CSV has an empty cell and JSON null
 Row = dict[str, Any]
 
@@ -137,7 +143,7 @@ def _row(folder: str, hours: Hours, by: By) -> Row:
 
 def _print_markdown(rows: list[Row]) -> None:
     """Print the rows, at least one. If there are several, the last row has their total."""
-    from jobs.report.tables.render import markdown_table
+    from jobs.report.tables.markdown import markdown_table
 
     if len(rows) > 1:
         total: Row = {}
@@ -147,7 +153,7 @@ def _print_markdown(rows: list[Row]) -> None:
         # A run may be in several rows.
         rows = [*rows, total | {"folder": "total", "runs": ""}]
     columns = {_heading(name): [_cell(row[name]) for row in rows] for name in rows[0]}
-    print(markdown_table(columns))
+    print(markdown_table(columns, width=plain_console().width, least=LEAST))
 
 
 def _heading(name: str) -> str:

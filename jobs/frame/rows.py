@@ -111,6 +111,17 @@ class Cell:
         """The samples of all processes. There must be at least one."""
         return pooled(self.measured)
 
+    @property
+    def spread(self) -> float:
+        """Width of the interval, or interquartile range of samples, relative to the number.
+
+        0 without a number, and in blocks without an interval.
+        """
+        if self.interval is not None and self.number:
+            return (self.interval[1] - self.interval[0]) / abs(self.number)
+        has_samples = self.measured and not self.in_rounds
+        return abs(statistic(self.pooled, "spread")) if has_samples else 0.0
+
     def text(self, with_interval: bool = True) -> str:
         """Return the text of the cell, such as `0.2740 ±0.4%`.
 

@@ -154,7 +154,7 @@ class AnswerLookups:
         speedup = speedup_of(run, other, "median")
         if speedup.ratio is None:
             return self._missing()
-        text = speedup.text().replace("x", "", 1) if speedup.paired else f"{speedup.ratio:.2f}"
+        text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
         text += "" if speedup.paired else " (not paired)"
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 

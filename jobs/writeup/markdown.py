@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from jobs.formatting import counted
 from jobs.report.plots import draw_plot
-from jobs.report.tables.render import markdown_table
+from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.problem import Problem

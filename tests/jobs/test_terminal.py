@@ -47,8 +47,10 @@ def start_command(
     )
 
 
-def on_terminal(command: list[str], react: Callable[[str], int | None]) -> str:
-    """Run a command on a terminal with 150 columns and return its output.
+def on_terminal(
+    command: list[str], react: Callable[[str], int | None] = lambda text: None, width: int = 150
+) -> str:
+    """Run a command on a terminal with `width` columns and return its output.
 
     Args:
         command: the arguments of the interpreter.
@@ -56,7 +58,7 @@ def on_terminal(command: list[str], react: Callable[[str], int | None]) -> str:
             command or None.
     """
     ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": "xterm"}
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=environment, preexec_fn=restore_signals,
@@ -178,10 +180,16 @@ def test_any_text_can_be_printed_in_any_encoding(done: Path, tmp_path: Path) -> 
 
 
 def test_lines_are_not_wrapped_in_a_pipe(done: Path) -> None:
-    sweep, out = done.parent / "sweep.yaml", done / ("x" * 200)
+    sweep, out = done.parent / "sweep.yaml", done.parent / ("x" * 200)
     command = ["-m", "jobs.submit", str(sweep), "--local", "--dry-run", "--out", str(out)]
     output, _ = start_command(command, COLUMNS="40").communicate(timeout=PATIENCE_S)
     assert f"results   {out}\n" in re.sub(" +\n", "\n", output)
+
+
+def test_a_table_fits_the_terminal(done: Path) -> None:
+    lines = on_terminal(["aggregate.py", str(done)], width=20).splitlines()
+    assert "- what: ok" in " ".join(lines) and "|" not in "".join(lines), lines
+    assert "|--" in call("aggregate", done, environment={"COLUMNS": "20"}).stdout
 
 
 @pytest.mark.slow

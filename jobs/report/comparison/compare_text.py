@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import csv
-from io import StringIO
-
+from jobs.formatting import UNLIMITED, wrapped
 from jobs.report.comparison.compare import Comparison
 from jobs.report.comparison.compared_cell import cell_columns, count_text
-from jobs.report.tables.render import markdown_table
+from jobs.report.tables.markdown import markdown_table
+from jobs.report.tables.render import ListFormat, render_columns
+
+# The columns that a narrow terminal does not show, the first one first
+_LEAST = ("allocations", "rounds", "95% interval", "before (ms)", "after (ms)")
 
 
-def markdown_comparison(found: Comparison, every: bool) -> str:
+def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) -> str:
     """Return a comparison as Markdown, with every cell or without those that say little.
 
-    These are for example runs that are only in one of two folders.
+    These are for example runs that are only in one of two folders. The table fits a terminal of
+    `width` columns.
     """
     chosen = found.cells if every else [cell for cell in found.cells if cell.is_important]
-    parts = ["\n".join(found.heading)] if found.heading else []
+    parts = ["\n".join(_wrapped(found.heading, width))] if found.heading else []
     if chosen:
-        parts.append(markdown_table(cell_columns(chosen, found.cells), "left"))
+        parts.append(markdown_table(cell_columns(chosen, found.cells), "left", width, _LEAST))
     left_out = len(found.cells) - len(chosen)
     counts = count_text(found.cells) + (f" ({left_out} not listed; use --all)" if left_out else "")
-    return "\n\n".join([*parts, "\n".join([*found.notes, counts])])
+    return "\n\n".join([*parts, "\n".join(_wrapped([*found.notes, counts], width))])
+
+
+def _wrapped(lines: list[str], width: int) -> list[str]:
+    """Return lines of text that fit a width. Those with a command stay whole, to be copied."""
+    return [line if " -m " in line or "blocks.rounds" in line else wrapped(line, width)
+            for line in lines]  # fmt: skip
 
 
 def csv_comparison(found: Comparison) -> str:
     """Return a comparison as CSV with all cells. Headings and notes are comment lines."""
-    text = StringIO()
-    for line in (*found.heading, *found.notes):
-        text.write(f"# {line}\n")
+    comments = "".join(f"# {line}\n" for line in (*found.heading, *found.notes))
     columns = cell_columns(found.cells, found.cells, exact=True) if found.cells else {}
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue().removesuffix("\n")
+    return (comments + render_columns(columns, ListFormat.csv)).removesuffix("\n")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jobs.code.short_names import short_names
-from jobs.formatting import format_number, format_scalar
+from jobs.formatting import format_number, format_ratio, format_scalar
 from jobs.report.comparison.verdicts import Verdict
 from jobs.run import Run, varying
 
@@ -92,13 +92,20 @@ def _rounded_columns(cell: Cell, paired: bool) -> dict[str, str]:
         "phase": cell.phase,
         "before (ms)": "" if cell.before is None else format_number(cell.before),
         "after (ms)": "" if cell.after is None else format_number(cell.after),
-        "ratio": "" if cell.ratio is None else f"{cell.ratio:.3f}",
+        "ratio": _ratio(cell),
         "95% interval": _interval(cell),
     }
     if paired:
         row["rounds"] = str(cell.judged.rounds) if cell.judged else ""
         row["allocations"] = str(cell.judged.allocations) if cell.judged else ""
     return row | {"verdict": cell.text}
+
+
+def _ratio(cell: Cell) -> str:
+    if cell.ratio is None:
+        return ""
+    spread = 0.0 if cell.low is None or cell.high is None else cell.high - cell.low
+    return format_ratio(cell.ratio, spread, 3, "")
 
 
 def _interval(cell: Cell) -> str:

@@ -12,7 +12,9 @@ from urllib.parse import quote
 
 from tabulate import tabulate
 
+from jobs.formatting import UNLIMITED, wrapped
 from jobs.report.images import Image
+from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.report_table import ReportTable
 
 
@@ -28,22 +30,25 @@ class ListFormat(StrEnum):
     csv = "csv"
 
 
-def render_columns(columns: dict[str, list[str]], to: ListFormat) -> str:
-    """Return columns of text as a Markdown table or as CSV."""
+def render_columns(columns: dict[str, list[str]], to: ListFormat, width: int = UNLIMITED) -> str:
+    """Return columns of text as a Markdown table of a width, see `markdown_table`, or as CSV."""
     if to is ListFormat.md:
-        return markdown_table(columns, "left") + "\n"
+        return markdown_table(columns, "left", width) + "\n"
     return _csv(columns)
 
 
-def render(table: ReportTable, to: Format) -> str:
+def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     """Return a table of a report as text in the given format.
 
     The text contains the heading, the cells, the notes and the text below the table. In CSV and
-    LaTeX, the heading and the notes are comment lines, and the text is omitted.
+    LaTeX, the heading and the notes are comment lines, and the text is omitted. Markdown fits a
+    terminal of `width` columns.
     """
     notes = ". ".join(table.notes)
     if to is Format.md:
-        parts = [f"### {table.heading}", markdown_table(table.columns), notes, table.text]
+        see = "--format csv or python aggregate.py export FOLDER"
+        cells = markdown_table(table.columns, "right", width, _least(table), see)
+        parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width), table.text]
         return "\n\n".join(part for part in parts if part) + "\n"
     if to is Format.html:
         below = [f"<p>{escape(text)}</p>" for text in (notes, table.text) if text]
@@ -69,23 +74,10 @@ def _table(table: ReportTable, form: str) -> str:
     return str(tabulate(rows, list(table.columns), tablefmt=form, disable_numparse=True))
 
 
-def markdown_table(columns: dict[str, list[str]], align: str = "right") -> str:
-    """Return a Markdown table, with all columns aligned "left", "center" or "right".
-
-    Special characters are escaped. For example, names of kernels can contain `|`, `<` and `*`.
-    """
-    table = tabulate(
-        [list(map(_markdown_cell, row)) for row in zip(*columns.values(), strict=True)],
-        headers=list(map(_markdown_cell, columns)),
-        tablefmt="pipe",
-        disable_numparse=True,
-        colalign=[align] * len(columns),
-    )
-    return str(table)
-
-
-def _markdown_cell(text: str) -> str:
-    return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
+def _least(table: ReportTable) -> list[str]:
+    """Return the half of the measured columns that says less: speedups, and then the last ones."""
+    measured = [name for name in reversed(table.columns) if name not in table.dimensions]
+    return sorted(measured, key=lambda name: " vs " not in name)[: len(measured) // 2]
 
 
 def markdown_image(image: Image, folder: Path) -> str:

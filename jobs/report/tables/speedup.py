@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from jobs.code.short_names import as_in_runs
+from jobs.formatting import format_ratio
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
@@ -38,21 +39,25 @@ class Speedup:
     ratio: float | None = None
     instead: str = ""  # text of a cell without a speedup: the reason, a dash or ""
     interval: Interval | None = None  # 95% confidence interval of a paired speedup
+    spread: float = 0.0  # without an interval: the larger relative spread of the two cells
     paired: bool = False  # whether the ratio is that of rounds of a block
     elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
     is_timed: bool = True  # False: the value does not depend on where it was measured
 
-    def text(self, with_details: bool = True) -> str:
+    def text(self, with_details: bool = True, tells_noise: bool = True) -> str:
         """Return the speedup as text, such as `1.95x`.
 
         Details are the interval, as in `1.95x [1.93, 1.97]`, or the mark of a ratio of runs on
-        different GPUs or hosts, as in `1.95x*`.
+        different GPUs or hosts, as in `1.95x*`. With `tells_noise`, they are also the word noise
+        instead of an interval, see `format_ratio`.
         """
         if self.ratio is None:
             return self.instead
-        if self.interval is None:
-            return f"{self.ratio:.2f}x{'*' if self.elsewhere and with_details else ''}"
-        low, high = self.interval
+        low, high = self.interval or (0.0, self.spread * abs(self.ratio))
+        spread = high - low if with_details and tells_noise else 0.0
+        if self.interval is None or spread > abs(self.ratio):
+            mark = "*" if self.elsewhere and with_details else ""
+            return format_ratio(self.ratio, spread) + mark
         # Two decimals would give a narrow interval the same ends, or hide whether 1 is inside.
         digits = 3 if high - low < 0.02 or 1 in (round(low, 2), round(high, 2)) else 2
         interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
@@ -129,12 +134,14 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
     if not mine or not theirs:
         return Speedup(instead="–")
     lower_is_better = cell.metric.direction == "lower"
+    ratio = theirs / mine if lower_is_better else mine / theirs
+    spread = max(cell.spread, reference.spread)
     if not cell.metric.is_timed:
-        return Speedup(theirs / mine if lower_is_better else mine / theirs, is_timed=False)
+        return Speedup(ratio, spread=spread, is_timed=False)
     rounds = _rounds(cell, reference, statistic_name)
     if not rounds:
-        ratio = theirs / mine if lower_is_better else mine / theirs
-        return Speedup(ratio, elsewhere=_on_different_gpus(cell.records, reference.records))
+        elsewhere = _on_different_gpus(cell.records, reference.records)
+        return Speedup(ratio, spread=spread, elsewhere=elsewhere)
     verdict = judge(rounds)
     ends = [end for end in (verdict.low, verdict.high) if end is not None]
     ratio = verdict.ratio

@@ -14,14 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 import aggregate
+from jobs.commands import status
 from jobs.frame.results import list_results
+from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.pivot import make_pivot
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot
 from tests.benchmarks import toy
 from tests.jobs.harness import call
-from tests.jobs.results_folder import CPU, GRID, TOY, ResultsFolder, load, ok, write
+from tests.jobs.results_folder import CPU, GRID, TOY, ResultsFolder, failed, load, ok, write
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,6 +80,56 @@ def test_a_kernels_name_stays_one_markdown_cell(tmp_path: Path, folder: ResultsF
     assert [len(row) for row in cells] == [3] * 3
     assert [re.sub(r"\\(.)", r"\1", cell.strip()) for cell in cells[2]] == ["1", name, "1"]
     assert r"f\<float>(int\*," in out
+
+
+WIDE = {
+    "run": ["one", "two"],
+    "mode": ["fast", "exact"],
+    "dtype": ["bfloat16 and float32"] * 2,
+    "time (ms)": ["1.234 ±0.4%", "1.235 (1 of 2 repeats; timeout)"],
+    "speed": ["1.95x [1.93, 1.97]", "962x (noise)"],
+    "peak memory (GiB)": ["1.25", ""],
+}
+
+
+@pytest.mark.parametrize("width", [200, 130, 100, 80, 60, 40])
+def test_a_table_fits_a_terminal_and_tells_what_it_does_not_show(width: int) -> None:
+    """No cell is broken. A column that is missing is counted."""
+    text = markdown_table(WIDE, width=width, least=["speed", "peak memory (GiB)"])
+    assert max(map(len, text.splitlines())) <= width
+    absent = [name for name in WIDE if name not in text]
+    told = re.search(r"(\d+) columns? not shown: --format csv", text)
+    assert len(absent) == (int(told[1]) if told else 0)
+    shown = [cell for name in WIDE if name not in absent for cell in WIDE[name]]
+    assert all(any(cell in line for line in text.splitlines()) for cell in shown)
+    whole = markdown_table(WIDE)
+    assert (text == whole) == (max(map(len, whole.splitlines())) <= width)
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_no_command_prints_a_line_wider_than_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = "grid: {size: [1, 2], label: [a, b, c, d], mode: [fast, exact]}\n"
+    keys = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 3}\n"
+    view = "tables: [{name: t, rows: [size], columns: [label, mode], baseline: {mode: fast}}]\n"
+    why = failed("error", message="too many words " * 20)
+    ResultsFolder(tmp_path / "out").submit_rounds(
+        load(tmp_path, TOY + grid + keys + view),
+        lambda params, repeat: why if params["label"] == "d" else ok(1.0 + repeat),
+    )
+    commands = [("aggregate", name) for name in ("tables", "compare", "attempts")]
+    commands += [("jobs", "hours"), ("jobs", "status")]
+    in_pipe = [call(*command, "out").stdout for command in commands]
+    monkeypatch.setattr("jobs.command_line.plain_console.UNLIMITED", width)
+    monkeypatch.setattr(status.console, "width", width)
+    for command, whole in zip(commands, in_pipe, strict=True):
+        lines = call(*command, "out").stdout.splitlines()
+        # Notes on stderr and commands to copy are not broken.
+        kept = [line for line in lines if not line.startswith("note: ") and " -m " not in line]
+        assert max(map(len, kept)) <= width, command
+        assert max(map(len, whole.splitlines())) > width, command
 
 
 def test_csv_is_read_back(special: ResultsFolder) -> None:

@@ -167,6 +167,16 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
     ]
 
 
+def test_a_speedup_with_an_interval_wider_than_itself_is_noise(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    noisy = {"fast": [1.0] * 10, "exact": [0.1, 1.0, 0.1, 1.0, 0.1]}
+    folder.submit_rounds(
+        load(tmp_path, TOY + ONE_SIZE + BLOCKS), lambda p, repeat: ok(noisy[p["mode"]][repeat])
+    )
+    assert table(folder, **VIEW)[0]["exact vs fast"] == "4x (noise)"
+
+
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:

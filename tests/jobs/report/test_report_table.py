@@ -12,6 +12,7 @@ from pydantic import Field
 
 from jobs.status import Status
 from tests.benchmarks import toy
+from tests.jobs.harness import call
 from tests.jobs.results_folder import (
     GIB,
     GRID,
@@ -124,6 +125,21 @@ def test_speed_up_knows_which_direction_is_better(tmp_path: Path, folder: Result
         folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"}, value="tflops"
     )
     assert row == {"size": "1", "fast": "2.000", "exact": "4.000", "exact vs fast": "2.00x"}
+
+
+def test_a_speed_up_of_scattered_samples_is_noise(tmp_path: Path, folder: ResultsFolder) -> None:
+    """The ratio has no decimals if an interquartile range is larger than its median."""
+    times = {1: [1.0, 1.0, 3.5], 2: [1.0, 1.0, 2.9], 3: [100.0, 900.0, 1800.0]}
+    view = "{name: a, rows: [size], columns: [mode], baseline: {mode: fast}}"
+    grid = "grid: {size: [1, 2, 3], mode: [fast, exact]}\n"
+    loaded = load(tmp_path, f"{TOY}{grid}tables: [{view}]\n")
+    folder.submit(
+        loaded, lambda params, _: ok(*times[params["size"]] if params["mode"] == "fast" else [4.0])
+    )
+    rows = table(folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"})
+    assert [row["exact vs fast"] for row in rows] == ["<1x (noise)", "0.25x", "225.00x"]
+    as_csv = call("aggregate", folder.path, "--format", "csv").stdout
+    assert "0.25x" in as_csv and "noise" not in as_csv
 
 
 def test_what_the_sweep_excludes_is_empty_not_missing(

@@ -296,7 +296,8 @@ def test_huge_noise_is_not_shown_with_many_digits(tmp_path: Path) -> None:
     shown = call("aggregate", "compare", blocks(tmp_path, outcome).path).stdout
     assert "0.000" not in shown.split("ratio: ")[1]
     assert (
-        " to >100x " in shown
+        " (noise)" in shown
+        and " to >100x " in shown
         and "A/A floor (difference that the same code shows): forward >100%" in shown
     )
     assert "ratio: after / before, the geometric mean over rounds;" in shown
