@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
+
+NOTICE_S = 2.0  # a wait that takes longer is announced, in seconds
+_waits: list[str] = []  # what is waited for now, the innermost last
 
 
 def say(text: str, stream: TextIO | None) -> None:
@@ -19,3 +25,25 @@ def say(text: str, stream: TextIO | None) -> None:
         encoding = getattr(stream, "encoding", None) or "utf-8"
         line = text.encode(encoding, "backslashreplace").decode(encoding)
         print(line, file=stream, flush=True)
+
+
+@contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Print to stderr what is waited for, if the `with` block takes longer than NOTICE_S.
+
+    Of several such blocks in each other, the innermost says so.
+    """
+
+    def tell() -> None:
+        if _waits[-1:] == [what]:
+            say(f"waiting for {what}; Ctrl-C stops", sys.stderr)
+
+    notice = threading.Timer(NOTICE_S, tell)
+    notice.daemon = True
+    notice.start()
+    _waits.append(what)
+    try:
+        yield
+    finally:
+        _waits.pop()
+        notice.cancel()

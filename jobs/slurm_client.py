@@ -3,33 +3,87 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import time
 
-CLIENT_S = 15.0  # time limit of one command, in seconds; Slurm's own limit is about a minute
+from jobs.formatting import on_one_line
+from jobs.printing import waiting_for
+
+CLIENT_S = 15.0  # time limit of one command, in seconds
+PING_S = 3.0  # time in which the controller must say that it is up, in seconds
+SILENT_S = 5.0  # time for which a failed ping counts, in seconds
+UP_S = 1.0  # the same for a successful one
+# Settings of the user that change what client commands do or print. sbatch gets none, either.
+_SETTINGS = re.compile(r"(?!SLURM_CONF$)(SLURM|SQUEUE|SCANCEL|SCONTROL)_")
+# By cluster, configuration and program: what a ping said, and until when that counts.
+_pings: dict[tuple[str | None, ...], tuple[float, str]] = {}
 
 
 class SlurmSilent(RuntimeError):
-    """Raised if a client command of Slurm is missing or does not answer in time."""
+    """Raised if a client command of Slurm is missing, fails or does not answer in time."""
 
 
-def slurm_client(*command: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
+def slurm_client(
+    *command: str, cluster: str = "", timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a client command of Slurm, and return its output and exit code.
 
-    The command must not submit a job: a job whose sbatch was ended by the time limit may be in the
-    queue without a known id. The limit is CLIENT_S by default.
+    The command must not submit a job, because it may be ended by the time limit. Without an
+    explicit limit, the controller must first answer a ping: if it is down, other commands try for
+    about ten seconds.
+
+    Args:
+        cluster: name of the cluster, as in the option -M. "": the cluster of this host.
+        timeout_s: time limit. None: CLIENT_S.
 
     Raises:
-        SlurmSilent: if the program is missing, or if it does not end within the time limit.
+        SlurmSilent: if the program is missing, the controller is down, or the command does not end
+            within the time limit.
     """
-    tried = " ".join(command[:3])
-    limit = CLIENT_S if timeout_s is None else timeout_s
+    with waiting_for("Slurm's controller to answer"):
+        if timeout_s is None:
+            _ping(cluster)
+        return _run(command, cluster, CLIENT_S if timeout_s is None else timeout_s)
+
+
+def _ping(cluster: str) -> None:
+    which = cluster, os.environ.get("SLURM_CONF"), shutil.which("scontrol")
+    until, problem = _pings.get(which, (0.0, ""))
+    if time.monotonic() > until:
+        problem = ""
+        if which[-1] is not None:
+            try:
+                said = _run(("scontrol", "ping"), cluster, PING_S).stdout
+                down = re.search(r".* is DOWN", said)
+                if down and " is UP" not in said:  # one of several controllers is enough
+                    problem = f"Slurm does not answer: {down[0]}"
+            except SlurmSilent as error:
+                problem = str(error)
+        _pings[which] = time.monotonic() + (SILENT_S if problem else UP_S), problem
+    if problem:
+        raise SlurmSilent(problem)
+
+
+def _run(command: tuple[str, ...], cluster: str, limit: float) -> subprocess.CompletedProcess[str]:
+    program, *arguments = command
+    given = [program, *(["-M", cluster] if cluster else []), *arguments]
+    tried = " ".join(given[:3])
+    environment = {k: v for k, v in os.environ.items() if not _SETTINGS.match(k)}
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=limit
+            given,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            env=environment,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        given = os.environ.get("SLURM_CONF")
-        source = f"SLURM_CONF={given}" if given else "the default configuration"
+        conf = os.environ.get("SLURM_CONF")
+        source = f"SLURM_CONF={conf}" if conf else "the default configuration"
         raise SlurmSilent(
             f"Slurm does not answer: '{tried}' did not end within {limit:.0f} s (with {source})"
         ) from None
@@ -37,3 +91,19 @@ def slurm_client(*command: str, timeout_s: float | None = None) -> subprocess.Co
         raise SlurmSilent(
             f"Slurm does not answer: cannot run '{tried}': {error.strerror}"
         ) from None
+
+
+def configuration(cluster: str = "") -> dict[str, str]:
+    """Return the settings that `scontrol show config` prints, such as ClusterName.
+
+    The result is empty if the site does not show them.
+
+    Raises:
+        SlurmSilent: if Slurm does not answer.
+    """
+    done = slurm_client("scontrol", "show", "config", cluster=cluster)
+    found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", done.stdout, re.MULTILINE))
+    if done.returncode and not found and "denied" not in done.stderr:
+        why = on_one_line(done.stderr)
+        raise SlurmSilent(f"Slurm does not answer: 'scontrol show config' failed: {why}")
+    return found

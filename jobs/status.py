@@ -25,11 +25,12 @@ class Status(StrEnum):
     # Statuses that never appear in a record:
     queued = "queued"
     running = "running"
+    unknown = "unknown"  # a job may be queued or running, but Slurm does not answer for it
     missing = "missing"  # no record, and no job that could still write one
 
     @property
     def is_live(self) -> bool:
-        """Whether the run is queued or running."""
+        """Whether the run is, or may be, queued or running."""
         return self in _LIVE
 
     @property
@@ -41,9 +42,9 @@ class Status(StrEnum):
     def is_failure(self) -> bool:
         """Whether this status is a failure.
 
-        The statuses `ok`, `oom`, `unsupported`, `queued` and `running` are not failures. All other
-        statuses are failures. The command `jobs status` exits with code 1 if the status of a run is
-        a failure.
+        The statuses `ok`, `oom`, `unsupported`, `queued`, `running` and `unknown` are not failures.
+        All other statuses are failures. The command `jobs status` exits with code 1 if the status
+        of a run is a failure.
         """
         return self not in _RESULTS and not self.is_live
 
@@ -70,7 +71,7 @@ class Status(StrEnum):
         return self in _RETRIED
 
 
-_LIVE = {Status.queued, Status.running}
+_LIVE = {Status.queued, Status.running, Status.unknown}
 _RESULTS = {Status.ok, Status.oom, Status.unsupported}
 _INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled, Status.missing}
 _INTERRUPTED_IN_ITS_JOB = {Status.preempted, Status.cancelled}

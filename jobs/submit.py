@@ -9,8 +9,10 @@ if __name__ == "__main__":
 
 import os
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -32,8 +34,9 @@ from jobs.results.cancelled import read_cancelled
 from jobs.results.latest import LOGS
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
+from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.load import LoadedSweep, load_sweep
-from jobs.user_files import invalid_path, not_a_folder
+from jobs.user_files import invalid_path, unusable_results
 from systems.terminal import outliving_output, run_command
 
 CLUSTER_FILE = "cluster.yaml"
@@ -152,6 +155,14 @@ def submit(
             "in the results folder.",
         ),
     ] = False,
+    repeat_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--repeat-unknown",
+            help="Submit also runs of which it is unknown whether they are queued or running, "
+            "because Slurm does not answer for their jobs. They may then be executed twice.",
+        ),
+    ] = False,
     keep_stale: Annotated[
         bool,
         typer.Option(
@@ -228,8 +239,8 @@ def submit(
     for option, given in (("--snapshot", snapshot), ("--against", against is not None)):
         if given and executor is Executor.debug:
             fail(f"{option} is not allowed together with --debug")
-    if out is not None and (file := not_a_folder(out)):
-        fail(f"--out must be a folder, got the file {str(file)!r}")
+    if out is not None and (wrong := unusable_results(out)):
+        fail(f"--out {wrong}")
     try:
         settings = _cluster_file(cluster_file)
         loaded = load_sweep(sweep, overrides or [], where[0] if where else None, settings)
@@ -242,6 +253,7 @@ def submit(
             snapshot,
             save_untracked,
             keep_stale,
+            repeat_unknown=repeat_unknown,
             against=None if against is None else find(against),
         )
         if dry_run:
@@ -278,6 +290,8 @@ def plan_and_start(
         with SubmissionLock(options.out.resolve(), options.force) as lock:
             prepared = prepare(loaded, options, sweep_path)
             show_notes(prepared)
+            if prepared.unknown and sys.stdin.isatty() and _repeats_unknown(options):
+                prepared = prepare(loaded, replace(options, repeat_unknown=True), sweep_path)
             if announce is not None:
                 announce(prepared)
                 if not prepared.manifest.jobs:
@@ -286,7 +300,26 @@ def plan_and_start(
     except OSError as error:
         if error.errno in unwritable.FULL:
             fail(unwritable.message(options.out, error.errno))
-        fail(f"{error.filename or options.out}: {error.strerror or error}")
+        where = error.filename or (options.out if _cwd_exists() else "the current folder")
+        fail(f"{where}: {error.strerror or error}")
+
+
+def _repeats_unknown(options: Options) -> bool:
+    """Ask whether runs that may be queued or running are submitted, if Slurm answers at all."""
+    try:
+        if options.executor is Executor.slurm:
+            configuration()
+        answer = input("submit the runs that may be queued or running again? [y/N] ")
+    except (EOFError, SlurmSilent):
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _cwd_exists() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def show_notes(prepared: Prepared) -> None:
@@ -318,11 +351,14 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
             "--retry-failed repeats failed runs"
         )
         errors.print(note, soft_wrap=True, highlight=False)
-    if prepared.in_flight:
-        count = counted(len(prepared.in_flight), "run")
+    in_flight = len(prepared.in_flight) - prepared.unknown
+    if in_flight:
+        count = counted(in_flight, "run")
         console.print(f"skipping {count} already queued or running")
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
+    if not manifest.jobs and prepared.unknown:
+        fail("nothing to submit, but the state of some runs is unknown (see above)")
     try:
         records = _start(prepared, options, lock)
     except KeyboardInterrupt:
@@ -369,10 +405,12 @@ def _report_interrupt(manifest: Manifest) -> None:
         text = f"finished runs are recorded in {where}"
     elif manifest.slurm_ids:
         text = f"Slurm jobs {compact_ids(manifest.slurm_ids.values())} stay submitted"
+    elif manifest.slurm_jobs:
+        text = "Slurm may have accepted jobs, which status will show"
     else:
         text = "nothing was submitted"
     errors.print(f"interrupted: {text}; repeat the command to continue", soft_wrap=True)
-    if manifest.slurm_ids:
+    if manifest.slurm_jobs:
         for name in ("status", "cancel"):
             follow_up(command(name), where)
 

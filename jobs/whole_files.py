@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        # Not through a link that another user has put there. Only the owner needs to write.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, 0o644), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -36,16 +38,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, parents: bool = True) -> str:
     """Write a value to a JSON file, whole or not at all.
 
-    Missing parent folders are created.
+    Args:
+        parents: whether missing parent folders are created. Otherwise they are an error.
+
+    Returns:
+        The SHA-256 hash of the file.
 
     Raises:
         OSError: if the file cannot be written, e.g. because the disk is full. `filename` is `path`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(value).encode()
     with whole_file(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8")
-        json.dump(value, text)
-        text.detach()  # else it closes the file
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from shutil import which
 
 from rich.table import Table as Grid
 
@@ -56,14 +57,18 @@ def show_plan(
         ("runs", runs + (f" ({', '.join(left_out)})" if left_out else "")),
         (
             "to run",
-            f"{tasks} ({_known_text(prepared)}, {len(prepared.in_flight)} queued or running)",
+            f"{tasks} ({_known_text(prepared)}, {len(prepared.in_flight)} queued or running"
+            + (f", of these {prepared.unknown} unknown)" if prepared.unknown else ")"),
         ),
         ("jobs", f"{len(manifest.jobs)}, {per_job}"),
     ]
     if executor is Executor.slurm or sbatch:
-        from jobs.launch.slurm_executor import arrays, max_array_size
+        from jobs.launch.slurm_executor import planned_arrays
 
-        rows.append(("arrays", str(len(arrays(manifest, max_array_size())))))
+        planned, problem = planned_arrays(manifest)
+        rows.append(("arrays", str(len(planned))))
+        if problem and which("sbatch"):
+            rows.append(("Slurm", problem))
         # Without the file, the jobs go to the default partition, which often has no GPUs.
         from_file = f"settings of {cluster_file}" if cluster_file else "no cluster.yaml here"
         rows.append(("cluster", from_file))

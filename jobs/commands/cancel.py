@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from contextlib import suppress
 
 from jobs.block import TaskKey
 from jobs.command_line.plain_console import plain_console
@@ -11,13 +13,17 @@ from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.where import Where, matching
 from jobs.formatting import counted, on_one_line
+from jobs.printing import waiting_for
 from jobs.results.cancelled import add_cancelled
+from jobs.results.job_states import job_states
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.run_states import Observation
-from jobs.slurm_client import SlurmSilent, slurm_client
+from jobs.slurm_client import SlurmSilent, configuration, slurm_client
 from jobs.status import Status
 from jobs.submit import fail
 
+END_S = 60.0  # maximum wait for the end of cancelled jobs, in seconds
+POLL_S = 0.5
 console = plain_console()
 
 
@@ -29,7 +35,8 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
     """Cancel all queued and running jobs of a results folder.
 
     Cancels the jobs of all submissions in the folder. Records of finished runs are kept. To
-    continue the sweep, submit it again.
+    continue the sweep, submit it again: the command ends when the jobs have ended, or says after a
+    minute that they have not. Jobs of another user or of another cluster are never cancelled.
 
     With --where, cancels only runs that satisfy the condition. A job is cancelled if all of its
     queued and running runs satisfy it. In other jobs, these runs are skipped when their turn comes,
@@ -44,11 +51,17 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
     executing = {task.key for task in chosen.tasks if task.status is Status.running}
     cancelled = skipped = left = 0
     problems: list[str] = []
+    stopped: list[tuple[Manifest, set[int]]] = []
     for manifest in seen.manifests:
         states = seen.job_states[manifest.id]
         jobs = [
             j for j in manifest.jobs if states[j.index].status.is_live and picked & set(j.tasks)
         ]
+        silent = [j for j in jobs if states[j.index].status is Status.unknown]
+        if silent:
+            why = "; ".join(dict.fromkeys(states[job.index].detail for job in silent))
+            problems.append(f"{counted(len(silent), 'job')} not cancelled: {why}")
+            jobs = [job for job in jobs if job not in silent]
         whole = _whole(manifest, jobs, live, picked)
         inside = {task for job in whole for task in job.tasks}
         shared = {task for job in jobs for task in job.tasks} & picked - inside
@@ -56,6 +69,8 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
             if where is not None and jobs:
                 _note_cancelled(manifest, (inside & picked) | (shared - executing))
             _stop(manifest, whole, all_jobs=where is None)
+            if where is None or manifest.executor is not Executor.local:
+                stopped.append((manifest, {job.index for job in whole}))
             if where is None and manifest.executor is Executor.slurm:
                 # squeue does not show an element of an array that was cancelled before it started.
                 _note_cancelled(manifest, (inside & live) - executing)
@@ -73,6 +88,9 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
     if where is not None and not picked:
         text += ": no queued or running run satisfies the condition"
     console.print(text, soft_wrap=True)
+    if left_over := _await_end(stopped):
+        count = counted(left_over, "job")
+        console.print(f"{count} still ending; status shows when, then submit again", soft_wrap=True)
     if problems:
         fail("\n".join(problems))
 
@@ -104,6 +122,25 @@ def _note_cancelled(manifest: Manifest, tasks: set[TaskKey]) -> None:
         ) from None
 
 
+def _await_end(stopped: list[tuple[Manifest, set[int]]]) -> int:
+    """Wait until cancelled jobs have ended, and return how many have not after END_S seconds.
+
+    A submission right after the command would find jobs that are about to end, and skip their runs.
+    """
+    deadline = time.monotonic() + END_S
+    with waiting_for("the cancelled jobs to end; a submission before that skips their runs"):
+        while True:
+            states = job_states([manifest for manifest, jobs in stopped if jobs], [])
+            alive = sum(
+                states[manifest.id][job].status in (Status.queued, Status.running)
+                for manifest, jobs in stopped
+                for job in jobs
+            )
+            if not alive or time.monotonic() > deadline:
+                return alive
+            time.sleep(POLL_S)
+
+
 def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     """Stop jobs of a submission.
 
@@ -115,17 +152,26 @@ def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     """
     if not jobs:
         return
+    if manifest.owner != os.getuid():  # its files could name any job or process of this user
+        raise CannotCancel(
+            f"submission {manifest.id} is of user {manifest.owner}, who must cancel it"
+        )
     if manifest.executor is Executor.slurm:
-        ids = [manifest.slurm_ids[job.index] for job in jobs]
-        for start in range(0, len(ids), 500):  # command lines have a maximum length
-            try:
-                done = slurm_client("scancel", *ids[start : start + 500])
-            except SlurmSilent as error:
-                raise CannotCancel(str(error)) from None
-            if done.returncode:
-                raise CannotCancel(f"scancel failed: {on_one_line(done.stderr)}")
+        cluster = manifest.slurm_jobs[jobs[0].index].cluster
+        _scancel(cluster, [manifest.slurm_ids[job.index] for job in jobs])
     elif all_jobs or manifest.executor is Executor.debug:
         _stop_process(manifest)
+
+
+def _scancel(cluster: str, ids: list[str]) -> None:
+    try:
+        remote = "" if cluster in ("", configuration().get("ClusterName")) else cluster
+        for start in range(0, len(ids), 500):  # command lines have a maximum length
+            done = slurm_client("scancel", *ids[start : start + 500], cluster=remote)
+            if done.returncode:
+                raise CannotCancel(f"scancel failed: {on_one_line(done.stderr)}")
+    except SlurmSilent as error:
+        raise CannotCancel(str(error)) from None
 
 
 def _stop_process(manifest: Manifest) -> None:
@@ -137,12 +183,5 @@ def _stop_process(manifest: Manifest) -> None:
             f"submission {manifest.id} runs on host {process.host}; run this command on that host"
         )
     if process.is_running:
-        try:
+        with suppress(ProcessLookupError):  # it has just ended
             os.kill(process.pid, signal.SIGTERM)
-        except ProcessLookupError:  # it has just ended
-            return
-        except PermissionError:
-            raise CannotCancel(
-                f"submission {manifest.id} runs in process {process.pid} of another user, who must "
-                "cancel it"
-            ) from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
+from jobs.printing import waiting_for
+from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of, noted_folder
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine, UnreadableResults
 from jobs.status import Status
@@ -21,7 +22,9 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
         shows_bad_lines: whether the caller shows the bad lines of the observation itself.
     """
     try:
-        seen = observe((folder or _latest()).resolve())
+        path = (folder or _latest()).resolve()
+        with waiting_for(f"the results in {path} to be read"):
+            seen = observe(path)
     except (FileNotFoundError, UnreadableResults) as error:
         fail(str(error))
     if not shows_bad_lines:
@@ -37,6 +40,9 @@ def note_bad_lines(bad_lines: list[BadLine]) -> None:
 
 def _latest() -> Path:
     bad: list[BadLine] = []
+    gone = noted_folder()
+    if gone is not None and not gone.exists():
+        fail(f"the last submission went to {gone}, which no longer exists; pass a folder")
     folder = latest_folder(bad)
     note_bad_lines([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
     if folder is None:

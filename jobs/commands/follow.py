@@ -34,13 +34,13 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
     tail.new()
     old = logs_of(seen, task)
     seen, task = _again(seen, task)  # a log of `old` is of the current attempt only if it runs
-    if task.status is Status.running:
+    if task.status in (Status.running, Status.unknown):
         old = [path for path in old if attempt_of(path) < attempt_of(old[-1])]
     printer = _Printer(old)
     said = ""
     while task.status.is_live:
         waits = f"# {task.status}: {task.detail}"
-        if task.status is Status.queued and waits != said:
+        if task.status is not Status.running and waits != said:
             print(waits, flush=True)
             said = waits
         asked = time.monotonic()

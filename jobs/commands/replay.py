@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 
@@ -22,7 +23,7 @@ def replay(run: RunId, folder: In = None) -> None:
     (python -m jobs.submit ... --debug), and executes the command. The record of the run is also
     written to ./logs/replay.
     """
-    _, task = find_run(run, folder)
+    seen, task = find_run(run, folder)
     if task.run.checkout:
         other = f"got run {task.run.id} with the checkout {task.run.checkout}"
         fail(f"replay must be given a run with the present code, {other}")
@@ -48,4 +49,7 @@ def replay(run: RunId, folder: In = None) -> None:
         fail(f"cannot write {path}: {error.strerror}")
     command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
     print(shlex.join(command), flush=True)
+    owners = {one.owner for one in seen.manifests if task.run.id in one.runs}
+    if owners != {os.getuid()}:  # the parameters could name any code
+        fail(f"the run is of another user; check {path}, then execute the command yourself")
     raise SystemExit(subprocess.run(command).returncode)

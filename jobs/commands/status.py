@@ -17,7 +17,7 @@ from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
 from jobs.commands.where import Where, matching
-from jobs.formatting import compact_ids, counted
+from jobs.formatting import compact_ids, counted, wrapped
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.stale import with_stale
 from jobs.status import Status
@@ -25,8 +25,8 @@ from jobs.status import Status
 SHOWN_RUNS = 30
 SHOWN_SIMILAR = 5  # maximum number of runs with the same state and reason that are listed
 URGENT = (
-    Status.running, Status.wrong, Status.error, Status.timeout, Status.killed, Status.oom,
-    Status.unsupported, Status.preempted,
+    Status.running, Status.unknown, Status.wrong, Status.error, Status.timeout, Status.killed,
+    Status.oom, Status.unsupported, Status.preempted,
 )  # fmt: skip
 LAST = len(URGENT)
 SHOWN_SUBMISSIONS = 5
@@ -55,14 +55,15 @@ def status(
 ) -> None:
     """Show the state of each run in a results folder.
 
-    Prints the number of runs in each state: queued, running, missing, or the status with which a
-    run ended (ok, oom, timeout, error, wrong, unsupported, killed, preempted, cancelled). Then it
-    lists the runs that are neither ok nor queued, with the reason, or with --where all runs that
-    satisfy the condition. Results of older code, see python -m jobs sources, are counted in a note
-    and marked in the list. For submissions to Slurm, it prints the ids of the jobs.
+    Prints the number of runs in each state: queued, running, missing, unknown (Slurm does not
+    answer for its job), or the status with which a run ended (ok, oom, timeout, error, wrong,
+    unsupported, killed, preempted, cancelled). Then it lists the runs that are neither ok nor
+    queued, with the reason, or with --where all runs that satisfy the condition. Results of older
+    code, see python -m jobs sources, are counted in a note and marked in the list. For submissions
+    to Slurm, it prints the ids of the jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
-    queued and running are not failures.
+    queued, running and unknown are not failures.
     """
     tasks: list[TaskState] = []
 
@@ -105,11 +106,11 @@ def _show(seen: Observation, total: int, all_runs: bool) -> None:
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
     of_rounds = any(manifest.blocks for manifest in seen.manifests)
     what = counted(total, "process" if of_rounds else "run")  # as --dry-run counts them
-    console.print(
+    head = (
         f"{seen.folder}: sweep {newest.sweep.name}, {some}{what}, "
-        f"{counted(len(seen.manifests), 'submission')} (executor of the newest: {newest.executor})",
-        soft_wrap=True,
+        f"{counted(len(seen.manifests), 'submission')} (executor of the newest: {newest.executor})"
     )
+    console.print(wrapped(head, console.width, "  "), soft_wrap=True)
     _show_slurm_ids(seen)
     grid = Grid.grid(padding=(0, 2))
     counts = seen.counts()
@@ -118,14 +119,24 @@ def _show(seen: Observation, total: int, all_runs: bool) -> None:
     console.print(grid)
     _show_runs(seen, all_runs)
     for line in (*map(str, seen.bad_lines), *seen.notes):
-        console.print(f"  note: {line}", highlight=False, soft_wrap=True)
+        _print_line(f"  note: {line}", " " * 4)
+
+
+def _print_line(line: str, indent: str) -> None:
+    """Print a line. On a terminal, it is broken between words if it is too long."""
+    text = wrapped(line, console.width, indent)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _show_slurm_ids(seen: Observation) -> None:
     submitted = [manifest for manifest in seen.manifests if manifest.slurm_ids]
+    several = len({job.cluster for m in submitted for job in m.slurm_jobs.values()}) > 1
     for manifest in submitted[-SHOWN_SUBMISSIONS:]:
-        line = f"  submission {manifest.id}: Slurm jobs {compact_ids(manifest.slurm_ids.values())}"
-        console.print(line, highlight=False, soft_wrap=True)
+        jobs = manifest.slurm_jobs.values()
+        where = f" on cluster {next(iter(jobs)).cluster}" if several else ""
+        ids = compact_ids(manifest.slurm_ids.values())
+        line = f"  submission {manifest.id}: Slurm jobs {ids}{where}"
+        _print_line(line, " " * 4)
     if len(submitted) > SHOWN_SUBMISSIONS:
         earlier = counted(len(submitted) - SHOWN_SUBMISSIONS, "earlier submission")
         console.print(f"  and {earlier} to Slurm; --json lists all", highlight=False)
@@ -137,7 +148,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
     With `all_runs`, print those, too.
     """
     label = run_labels([task.run for task in seen.tasks])
-    hidden = () if all_runs else (Status.ok, Status.queued)
+    hidden = () if all_runs else (Status.ok, Status.queued, Status.unknown)  # a note says why
     chosen = [task for task in seen.tasks if task.status not in hidden]
     chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
     similar: Counter[tuple[Status, str]] = Counter()
@@ -155,7 +166,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
         repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
         older = "  older code" if task.key in seen.stale else ""
         text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}{older}  {why}"
-        console.print(text.rstrip(), highlight=False, soft_wrap=True)
+        _print_line(text.rstrip(), " " * 14)
     for status, count in left.items():
         console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)
 

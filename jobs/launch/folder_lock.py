@@ -38,7 +38,10 @@ def sole_queue(folder: Path, force: bool = False) -> Iterator[None]:
         FolderInUse: if another process holds the lock and `force` is False.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:  # in a folder with the sticky bit, O_CREAT is an error for the file of another user
+        handle = os.open(folder / LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from jobs import provenance
 from jobs.block import Block, TaskKey
-from jobs.errors import InputError, Problem
+from jobs.errors import CommandError, InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.against import OtherCode, require_benchmarks, same_sources, with_other_code
 from jobs.launch.packing import Slots, local_slots, pack, too_short
+from jobs.launch.protection import weakness
 from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
 from jobs.results.counting import best
@@ -51,6 +52,7 @@ class Options:
     keep_stale: bool = False  # whether results of older code count as done
     only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
     leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
+    repeat_unknown: bool = False  # whether to execute runs of which Slurm does not know the state
     against: OtherCode | None = None  # other checkout with which the runs are compared
 
 
@@ -66,6 +68,7 @@ class Prepared:
     done: list[Task]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
+    unknown: int  # number of tasks in `in_flight` of which Slurm does not know the state
     # False if there are no jobs, and the folder already has these runs, tables and plots.
     is_new: bool = True
     notes: list[str] = field(default_factory=list)  # remarks for the user, one line each
@@ -86,6 +89,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
             none of its manifests.
         SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
         AgainstError: if the other checkout cannot execute the runs.
+        CommandError: if others could replace a copy of the code.
     """
     expansion = expand(loaded)
     other = options.against
@@ -105,6 +109,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")
     folder = options.out.resolve()
     live: set[TaskKey] = set()
+    unknown: dict[TaskKey, str] = {}
     earlier: dict[str, Manifest] = {}
     try:
         observation = observe(folder)
@@ -115,6 +120,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         earlier = {manifest.id: manifest for manifest in observation.manifests}
         if not options.force:
             live = {t.key for t in observation.tasks if t.status.is_live}
+            unknown = {t.key: t.detail for t in observation.tasks if t.status is Status.unknown}
+            if options.repeat_unknown:
+                live -= unknown.keys()
     same_device = _same_device(options.executor, loaded, records, earlier)
     staleness = Staleness(expansion.runs)
     stale = [record for record in records if staleness.is_stale(record)]
@@ -153,6 +161,11 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         notes += too_short(manifest.jobs, manifest.runs)
     else:
         notes += _without_gpus(todo, sweep_path)
+    if (options.snapshot or other is not None) and (how := weakness(folder)):
+        raise CommandError(
+            f"others could replace the copy of the code that the jobs run, because {how}; "
+            "with --snapshot or --against, use a results folder of your own"
+        )
     if options.snapshot:
         wanted = {run.id: run for run, _ in todo}
         notes += snapshot.check(wanted.values(), folder)
@@ -160,7 +173,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     failed = failed_records(before)
     if not options.leave_out:
         notes += _unsupported_note(before)
-    return Prepared(manifest, expansion, done, failed, in_flight, is_new, notes)
+    flying = unknown.keys() & {(run.id, repeat) for run, repeat in in_flight}
+    if options.leave_out:  # `retry` repeats no such runs
+        flying = set()
+    if flying:
+        why = "; ".join(sorted({unknown[key] for key in flying}))
+        which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
+        notes.append(f"{which}; --repeat-unknown submits them again")
+    return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
 
 
 def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:

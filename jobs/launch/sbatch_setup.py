@@ -8,13 +8,16 @@ from jobs.results.manifest import Job, Manifest
 from jobs.results.slurm_job_states import STEP_AGAIN
 from jobs.results.worker_state import IDLE_RESTARTS, STATE
 
+INDEX = '"$sweep_job"'  # the index of the job in its manifest, in an sbatch script
 _SRUN = """\
+indices=({indices})
+sweep_job=${{indices[${{SLURM_ARRAY_TASK_ID:-0}}]}}
 # Start the worker again if a signal such as SIGKILL or SIGSEGV ended it. The new worker continues
 # with the other runs. A run during which two workers died is recorded as killed and not repeated.
 # A worker that dies before it begins a run is restarted {idle_restarts} times in a row.
 srun() {{
-  local jobs=({indices}) idle=0 code=0 before
-  local state={folder}/${{jobs[${{SLURM_ARRAY_TASK_ID:-0}}]}}/{state}
+  local idle=0 code=0 before
+  local state={folder}/$sweep_job/{state}
   while :; do
     before=$(cat "$state" 2>/dev/null || :)
     command srun "$@" && return 0 || code=$?
@@ -30,7 +33,7 @@ srun() {{
 
 
 def restarting_srun(manifest: Manifest, jobs: list[Job]) -> str:
-    """Return a shell function `srun` that repeats the program srun if a worker dies.
+    """Return shell code for `INDEX`, and a function `srun` that repeats srun if a worker dies.
 
     The function compares the worker's file state.json before and after. It changes with each run
     that a worker begins, and a run kills at most two workers, so the number of restarts is bounded.

@@ -6,33 +6,34 @@ there are more jobs than the cluster's MaxArraySize allows, they are submitted a
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import re
+import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import submitit
 from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.errors import CommandError
-from jobs.formatting import counted, on_one_line
-from jobs.launch.sbatch_setup import checked, restarting_srun
-from jobs.launch.snapshot import place
-from jobs.launch.worker_task import WorkerTask, signal_delay_s
-from jobs.results.manifest import Job, Manifest, SlurmHandle, write_handles
+from jobs.formatting import counted
+from jobs.launch.sbatch import Answer, sbatch
+from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
+from jobs.launch.snapshot import place as environment_of
+from jobs.launch.worker_task import signal_delay_s
+from jobs.printing import waiting_for
+from jobs.results.manifest import Job, Manifest, write_handles
+from jobs.results.slurm_job import SlurmJob, token_of
 from jobs.results.slurm_job_states import REFUSAL
+from jobs.results.slurm_queue import ask
 from jobs.run import Shape
-from jobs.slurm_client import SlurmSilent, slurm_client
+from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.schema import Slurm
-from jobs.worker.isolation import blocked_signals
 
-SPARE_TIMEOUTS = 10  # number of allowed requeues of a job, in addition to one per run
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
+LATE_S = 5.0  # time in which Slurm may still accept jobs after sbatch has failed, in seconds
 
 
 class SubmissionError(CommandError):
@@ -51,20 +52,21 @@ class _Executor(SlurmExecutor):
         return "slurm"
 
 
-def require_slurm() -> None:
-    """Check that Slurm is installed.
+def require_slurm(results: Path) -> None:
+    """Check that Slurm is installed, and accepts the path of a results folder.
 
     Raises:
-        SubmissionError: if sbatch is not on PATH.
+        SubmissionError: if sbatch is not on PATH, or the path has a character that it may not have.
     """
+    if set("%\\\n") & set(str(results)):  # Slurm expands patterns such as %j in paths
+        raise SubmissionError(
+            f"the path of the results folder must be a line without % and \\, got {str(results)!r}"
+        )
     if shutil.which("sbatch") is None:
         raise SubmissionError(
             "Slurm is not installed on this machine (no sbatch on PATH); use --local to run the "
             "jobs on this machine, or --debug to run them in the foreground"
         )
-
-
-INSTEAD = "nothing was submitted; --local runs the jobs on this machine, without Slurm"
 
 
 @dataclass(frozen=True)
@@ -76,57 +78,107 @@ class Array:
     after: int | None = None  # index of the array that must end first; None: do not wait
 
 
-def submit(manifest: Manifest, largest: int, refresh: Callable[[], None]) -> None:
+def submit(
+    manifest: Manifest, digest: str, cluster: str, largest: int, refresh: Callable[[], None]
+) -> None:
     """Submit all jobs of a manifest to Slurm, as one or more job arrays.
 
-    As soon as Slurm has accepted an array, the Slurm ids of its jobs are saved. If Slurm refuses an
-    array, its reason is saved for `jobs status`.
+    Before each call of sbatch, the jobs are saved with their token. So `jobs status` finds them
+    even if this process dies, or if sbatch fails although Slurm has accepted them.
 
     Args:
+        digest: hash of the manifest's file. The jobs refuse another manifest.
+        cluster: name of the cluster, from `cluster_of`.
         largest: maximum number of jobs in an array.
         refresh: function that is called before each call of sbatch.
 
     Raises:
-        SubmissionError: if the path of the results folder contains % or a backslash, or if sbatch
-            refuses an array. Arrays that sbatch has already accepted remain submitted.
-        OSError: if the Slurm ids of an array cannot be saved. The array is then cancelled.
+        SubmissionError: if sbatch fails. Arrays that Slurm has already accepted remain submitted.
+        OSError: if the jobs of an array cannot be saved. It is not submitted then.
+        KeyboardInterrupt: if the user interrupts. Then the same holds as if sbatch fails.
     """
-    if set("%\\") & set(str(manifest.path)):  # Slurm expands patterns such as %j in paths
-        raise SubmissionError(
-            f"the path of the results folder must not contain % or \\, got {str(manifest.folder)!r}"
-        )
-    array_ids: list[str] = []
-    for array in arrays(manifest, largest):
+    (manifest.path / "slurm").mkdir(0o755, exist_ok=True)
+    numbers: list[str] = []
+    for place, array in enumerate(arrays(manifest, largest)):
         refresh()
-        after = array_ids[array.after] if array.after is not None else None
-        executor = _executor(manifest, array, after)
-        cwd = _cwd(manifest)
-        tasks = [WorkerTask(manifest.path, job.index, cwd) for job in array.jobs]
-        # Jobs whose ids are not saved cannot be found, so a signal must not interrupt this block.
-        with clean_environment(place(manifest)[1]), blocked_signals():
-            try:
-                # submitit prints the reason of a refusal, which is also part of the exception.
-                with contextlib.redirect_stderr(io.StringIO()), executor.batch():
-                    submitted = [executor.submit(task) for task in tasks]
-            except submitit.core.utils.FailedJobError as error:
-                (manifest.path / REFUSAL).write_text(f"{error}\n", "utf-8", "replace")
-                why = _refusal(array, array_ids, str(error), manifest.sweep.slurm)
-                raise SubmissionError(why) from None
-            for job, handle in zip(array.jobs, submitted, strict=True):
-                manifest.handles[job.index] = SlurmHandle(handle.job_id)
-            array_ids.append(submitted[0].job_id.split("_")[0])
-            try:
-                write_handles(manifest)
-            except OSError:  # e.g. a full disk: nothing could find or cancel these jobs
-                with suppress(SlurmSilent):
-                    slurm_client("scancel", array_ids[-1])
-                raise
+        after = numbers[array.after] if array.after is not None else None
+        script = _script(manifest, array, place, after, digest)
+        (manifest.path / "slurm" / f"{place}_submission.sh").write_text(script)
+        planned = _planned(manifest, array, place, cluster)
+        manifest.handles.update(planned)
+        write_handles(manifest)
+        answer = sbatch(script, environment_of(manifest)[1])
+        number = answer.number
+        if number is None and not answer.interrupted:
+            number = _accepted_anyway(planned, 0.0 if answer.refused else LATE_S)
+            if number is None:
+                raise SubmissionError(_failed(manifest, array, planned, answer, numbers))
+        if number is not None:
+            manifest.handles.update({i: job.with_number(number) for i, job in planned.items()})
+            write_handles(manifest)
+            numbers.append(number)
+        if answer.interrupted:
+            raise KeyboardInterrupt
 
 
-def _refusal(array: Array, before: list[str], words: str, slurm: Slurm) -> str:
-    text = (
-        f"sbatch refused {counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words.strip()}"
-    )
+def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict[int, SlurmJob]:
+    """Return the jobs of an array before they have a number, by job index."""
+    named = manifest.sweep.slurm.additional_parameters.get("job-name", manifest.sweep.name)
+    several = len(array.jobs) > 1
+    return {
+        job.index: SlurmJob(
+            id=None,
+            token=token_of(manifest.id, place),
+            element=element if several else None,
+            cluster=cluster,
+            user=os.getuid(),
+            name=str(named),
+            since=time.time(),
+        )
+        for element, job in enumerate(array.jobs)
+    }
+
+
+def _accepted_anyway(planned: dict[int, SlurmJob], seconds: float) -> str | None:
+    """Return the number of an array if Slurm has it, although sbatch has not said so.
+
+    Args:
+        seconds: time in which Slurm may still accept it.
+    """
+    job = next(iter(planned.values()))
+    deadline = time.monotonic() + seconds
+    with waiting_for("Slurm to say whether it has accepted the jobs"):
+        while True:
+            found = ask([job])[job].found
+            if found is not None or time.monotonic() > deadline:
+                return None if found is None else str(found.number)
+            time.sleep(0.5)
+
+
+def _failed(
+    manifest: Manifest,
+    array: Array,
+    planned: dict[int, SlurmJob],
+    answer: Answer,
+    before: list[str],
+) -> str:
+    """Note that sbatch failed, and return the message for the user.
+
+    If Slurm may still accept the jobs, they stay noted. Otherwise they are not submitted.
+    """
+    what = f"{counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {answer.words}"
+    slurm = manifest.sweep.slurm
+    if answer.refused:
+        for index in planned:
+            del manifest.handles[index]
+        write_handles(manifest)
+        (manifest.path / REFUSAL).write_text(f"{answer.words}\n", "utf-8", "replace")
+        text = f"sbatch refused {what}"
+    else:
+        text = (
+            f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
+            "`python -m jobs status` finds them; then repeat the command"
+        )
     named = ("partition", "account", "qos", "constraint", "exclude")
     given = {name: getattr(slurm, name) for name in named if getattr(slurm, name) is not None}
     if given:
@@ -179,31 +231,43 @@ def _shares(chunks: list[list[Job]], most: int) -> list[int]:
     return shares
 
 
+def planned_arrays(manifest: Manifest) -> tuple[list[Array], str]:
+    """Return the job arrays of a submission that is not started.
+
+    If Slurm does not answer, its default limit is used. The second value is then the reason.
+    """
+    try:
+        return arrays(manifest, cluster_of(manifest.sweep.slurm)[1]), ""
+    except SubmissionError as error:
+        return arrays(manifest, DEFAULT_MAX_ARRAY), str(error).split(";")[0]
+
+
 def sbatch_texts(manifest: Manifest) -> Iterator[str]:
-    """Yield the sbatch script of each array, as submitit would submit it."""
-    for array in arrays(manifest, max_array_size()):
-        executor = _executor(manifest, array, None if array.after is None else "<the array before>")
-        if len(array.jobs) > 1:
-            executor.parameters["map_count"] = len(array.jobs)
-        yield executor._make_submission_file_text(executor._submitit_command_str, "dry-run")
+    """Yield the script of each array, as it would be given to sbatch."""
+    for place, array in enumerate(planned_arrays(manifest)[0]):
+        after = None if array.after is None else "<the array before>"
+        yield _script(manifest, array, place, after, "<hash of the manifest>")
 
 
-def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
+def _script(manifest: Manifest, array: Array, place: int, after: str | None, digest: str) -> str:
+    """Return the sbatch script of an array. submitit writes it.
+
+    Args:
+        place: position of the array in the submission.
+        after: number of the array that must end first.
+        digest: hash of the manifest's file.
+    """
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
-    # submitit requeues a job at most `max_num_timeout` times. Before each time limit, at least one
-    # run ends or times out. One requeue per run is therefore enough for time limits. SPARE_TIMEOUTS
-    # is for preemptions, which submitit counts as timeouts in short jobs. The number is finite, so
-    # that a job in which no run ever starts is not requeued forever.
-    timeouts = max(len(job.tasks) for job in array.jobs) + SPARE_TIMEOUTS
-    folder = manifest.path / "slurm"
-    executor = _Executor(folder, max_num_timeout=timeouts, python=slurm.python)
+    executor = _Executor(manifest.path / "slurm", python=slurm.python)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     # The copy of the current folder, if the jobs run from a snapshot. None is left out below.
     cwd = manifest.snapshot and manifest.snapshot.cwd
     exclusive = {"exclusive": True} if shape.exclusive else {}
     additional = {"requeue": True, "chdir": cwd, **exclusive, **slurm.additional_parameters}
+    comment = [additional.get("comment"), token_of(manifest.id, place)]
+    additional["comment"] = " ".join(str(part) for part in comment if part)
     wanted: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,
@@ -224,14 +288,30 @@ def _executor(manifest: Manifest, array: Array, after: str | None) -> _Executor:
         "signal_delay_s": signal_delay_s(job.timeout_min),
         "array_parallelism": array.parallelism,
         # The function srun comes last, so that commands of the user call the program srun.
-        "setup": [*map(checked, slurm.setup), restarting_srun(manifest, array.jobs)],
+        "setup": [
+            *_exports(manifest),
+            *map(checked, slurm.setup),
+            restarting_srun(manifest, array.jobs),
+        ],
         # If a worker dies, end the job on all nodes. Otherwise the other nodes would wait until the
         # time limit.
-        "srun_args": ["--kill-on-bad-exit=1", *cpus, *slurm.srun_args],
+        "srun_args": ["--kill-on-bad-exit=1", "--export=ALL", *cpus, *slurm.srun_args],
         "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
     }
-    executor.update_parameters(**{k: v for k, v in wanted.items() if v is not None})
-    return executor
+    given = {k: v for k, v in wanted.items() if v is not None}
+    executor.update_parameters(wckey=None, **given)  # some sites refuse unknown keys
+    if len(array.jobs) > 1:
+        executor.parameters["map_count"] = len(array.jobs)
+    task = [str(manifest.path), digest, _cwd(manifest)]
+    worker = f"{executor.python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
+    return executor._make_submission_file_text(worker, "")
+
+
+def _exports(manifest: Manifest) -> list[str]:
+    """Return shell code for variables that a job needs. A site may use `sbatch --export=NONE`."""
+    environment = environment_of(manifest)[1]
+    needed = ("PYTHONPATH", "CUDA_DEVICE_ORDER")
+    return [f"export {name}={shlex.quote(environment[name])}" for name in needed]
 
 
 def _cwd(manifest: Manifest) -> str:
@@ -246,49 +326,24 @@ def _gpus(shape: Shape) -> str | None:
     return f"{kind}{shape.gpus_per_node}" if shape.gpus_per_node else None
 
 
-def require_controller() -> int:
-    """Check that Slurm's controller answers, and return the cluster's MaxArraySize.
+def cluster_of(slurm: Slurm) -> tuple[str, int]:
+    """Check that Slurm's controller answers, and return what it says about the cluster.
 
-    MaxArraySize is the largest allowed index of a job array plus 1. sbatch must not be ended by a
-    time limit, because it may already have submitted a job. This check therefore comes first.
+    Returns:
+        The name of the cluster to which jobs with these settings go, and its MaxArraySize, which is
+        the maximum number of jobs in an array.
 
     Raises:
         SubmissionError: if Slurm does not answer.
     """
+    given = slurm.additional_parameters
+    wanted = str(given.get("clusters", given.get("M", ""))).lower()  # as Slurm does
     try:
-        done = slurm_client("scontrol", "show", "config")
+        found = configuration(wanted)
     except SlurmSilent as error:
-        raise SubmissionError(f"{error}; {INSTEAD}") from None
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.MULTILINE)
-    if found is None and done.returncode:
-        why = on_one_line(done.stderr)
         raise SubmissionError(
-            f"Slurm does not answer: 'scontrol show config' failed: {why}; {INSTEAD}"
-        )
-    return max(1, int(found[1])) if found else DEFAULT_MAX_ARRAY  # size 0 disables arrays
-
-
-def max_array_size() -> int:
-    """Return the cluster's MaxArraySize, or Slurm's default if Slurm does not answer."""
-    try:
-        return require_controller()
-    except SubmissionError:
-        return DEFAULT_MAX_ARRAY
-
-
-@contextmanager
-def clean_environment(after: dict[str, str]) -> Iterator[None]:
-    """Replace os.environ by the environment of a job while the `with` block runs.
-
-    Args:
-        after: environment of the job, without the variables of a surrounding Slurm allocation or
-            torchrun. Its PYTHONPATH makes this project importable.
-    """
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(after)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+            f"{error}; nothing was submitted; --local runs the jobs on this machine, without Slurm"
+        ) from None
+    size = found.get("MaxArraySize", "")
+    largest = max(1, int(size)) if size.isdigit() else DEFAULT_MAX_ARRAY  # 0 disables arrays
+    return wanted or found.get("ClusterName", ""), largest

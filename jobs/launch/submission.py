@@ -16,6 +16,7 @@ from jobs.code.state import project_state
 from jobs.launch import snapshot
 from jobs.launch.folder_lock import sole_queue
 from jobs.launch.plan_submission import Options, Prepared
+from jobs.launch.protection import protected
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
@@ -60,14 +61,15 @@ def start(
     if options.executor is Executor.slurm:
         from jobs.launch import slurm_executor
 
-        slurm_executor.require_slurm()
+        slurm_executor.require_slurm(manifest.folder)
         if manifest.jobs:
-            largest = slurm_executor.require_controller()
-            manifest = _write(manifest, options)
+            where = slurm_executor.cluster_of(manifest.sweep.slurm)
+            manifest, digest = _write(manifest, options)
             try:
-                slurm_executor.submit(manifest, largest, lock.refresh)
+                with _signals_interrupt():
+                    slurm_executor.submit(manifest, digest, *where, lock.refresh)
             finally:  # Slurm may have accepted some of the arrays
-                if manifest.handles:
+                if manifest.slurm_ids:
                     note_accepted(manifest.folder)
             return []
         if prepared.is_new:
@@ -78,7 +80,7 @@ def start(
         note_accepted(manifest.folder)
         if not prepared.is_new:
             return []
-        manifest = _write(manifest, options)
+        manifest, _ = _write(manifest, options)
         with _signals_interrupt(), RunsHere(manifest):
             lock.release()
             if options.executor is Executor.debug:
@@ -105,20 +107,24 @@ def _signals_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _write(manifest: Manifest, options: Options) -> Manifest:
-    """Take the snapshot if there are jobs for it, then write and return the manifest.
+def _write(manifest: Manifest, options: Options) -> tuple[Manifest, str]:
+    """Take the snapshot if there are jobs for it, then write the manifest.
+
+    Return the manifest and the hash of its file.
 
     The provenance in the manifest is that of the submission. Records contain the state of the code
     when their run started.
     """
-    if options.snapshot and manifest.jobs:
-        manifest = snapshot.take(manifest)
-    if options.against is not None:
-        options.against.keep(manifest.folder)
     git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
-    manifest.provenance.update({"git": git, "user": submitter(), "packages": provenance.packages()})
-    write_manifest(manifest)
-    return manifest
+    facts = {"git": git, "user": submitter(), "packages": provenance.packages()}
+    copies_code = (options.snapshot and bool(manifest.jobs)) or options.against is not None
+    with protected(manifest.folder, copies_code):
+        if options.snapshot and manifest.jobs:
+            manifest = snapshot.take(manifest)
+        if options.against is not None:
+            options.against.keep(manifest.folder)
+        manifest.provenance.update(facts)
+        return manifest, write_manifest(manifest)
 
 
 def _debug(manifest: Manifest, console: Console) -> list[Record]:

@@ -54,12 +54,9 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
     Raises:
         UnreadableResults: if ./logs cannot be read.
     """
-    try:
-        folder = Path(json.loads(LATEST.read_text(encoding="utf-8"))["folder"])
-        if (folder / SUBMISSIONS).exists():
-            return folder
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    noted = noted_folder()
+    if noted is not None and (noted / SUBMISSIONS).exists():
+        return noted
     # Deeper folders, such as logs/h200/flash, are not those of a submission by default.
     folders = [one for one in folders_in(LOGS, bad) if one.parent == LOGS and one != REPLAY]
     accepted = [
@@ -69,6 +66,14 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
         if manifest.handles
     ]
     return max(accepted)[1] if accepted else None
+
+
+def noted_folder() -> Path | None:
+    """Return the results folder that the last accepted submission noted, if it can be read."""
+    try:
+        return Path(json.loads(LATEST.read_text(encoding="utf-8"))["folder"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:

@@ -4,7 +4,7 @@ A run is one combination of parameters. A job executes one or more runs. An atte
 of a run. This module writes these files in the results folder DIR:
 
     DIR/submissions/<id>/manifest.json    the merged sweep file, the runs and the jobs
-    DIR/submissions/<id>/handles.json     for each job, its Slurm id or its local process
+    DIR/submissions/<id>/handles.json     for each job, the job in Slurm or the local process
     DIR/submissions/<id>/jobs/<index>/    folder of the job, empty
 
 docs/results_folders.md lists all files of a results folder. The manifest is written before the jobs
@@ -14,17 +14,19 @@ are submitted. Each submission has a separate folder, so concurrent submissions 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from jobs.block import Block
 from jobs.processes import ProcessHandle
+from jobs.results.slurm_job import SlurmJob
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
@@ -32,6 +34,7 @@ from jobs.whole_files import write_json
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
+HANDLES = "handles.json"
 SNAPSHOTS = "snapshots"  # folder of copies of the code
 SHOWN_BELOW = 5  # maximum number of results folders that an error message lists
 
@@ -60,13 +63,6 @@ class Job:
     shape: Shape  # resources and launch settings, equal for all runs of the job
     timeout_min: int  # time limit of the whole job, in minutes
     tasks: list[tuple[str, int]]  # (run id, repeat)
-
-
-@dataclass(frozen=True)
-class SlurmHandle:
-    """The Slurm id of a job that was submitted to Slurm."""
-
-    job_id: str  # "123", or "123_4" for an element of a job array
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,8 @@ class Manifest:
     snapshot: Snapshot | None = None  # None: the jobs run the code where it is
     blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
     checkouts: dict[str, Checkout] = field(default_factory=dict)  # other checkouts, by name
-    handles: dict[int, SlurmHandle | ProcessHandle] = field(default_factory=dict, compare=False)
+    handles: dict[int, SlurmJob | ProcessHandle] = field(default_factory=dict, compare=False)
+    handles_unreadable: bool = False  # whether handles.json has entries that cannot be read
 
     @property
     def path(self) -> Path:
@@ -119,9 +116,25 @@ class Manifest:
         return self.folder / SUBMISSIONS / self.id
 
     @property
+    def owner(self) -> int | None:
+        """User id of the owner of the submission, who may have put anything into its files.
+
+        None if the folder of the submission no longer exists.
+        """
+        try:
+            return self.path.stat().st_uid
+        except OSError:
+            return None
+
+    @property
+    def slurm_jobs(self) -> dict[int, SlurmJob]:
+        """Jobs that were given to sbatch, by job index."""
+        return {i: h for i, h in self.handles.items() if isinstance(h, SlurmJob)}
+
+    @property
     def slurm_ids(self) -> dict[int, str]:
-        """Slurm ids of the jobs that were submitted to Slurm, by job index."""
-        return {i: h.job_id for i, h in self.handles.items() if isinstance(h, SlurmHandle)}
+        """Ids of the jobs that Slurm has accepted, as far as they are known, by job index."""
+        return {i: job.id for i, job in self.slurm_jobs.items() if job.id is not None}
 
     @property
     def process(self) -> ProcessHandle | None:
@@ -155,48 +168,25 @@ def submitter() -> str:
         return str(os.getuid())
 
 
-def write_manifest(manifest: Manifest) -> None:
-    """Create the log folders of the jobs, and write manifest.json."""
+def write_manifest(manifest: Manifest) -> str:
+    """Create the log folders of the jobs, and write manifest.json.
+
+    Returns:
+        A hash of the file. A Slurm job gets it and refuses another manifest.
+    """
     for job in manifest.jobs:  # Slurm kills a job that has no log folder, and gives no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
     shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
-    write_json(
+    runs = [_entry(run) | {"shape": shapes.index(run.shape)} for run in manifest.runs.values()]
+    plain = {name: getattr(manifest, name) for name in _PLAIN}
+    return write_json(
         manifest.path / "manifest.json",
         {
-            "id": manifest.id,
-            "created_at": manifest.created_at,
-            "executor": manifest.executor,
+            **plain,
             "sweep": manifest.sweep.model_dump(mode="json", by_alias=True),
-            "sweep_path": manifest.sweep_path,
-            "command": manifest.command,
             "shapes": [asdict(shape) for shape in shapes],
-            "runs": [
-                {
-                    "id": run.id,
-                    "benchmark": run.benchmark,
-                    "version": run.version,
-                    "params": run.params,
-                    "shape": shapes.index(run.shape),
-                    "timeout_s": run.timeout_s,
-                    **({"code": run.code} if run.code else {}),
-                    **({"checkout": run.checkout} if run.checkout else {}),
-                }
-                for run in manifest.runs.values()
-            ],
-            "jobs": [
-                {
-                    "index": job.index,
-                    "shape": asdict(job.shape),
-                    "timeout_min": job.timeout_min,
-                    "tasks": job.tasks,
-                }
-                for job in manifest.jobs
-            ],
-            "done": manifest.done,
-            "provenance": manifest.provenance,
-            "force": manifest.force,
-            "save_untracked": manifest.save_untracked,
-            "keep_stale": manifest.keep_stale,
+            "runs": runs,
+            "jobs": [asdict(job) for job in manifest.jobs],
             "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
             "blocks": [asdict(block) for block in manifest.blocks],
             "checkouts": [asdict(checkout) for checkout in manifest.checkouts.values()],
@@ -204,17 +194,34 @@ def write_manifest(manifest: Manifest) -> None:
     )
 
 
+def _entry(run: Run) -> dict[str, Any]:
+    """Return a run for the file. Keys that few runs have are left out if they are empty."""
+    entry = {field.name: getattr(run, field.name) for field in fields(run)}
+    return {name: value for name, value in entry.items() if value or name not in _OPTIONAL}
+
+
 def write_handles(manifest: Manifest) -> None:
     """Write the file handles.json.
 
-    For a Slurm submission, the file contains the Slurm id of each job. Otherwise it contains the
+    For a Slurm submission, the file contains the `SlurmJob` of each job. Otherwise it contains the
     local process that runs the jobs.
+
+    Raises:
+        OSError: if the file cannot be written, e.g. because the submission's folder was removed.
     """
     handles = {
-        str(index): {"slurm": handle.job_id} if isinstance(handle, SlurmHandle) else asdict(handle)
+        str(index): handle.entry() if isinstance(handle, SlurmJob) else asdict(handle)
         for index, handle in manifest.handles.items()
     }
-    write_json(manifest.path / "handles.json", handles)
+    write_json(manifest.path / HANDLES, handles, parents=False)
+
+
+# Fields of a manifest and of a run that the file has as they are, and those that it may lack.
+_PLAIN = (
+    "id", "created_at", "executor", "sweep_path", "command", "done", "provenance", "force",
+    "save_untracked", "keep_stale",
+)  # fmt: skip
+_OPTIONAL = ("code", "checkout")
 
 
 class _RunData(BaseModel):
@@ -252,17 +259,14 @@ class _ManifestData(BaseModel):
     checkouts: list[Checkout] = []
 
 
-class _SlurmData(BaseModel):
-    """An entry of handles.json for a job that was submitted to Slurm."""
-
-    slurm: Annotated[str, Field(pattern=r"^\d+(_\d+)?$", coerce_numbers_to_str=True)]
-
-
 _OBJECT = TypeAdapter(dict[str, Any])
 _PROCESS = TypeAdapter(ProcessHandle)
+_SLURM_JOB = TypeAdapter(SlurmJob)
 
 
-def read_manifest(path: Path, bad: list[BadLine] | None = None) -> Manifest:
+def read_manifest(
+    path: Path, bad: list[BadLine] | None = None, digest: str | None = None
+) -> Manifest:
     """Read manifest.json and handles.json of a submission. Unknown keys are ignored.
 
     If handles.json cannot be read, the manifest has no handles, as before the jobs were submitted.
@@ -271,15 +275,24 @@ def read_manifest(path: Path, bad: list[BadLine] | None = None) -> Manifest:
         path: the submission's folder.
         bad: list to which a `BadLine` is added for handles.json, and for each of its entries, that
             cannot be read.
+        digest: hash that manifest.json must have, from `write_manifest`. None: any.
 
     Raises:
-        BrokenManifest: if manifest.json cannot be read or is invalid.
+        BrokenManifest: if manifest.json cannot be read, is invalid or has another hash.
         FileNotFoundError, NotADirectoryError: if there is no manifest.json.
     """
     file = path / "manifest.json"
     try:
-        data = _ManifestData.model_validate_json(file.read_bytes(), extra="ignore")
-        return _manifest(path, data, _read_handles(path / "handles.json", bad))
+        content = file.read_bytes()
+        if digest not in (None, hashlib.sha256(content).hexdigest()):
+            raise BrokenManifest(file, "it was changed after its jobs were submitted")
+        data = _ManifestData.model_validate_json(content, extra="ignore")
+        old = SlurmJob(None, name=data.sweep.name, since=data.created_at)
+        problems: list[BadLine] = []
+        handles = _read_handles(path / HANDLES, old, problems)
+        if bad is not None:
+            bad += problems
+        return replace(_manifest(path, data, handles), handles_unreadable=bool(problems))
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
@@ -291,24 +304,14 @@ def read_manifest(path: Path, bad: list[BadLine] | None = None) -> Manifest:
 
 
 def _manifest(
-    path: Path, data: _ManifestData, handles: dict[int, SlurmHandle | ProcessHandle]
+    path: Path, data: _ManifestData, handles: dict[int, SlurmJob | ProcessHandle]
 ) -> Manifest:
     runs = {}
     for run in data.runs:
         if not 0 <= run.shape < len(data.shapes):
             valid = f"a position in 'shapes', which has {len(data.shapes)} entries"
             raise LookupError(f"the shape of run {run.id} must be {valid}, got {run.shape}")
-        shape = data.shapes[run.shape]
-        runs[run.id] = Run(
-            run.id,
-            run.benchmark,
-            run.version,
-            run.params,
-            shape,
-            run.timeout_s,
-            run.code,
-            run.checkout,
-        )
+        runs[run.id] = Run(**{**dict(run), "shape": data.shapes[run.shape]})
     if data.id != path.name:
         raise LookupError(f"the id must be the name of its folder, {path.name!r}, got {data.id!r}")
     for task, _ in (*data.done, *(task for job in data.jobs for task in job.tasks)):
@@ -320,28 +323,22 @@ def _manifest(
                 raise LookupError(f"every block must name runs of the manifest, got {run_id!r}")
     return Manifest(
         folder=path.parent.parent,
-        id=data.id,
-        created_at=data.created_at,
-        executor=data.executor,
         sweep=data.sweep,
-        sweep_path=data.sweep_path,
-        command=data.command,
         runs=runs,
         jobs=data.jobs,
-        done=data.done,
-        provenance=data.provenance,
-        force=data.force,
-        save_untracked=data.save_untracked,
-        keep_stale=data.keep_stale,
         snapshot=data.snapshot,
         blocks=data.blocks,
         checkouts={checkout.name: checkout for checkout in data.checkouts},
         handles=handles,
+        **{name: getattr(data, name) for name in _PLAIN},
     )
 
 
-def _read_handles(path: Path, bad: list[BadLine] | None) -> dict[int, SlurmHandle | ProcessHandle]:
-    handles: dict[int, SlurmHandle | ProcessHandle] = {}
+def _read_handles(
+    path: Path, old: SlurmJob, bad: list[BadLine]
+) -> dict[int, SlurmJob | ProcessHandle]:
+    """Read handles.json. `old` has what is known about a job of an earlier version."""
+    handles: dict[int, SlurmJob | ProcessHandle] = {}
     problems: list[str] = []
     try:
         data = _OBJECT.validate_json(path.read_bytes())
@@ -354,16 +351,15 @@ def _read_handles(path: Path, bad: list[BadLine] | None) -> dict[int, SlurmHandl
     for index, entry in data.items():
         try:
             if isinstance(entry, dict) and "slurm" in entry:
-                handles[int(index)] = SlurmHandle(_SlurmData.model_validate(entry).slurm)
+                handles[int(index)] = _SLURM_JOB.validate_python(old.entry() | entry)
             else:
                 handles[int(index)] = _PROCESS.validate_python(entry)
         except ValidationError as error:
             problems.append(f"job {index}: {first_problem(error)}")
         except ValueError:
             problems.append(f"the key must be the index of a job, got {index!r}")
-    if bad is not None:
-        unknown = "; whether its jobs are queued or running is unknown"
-        bad += [BadLine(path, 0, problem + unknown) for problem in problems]
+    unknown = "; whether its jobs are queued or running is unknown"
+    bad += [BadLine(path, 0, problem + unknown) for problem in problems]
     return handles
 
 

@@ -53,12 +53,16 @@ class RecordWriter:
                 self.error = error
                 say(f"cannot write a record to {self.path}: {error.strerror}", sys.stderr)
         keep = f"to keep it, append this line to {self.path}: {line.decode()}"
+        assert self.error is not None
         say(f"record not written; {keep}", sys.stderr)
+        say(
+            f"no record of a run: {self.error.strerror}", sys.stderr
+        )  # `status` shows the last line
         return False
 
     def _append(self, line: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":

@@ -140,7 +140,7 @@ def _job_tasks(
         elif not state.status.is_live:
             state = with_last_words(manifest, job, state)
     executing = None
-    if state.status in (Status.running, Status.oom):
+    if state.status in (Status.running, Status.unknown, Status.oom):
         running = read_worker_state(folder, bad).running
         executing = running and (running.run, running.repeat)
     # If the job ran out of memory, the run that was executing is `oom`, the others are `killed`.
@@ -148,6 +148,8 @@ def _job_tasks(
     for key, latest in latest_here.items():
         status = state.status if key == executing else others.get(state.status, state.status)
         detail = state.detail
+        if status is Status.unknown and key == executing:
+            detail = f"a worker was executing it; {detail}"
         if state.status is Status.running and status is Status.queued:
             detail = f"waiting for earlier runs of its job ({detail})"
         if key in cancelled and key != executing:
@@ -158,8 +160,10 @@ def _job_tasks(
         if status.is_live and (latest is None or latest.status.runs_again_in_its_job):
             yield key, TaskState(run, repeat, status, known, detail)
         elif known is not None and (
-            latest is not None or known.status is Status.ok or status is Status.cancelled
-        ):  # a retry that was cancelled leaves the earlier failure
+            latest is not None
+            or known.status is Status.ok
+            or status in (Status.cancelled, Status.missing)
+        ):  # a retry that was cancelled or refused leaves the earlier failure
             yield key, TaskState(run, repeat, known.status, known)
         else:
             yield key, TaskState(run, repeat, status, None, detail)

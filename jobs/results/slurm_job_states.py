@@ -1,4 +1,4 @@
-"""Determines the states of Slurm jobs, from squeue and from the logs of the jobs.
+"""Determines the states of Slurm jobs, from Slurm's answers and from the logs of the jobs.
 
 `sacct` is not used, so the cluster needs no accounting database.
 """
@@ -10,15 +10,17 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.formatting import on_one_line
-from jobs.results.manifest import Job, Manifest
+from jobs.results.manifest import HANDLES, Job, Manifest, write_handles
+from jobs.results.slurm_job import SlurmJob
+from jobs.results.slurm_queue import UNCONFIRMED_S, Answer, ask
 from jobs.results.unreadable import BadLine, first_problem
-from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.status import JobState, JobStates, Status
 from jobs.whole_files import write_json
 
@@ -28,13 +30,22 @@ STEP_AGAIN = (
     "starting the job step again"  # end of a line in stderr, see `jobs.launch.sbatch_setup`
 )
 RECENT_S = 86400.0  # squeue is still asked while ENDED is younger than this, in seconds
-_QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED", "RESV_DEL_HOLD"}
-_RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
+GONE = "UNKNOWN"  # word in ENDED: Slurm no longer knows the job
+# What Slurm's words for states mean. A job with another word is alive, whatever the word says.
+_QUEUED = {
+    "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SUSPENDED",
+    "RESV_DEL_HOLD",
+}  # fmt: skip
 _ENDED_AS = {
     "CANCELLED": Status.cancelled,
     "PREEMPTED": Status.preempted,
     "OUT_OF_MEMORY": Status.oom,
-}
+    **dict.fromkeys(
+        ["BOOT_FAIL", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "REVOKED",
+         "TIMEOUT"],
+        Status.killed,
+    ),
+}  # fmt: skip
 _STATES = TypeAdapter(dict[str, Annotated[str, Field(pattern=r"\S")]])  # content of ENDED
 # A job that exceeds its memory limit may end as FAILED. Only its stderr then shows the cause.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
@@ -54,73 +65,98 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Return the state of each job of Slurm submissions, by submission id and then by job index.
 
     squeue shows an ended job only for a limited time. Therefore the last known states of ended jobs
-    are saved in the file `ended.json` in the folder of the submission.
+    are saved in the file `ended.json` in the folder of the submission. The ids of jobs that sbatch
+    did not report are saved in `handles.json` when squeue lists the jobs.
 
     Args:
-        notes: list to which a note for the user is added if Slurm does not answer, or if the file
-            `ended.json` cannot be read.
+        notes: list to which a note for the user is added if a cluster does not answer, or if the
+            file `ended.json` cannot be read.
     """
     ended = {manifest.id: _read_ended(manifest, notes) for manifest in manifests}
-    unknown = any(str(i) not in ended[m.id] for m in manifests for i in m.slurm_ids)
+    unknown = [
+        job
+        for manifest in manifests
+        for index, job in manifest.slurm_jobs.items()
+        if str(index) not in ended[manifest.id]
+    ]
     # `scontrol requeue` can restart an ended job that Slurm still knows.
-    recent = any(_age_s(manifest.path / ENDED) < RECENT_S for manifest in manifests)
-    ids = [job_id for manifest in manifests for job_id in manifest.slurm_ids.values()]
-    answer: dict[str, str] | None = {}
-    try:
-        answer = squeue(ids) if unknown or recent else {}
-    except SlurmSilent as error:
-        answer = None
-        if unknown:
-            notes.append(f"{error}; jobs that are not known to have ended are shown as running")
+    recent = [
+        job
+        for manifest in manifests
+        if _age_s(manifest.path / ENDED) < RECENT_S
+        for index, job in manifest.slurm_jobs.items()
+        if ended[manifest.id].get(str(index), GONE) != GONE
+    ]
+    answers = ask(dict.fromkeys([*unknown, *recent]))
+    if unknown:
+        silent = dict.fromkeys(a.unknown for a in answers.values() if a.unknown)
+        notes += [f"{why}; jobs that may still run are shown as unknown" for why in silent]
     states: JobStates = {}
     for manifest in manifests:
+        _adopt(manifest, answers)
         before = dict(ended[manifest.id])
-        slurm_ids = manifest.slurm_ids
         states[manifest.id] = {
-            job.index: _slurm_state(
-                manifest, job, slurm_ids.get(job.index), answer, ended[manifest.id]
-            )
+            job.index: _slurm_state(manifest, job, answers, ended[manifest.id])
             for job in manifest.jobs
         }
         if ended[manifest.id] != before:
-            try:
+            with suppress(OSError):  # e.g. another user's folder: ask Slurm again next time
                 write_json(manifest.path / ENDED, ended[manifest.id])
-            except OSError:  # e.g. another user's folder: ask Slurm again next time
-                pass
     return states
 
 
+def _adopt(manifest: Manifest, answers: dict[SlurmJob, Answer]) -> None:
+    """Note the ids of jobs that Slurm has accepted although sbatch did not say so."""
+    old = False
+    for index, job in manifest.slurm_jobs.items():
+        answer = answers.get(job)
+        if job.id is None and answer is not None and answer.found is not None:
+            known = manifest.handles[index] = job.with_number(str(answer.found.number))
+            answers[known] = answer
+            old = time.time() - job.since > UNCONFIRMED_S
+    if old:  # before that, the submit command may write the file
+        with suppress(OSError):
+            write_handles(manifest)
+
+
 def _slurm_state(
-    manifest: Manifest,
-    job: Job,
-    job_id: str | None,
-    answer: Mapping[str, str] | None,
-    ended: dict[str, str],
+    manifest: Manifest, job: Job, answers: Mapping[SlurmJob, Answer], ended: dict[str, str]
 ) -> JobState:
-    if job_id is None:
+    handle = manifest.slurm_jobs.get(job.index)
+    if handle is None and manifest.handles_unreadable:
+        return JobState(Status.unknown, f"{manifest.path / HANDLES} cannot be read")
+    if handle is None:
         return JobState(Status.missing, f"not submitted: {_why_not(manifest)}; submit again")
-    index = str(job.index)
-    words = (answer or {}).get(job_id) or ended.get(index)
-    if words is None and answer is None:
-        return JobState(Status.running, "assumed to be running, since Slurm does not answer")
-    if words is None and not _slurm_log(manifest, job_id, "out").exists():
-        # An array element that is cancelled while pending disappears from squeue at once.
-        detail = (
-            f"Slurm job {job_id} never started, and Slurm no longer knows it; it was probably "
-            "cancelled while pending"
-        )
-        return JobState(Status.cancelled, detail)
+    index, answer = str(job.index), answers.get(handle, Answer())
+    words = answer.found.words if answer.found else ended.get(index)
+    if words is None and answer.unknown:
+        return JobState(Status.unknown, answer.unknown)
+    if handle.id is None:
+        return JobState(Status.missing, "not submitted: interrupted at sbatch; submit again")
     if words is None:
+        words = ended[index] = GONE
+    if words == GONE:
+        other = f"; {answer.other}" if answer.other else ""
+        if not _slurm_log(manifest, handle.id, "out").exists():
+            # An array element that is cancelled while pending disappears from squeue at once.
+            detail = (
+                f"Slurm job {handle.id} never started, and Slurm no longer knows it; it was "
+                f"probably cancelled while pending{other}"
+            )
+            return JobState(Status.cancelled, detail)
         return JobState(
             Status.killed,
-            f"Slurm job {job_id} has ended, and Slurm no longer knows its final state",
+            f"Slurm job {handle.id} has ended, and Slurm no longer knows its final state{other}",
         )
-    name, detail = words.split()[0], f"Slurm job {job_id} is {words}"
-    if name in _QUEUED | _RUNNING:
-        ended.pop(index, None)
-        return JobState(Status.queued if name in _QUEUED else Status.running, detail)
-    ended[index] = words
-    return JobState(_ENDED_AS.get(name, Status.killed), detail)
+    name, detail = words.split()[0], f"Slurm job {handle.id} is {words}"
+    if name in _ENDED_AS:
+        ended[index] = words
+        if "JobLaunchFailure" in words:
+            folder = manifest.path / "slurm"
+            detail += f"; the node could not start it: can it write to {folder}, under this path?"
+        return JobState(_ENDED_AS[name], detail)
+    ended.pop(index, None)
+    return JobState(Status.queued if name in _QUEUED else Status.running, detail)
 
 
 def _why_not(manifest: Manifest) -> str:
@@ -155,38 +191,6 @@ def _age_s(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except OSError:
         return math.inf
-
-
-def squeue(job_ids: list[str]) -> dict[str, str]:
-    """Return the states of jobs as squeue reports them.
-
-    Args:
-        job_ids: ids such as "123", or "123_4" for an element of a job array.
-
-    Returns:
-        The state of each job that Slurm knows, by job id. The reason, if Slurm gives one, follows
-        in parentheses, such as "PENDING (Priority)".
-
-    Raises:
-        SlurmSilent: if Slurm does not answer.
-    """
-    whole = sorted({job_id.split("_")[0] for job_id in job_ids})
-    states: dict[str, str] = {}
-    for start in range(0, len(whole), 1000):  # the length of a command line is limited
-        ids = ",".join(whole[start : start + 1000])
-        command = ("squeue", "-h", "-r", "-t", "all", "-j", ids, "-o", "%A|%F|%K|%T|%r")
-        done = slurm_client(*command)
-        # squeue also fails for a job that Slurm no longer knows. That is no error here.
-        if done.returncode and "Invalid job id" not in done.stderr:
-            why = on_one_line(done.stderr)
-            raise SlurmSilent(f"Slurm does not answer: 'squeue' failed: {why}")
-        for line in done.stdout.splitlines():
-            job, array, index, state, reason = line.strip().split("|", 4)
-            # For a cancelled job, squeue shows the reason why the job was pending before.
-            if reason not in ("None", "") and state != "CANCELLED":
-                state += f" ({reason})"
-            states[f"{array}_{index}" if index != "N/A" else job] = state
-    return states
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:

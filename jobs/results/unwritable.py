@@ -53,6 +53,8 @@ def message(folder: Path, number: int | None) -> str:
     Args:
         number: number of the error. None if it is unknown.
     """
+    if number == errno.ENOENT or not os.path.isdir(folder):
+        return f"{folder} was moved or removed while its runs executed; repeat the command"
     why = "see the log of the job" if number is None else os.strerror(number)
     remedy = "free space" if number in FULL else "correct this"
     return f"cannot write results to {folder}: {why}; {remedy} and repeat the command"

@@ -6,10 +6,14 @@ folder of the job:
     state.json        the run that the worker executes. If the worker dies, the next worker of the
                       same job also reads the file.
     worker_end.json   how the worker ended, only if it failed. The local queue writes the file.
+    worker            token of the worker that started last, see `claim_job`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +24,7 @@ from jobs.results.unreadable import BadLine, first_problem
 from jobs.whole_files import write_json
 
 STATE = "state.json"  # file in the folder of a job
+WORKER = "worker"
 END = "worker_end.json"
 IDLE_RESTARTS = 2  # restarts in a row of a worker that dies without progress
 T = TypeVar("T", bound=BaseModel)
@@ -66,11 +71,11 @@ class WorkerEnd(BaseModel):
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
-    write_json(job_folder / STATE, state.model_dump(mode="json"))
+    write_json(job_folder / STATE, state.model_dump(mode="json"), parents=False)
 
 
 def write_worker_end(job_folder: Path, end: WorkerEnd) -> None:
-    write_json(job_folder / END, end.model_dump(mode="json"))
+    write_json(job_folder / END, end.model_dump(mode="json"), parents=False)
 
 
 def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> WorkerState:
@@ -105,3 +110,23 @@ def _read(path: Path, kind: type[T], bad: list[BadLine] | None) -> T | None:
     if bad is not None:
         bad.append(BadLine(path, 0, reason))
     return None
+
+
+def claim_job(job_folder: Path) -> str:
+    """Note that a new worker of a job has started, and return its token.
+
+    Slurm starts a job again if its node is lost. If the node was only unreachable, the old worker
+    still runs. It ends when it finds the token of the new one, see `is_claimed_by`.
+    """
+    token = os.urandom(8).hex()
+    with suppress(OSError):  # a full disk: then both write records, as attempts of their own
+        write_json(job_folder / WORKER, token, parents=False)
+    return token
+
+
+def is_claimed_by(job_folder: Path, token: str) -> bool:
+    """Return whether no other worker of a job has started since `claim_job` returned the token."""
+    try:
+        return str(json.loads((job_folder / WORKER).read_text())) == token
+    except (OSError, ValueError):
+        return True

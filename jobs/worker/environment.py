@@ -47,7 +47,8 @@ def with_project(environment: dict[str, str]) -> dict[str, str]:
     PYTHONPATH makes this project importable. CUDA_DEVICE_ORDER makes CUDA number the GPUs by PCI
     bus, as nvidia-smi does.
     """
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = dict.fromkeys([str(ROOT), *filter(None, given)])
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
     # record could name the wrong GPU.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

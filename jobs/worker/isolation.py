@@ -31,6 +31,7 @@ from jobs.worker.fork_server import (
 )
 
 SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
+PAUSE_S = 5.0  # a wait of SLICE_S that takes this long was suspended, e.g. by `scontrol suspend`
 START_S = 300.0  # timeout of the server's start, in seconds; imports may be slow
 STACKS_S = 1.0  # time in which a hanging run must write its stacks, in seconds
 STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
@@ -70,9 +71,13 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     # Another thread may get a signal under Slurm, which sends SIGCONT with other signals.
     deadline = time.monotonic() + seconds
     while True:
-        left = deadline - time.monotonic()
+        began = time.monotonic()
+        left = deadline - began
         ready = wait(waiting, max(0.0, min(left, SLICE_S)))
-        if ready or left <= SLICE_S:
+        pause = time.monotonic() - began
+        if pause > PAUSE_S:
+            deadline += pause
+        elif ready or left <= SLICE_S:
             return list(ready)
 
 

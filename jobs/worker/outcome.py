@@ -286,7 +286,10 @@ def stopped(
         )
         return failed(Status.timeout, "Limit", message)
     if reason == "limit":
-        message = "the job reached its time limit; Slurm requeues it to repeat this run"
+        message = (
+            "the job reached its time limit; this run is repeated when the job is requeued or the "
+            "sweep is submitted again"
+        )
         return failed(Status.preempted, "Limit", message)
     if reason == "preempted":
         message = (

@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -21,11 +22,12 @@ from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import RECORDS, BlockPlace, Failure, Measurements, Record, Seconds
 from jobs.results.record_writer import RecordWriter
-from jobs.results.worker_state import RunningAttempt
+from jobs.results.worker_state import RunningAttempt, claim_job, is_claimed_by
 from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.code_reader import CodeReader
 from jobs.worker.conditions import energy_facts
+from jobs.worker.isolation import blocked_signals
 from jobs.worker.outcome import Outcome
 
 _SLURM = (
@@ -45,6 +47,10 @@ class CannotRecord(SystemExit):
     def __init__(self, error: OSError):
         super().__init__(unwritable.EXIT_CODE)
         self.error = error
+
+
+class Replaced(SystemExit):
+    """Raised to end a worker if another worker of its job has started, see `claim_job`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,12 @@ def slurm_facts() -> dict[str, str]:
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 
 
+def job_id(facts: dict[str, str]) -> str:
+    """Return the id of a Slurm job from its `slurm_facts`: "123", or "123_4" in an array."""
+    array = facts.get("array_job_id")
+    return f"{array}_{facts.get('array_task_id')}" if array else facts.get("job_id", "")
+
+
 class Recorder:
     """Writes the records of one job to a file that no other job uses.
 
@@ -89,6 +101,7 @@ class Recorder:
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
         self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
         self._waiting = time.time() - manifest.created_at
+        self._token: str | None = None
         self._writer: RecordWriter | None = None
         self.code = CodeReader(manifest)
         self.device = provenance.device_kind(gpus)
@@ -111,7 +124,10 @@ class Recorder:
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
-        sources = self.code.source_hash(run)
+        with (
+            blocked_signals()
+        ):  # else it would take a handler's SystemExit for one of the benchmark
+            sources = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
         return Attempt(
@@ -131,7 +147,9 @@ class Recorder:
 
         Raises:
             CannotRecord: if the record cannot be written, e.g. because the disk is full.
+            Replaced: if another worker of the job has started. Nothing is written then.
         """
+        self.require_job()
         record = self._record(attempt, outcome, conditions or {})
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
@@ -146,6 +164,42 @@ class Recorder:
         label = f"{record.run}  {attempt.run.label()}"
         say(f"{record.status:11} {took:7.1f} s  {label}{why}", sys.stdout)
         return record
+
+    def claim_job(self) -> None:
+        """Let this worker replace an earlier worker of the job that may still be running."""
+        self._token = claim_job(self._manifest.job_folder(self._job.index))
+
+    def require_job(self) -> None:
+        """Check that this worker still has its job, and that the job's folder exists.
+
+        Raises:
+            CannotRecord: if the results folder was moved or removed.
+            Replaced: if another worker of the job has started.
+        """
+        folder = self._manifest.job_folder(self._job.index)
+        if not folder.is_dir():
+            error = FileNotFoundError(errno.ENOENT, "moved or removed while its runs executed")
+            say(f"{self._manifest.folder} was {error.strerror}; this worker ends", sys.stderr)
+            raise CannotRecord(error)
+        if self._token is not None and not is_claimed_by(folder, self._token):
+            say("another worker of this job has started; this one records nothing", sys.stderr)
+            raise Replaced(1)
+
+    def claimed(self, attempt: Attempt) -> Attempt:
+        """Create the log of an attempt, and return the attempt.
+
+        If the log exists, a worker that died or was replaced has begun an attempt with the same
+        number. The attempt then gets the next free number.
+        """
+        while True:
+            try:
+                os.close(os.open(attempt.log, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                return attempt
+            except FileExistsError:
+                number = attempt.number + 1
+                attempt = self.begin(attempt.run, attempt.repeat, number, attempt.place)
+            except OSError:  # e.g. a full disk, which the record shows
+                return attempt
 
     def _record(
         self, attempt: Attempt, outcome: Outcome, conditions: dict[str, dict[str, Any]]

@@ -49,7 +49,7 @@ from jobs.worker.outcome import (
 from jobs.worker.ranks.node_connections import node_address
 from jobs.worker.ranks.nodes import Followers, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
-from jobs.worker.recorder import Attempt, Recorder, slurm_facts
+from jobs.worker.recorder import Attempt, Recorder, job_id, slurm_facts
 from jobs.worker.run_process import Request, execute
 from jobs.worker.run_with_timeout import run_with_timeout
 from jobs.worker.servers import ForkServers
@@ -139,9 +139,11 @@ class Worker:
         `reason` says why this machine cannot execute the job. The runs are then recorded as
         unsupported. None: it can execute the job.
         """
+        self.recorder.claim_job()
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
-        self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
+        with blocked_signals():  # see `Recorder.begin`
+            self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for block, tasks in in_blocks(self.job.tasks, self.manifest.blocks):
             if block is None:
                 self._run_single(*tasks[0], reason)
@@ -266,9 +268,7 @@ class Worker:
 
     def _outcome_of_deaths(self) -> Outcome:
         """Return the outcome of a run during which too many workers died."""
-        array, job_id = self.slurm.get("array_job_id"), self.slurm.get("job_id", "")
-        job_id = f"{array}_{self.slurm.get('array_task_id')}" if array else job_id
-        if job_id and exceeded_memory(self.manifest, job_id):
+        if self.slurm and exceeded_memory(self.manifest, job_id(self.slurm)):
             message = (
                 f"Slurm ended the job step {MAX_DEATHS} times during this run, because it exceeded "
                 "its memory limit; raise resources.mem_gb in the sweep"
@@ -313,6 +313,9 @@ class Worker:
         return self.recorder.begin(run, repeat, number, place)
 
     def _attempt_run(self, attempt: Attempt, options: dict[str, Any] | None) -> None:
+        self.recorder.require_job()
+        if not self.in_process:
+            attempt = self.recorder.claimed(attempt)
         self._current = (attempt, None)
         self._write_state(attempt)
         if not self.in_process:
@@ -388,6 +391,11 @@ class Worker:
             self.failures.append(record)
 
     # ---- stopping --------------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker has executed a run, or is executing one."""
+        return self.executed > 0 or self._current is not None
 
     def stop(self, reason: Literal["preempted", "cancelled", "limit"]) -> None:
         """Kill the run that is executing, and write its record."""

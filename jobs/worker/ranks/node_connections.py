@@ -200,7 +200,7 @@ def connect_to_leader(rendezvous_file: Path) -> Connection:
     while True:
         try:
             os.listdir(rendezvous_file.parent)  # refreshes the cache of a network file system
-            where = json.loads(rendezvous_file.read_text())
+            where = json.loads(_read_own(rendezvous_file))
             return _connect((where["host"], where["port"]), bytes.fromhex(where["key"]))
         except (OSError, ValueError, EOFError, AuthenticationError, AssertionError) as error:
             if time.monotonic() > deadline:
@@ -209,6 +209,14 @@ def connect_to_leader(rendezvous_file: Path) -> Connection:
                     f"worker started and that all nodes share {rendezvous_file.parent}"
                 ) from None
             time.sleep(0.2)
+
+
+def _read_own(path: Path) -> bytes:
+    """Read a file of this user. Another user could name a server of their own in it."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user")
+        return file.read()
 
 
 def _connect(address: tuple[str, int], key: bytes) -> Connection:

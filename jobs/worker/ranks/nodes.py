@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import Child, ForkServer, oom_kills
+from jobs.worker.isolation import PAUSE_S, Child, ForkServer, oom_kills
 from jobs.worker.outcome import NodeReport, no_scratch
 from jobs.worker.ranks.node_connections import accept_workers, connect_to_leader
 from jobs.worker.run_process import Request
@@ -38,7 +38,8 @@ class _Patience:
 
     def __init__(self, scratch: Path, seconds: float):
         self._scratch = scratch
-        self._deadline = time.monotonic() + seconds
+        self._looked = time.monotonic()
+        self._deadline = self._looked + seconds
         self.failed = False
 
     def look(self) -> bool:
@@ -49,7 +50,11 @@ class _Patience:
         """
         if not self.failed and any(not outcome.is_ok for outcome in outcomes_in(self._scratch)):
             self.note_failure()
-        return time.monotonic() < self._deadline
+        now = time.monotonic()
+        if now - self._looked > PAUSE_S:  # the job was suspended
+            self._deadline += now - self._looked
+        self._looked = now
+        return now < self._deadline
 
     def note_failure(self) -> None:
         if not self.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from tests.jobs.bad_input.case import HEAD, ONE, PLAN, Case, Content
 
@@ -40,6 +41,11 @@ _OPTIONS = [
     (["--out", "x" * 300], "at most 255 bytes"),
     (["--out", "sweep.yaml"], "--out must be a folder"),
     (["--out", "sweep.yaml/out"], "--out must be a folder"),
+    (["--out", "a\nb"], "without line breaks and other control characters, got 'a\\nb'"),
+    (["--out", "~/x"], "must not begin with - or ~"),
+    (["--out", "/tmp/.."], "such as logs/mine, got the root folder '/tmp/..'"),
+    (["--out", os.path.expanduser("~")], "got your home folder"),
+    (["--out", str(Path(__file__).parents[3])], "got the folder of this project"),
     (["--cluster-file", "no.yaml"], "no.yaml: cannot be read"),
     (["--cluster-file", "."], "got a folder"),
 ]

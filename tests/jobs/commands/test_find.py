@@ -63,6 +63,9 @@ def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
     call("jobs.submit", "sweep.yaml", "--local", "--out", "elsewhere/out")  # skips all runs
     assert shown() == "elsewhere/out"
     Path("elsewhere").rename("gone")
+    lost = call("jobs", "cancel")  # rather than the jobs of another folder
+    assert lost.returncode == 2 and "elsewhere/out, which no longer exists" in lost.stdout
+    LATEST.unlink()
     assert shown() == "logs/ok"
 
     failed = failed_run("logs/ok")  # and in logs/replay

@@ -91,7 +91,8 @@ class Scenario:
         )
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.call("jobs", "status", "out", "--json").stdout)  # type: ignore[no-any-return]
+        lines = self.call("jobs", "status", "out", "--json").stdout.splitlines()
+        return json.loads(lines[-1])  # type: ignore[no-any-return] # a notice may come first
 
     def records(self) -> list[Record]:
         records, bad = read_records(self.out)
@@ -177,7 +178,7 @@ def worker_pid(scenario: Scenario, node_rank: int) -> int:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended
             words = (process / "cmdline").read_bytes().split(b"\0")
-            is_worker = b"submitit.core._submit" in words and not words[0].endswith(b"srun")
+            is_worker = b"jobs.launch.worker_task" in words and not words[0].endswith(b"srun")
             if is_worker and wanted <= set((process / "environ").read_bytes().split(b"\0")):
                 return int(process.name)
     raise AssertionError(f"no worker of job {job_id} on node {node_rank}")

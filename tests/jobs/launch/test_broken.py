@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from jobs.results.heartbeat import RunsHere
-from jobs.results.manifest import Executor, SlurmHandle, write_handles
+from jobs.results.manifest import Executor, write_handles
+from jobs.results.slurm_job import SlurmJob
 from tests.jobs.harness import (
     ROOT,
     call,
@@ -146,7 +147,7 @@ def test_files_on_the_state_of_jobs_that_cannot_be_read_are_named(tmp_path: Path
     assert done.returncode == 1 and f"note: {end}: skipped: the key 'pid' is m" in done.stdout
     other = tmp_path / "slurm"
     slurm = write_submission(sweep, other, Executor.slurm)
-    slurm.handles[0] = SlurmHandle("1_0")
+    slurm.handles[0] = SlurmJob("1_0")
     write_handles(slurm)
     ended = slurm.path / "ended.json"
     for text in ("[]", '{"0": 1}', '{"0": ""}', "{"):

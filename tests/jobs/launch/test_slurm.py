@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.slurm_executor import submit
+from jobs.launch.slurm_executor import cluster_of, submit
 from jobs.results.manifest import Executor, Manifest, read_manifests
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, project_checkout
@@ -120,18 +120,18 @@ def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenario
     assert "No such file or directory" in logs.stdout
 
 
-def test_jobs_whose_ids_cannot_be_saved_are_cancelled(
+def test_jobs_that_cannot_be_noted_are_not_submitted(
     scenarios: Scenarios, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without their ids, neither `status` nor `cancel` would find the jobs."""
+    """Neither `status` nor `cancel` would find the jobs."""
     scenario = scenarios.new("unsaved", grid={"index": [0, 1]}, fixed={"until": "never"})
     for name, value in scenario.cluster.environment.items():
         monkeypatch.setenv(name, value)
     manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
     (manifest.path / "handles.json").mkdir()  # the file cannot be written
     with pytest.raises(IsADirectoryError):
-        submit(manifest, scenario.cluster.max_array_size, lambda: None)
-    scenario.cluster.wait_for(lambda: not scenario.queue(), SOON_S, "the jobs to be cancelled")
+        submit(manifest, "", *cluster_of(manifest.sweep.slurm), lambda: None)
+    assert scenario.queue() == []
 
 
 def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
@@ -316,7 +316,7 @@ def test_restarted_controller(scenarios: Scenarios) -> None:
     try:
         status = scenario.status()
         assert any("Slurm does not answer" in note for note in status["notes"])
-        assert states(status) == ["running", "queued"]
+        assert states(status) == ["unknown", "unknown"]
         scenario.release("down")
         cluster.wait_for(scenario.records, SOON_S, "the first run to end without a controller")
     finally:

@@ -13,7 +13,8 @@ import pytest
 from jobs import slurm_client
 from jobs.launch.sbatch_setup import restarting_srun
 from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
-from jobs.results.manifest import Executor, Job, Manifest, SlurmHandle
+from jobs.results.manifest import Executor, Job, Manifest
+from jobs.results.slurm_job import SlurmJob
 from jobs.results.slurm_job_states import with_last_words
 from jobs.run import Shape
 from jobs.status import JobState, Status
@@ -83,7 +84,7 @@ def test_sbatch_text(tmp_path: Path) -> None:
     ):
         assert f"#SBATCH {line}" in lines
     assert "#SBATCH --requeue" not in lines
-    assert "--kill-on-bad-exit=1 --cpus-per-task=6 --cpu-bind=none" in text
+    assert "--export=ALL --cpus-per-task=6 --cpu-bind=none" in text
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
@@ -104,7 +105,7 @@ def test_type_of_gpu_and_python(tmp_path: Path) -> None:
     python = "apptainer exec --nv 'my image.sif' python3"
     (text,) = sbatch_texts(manifest(tmp_path, some(1, shape), python=python))
     assert "#SBATCH --gpus-per-node=h100:2" in text.splitlines()
-    assert f" {python} -u -m submitit.core._submit " in text
+    assert f" {python} -u -m jobs.launch.worker_task " in text
 
 
 # Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
@@ -165,28 +166,24 @@ def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
 
 # The task of a Slurm job whose worker gets Slurm's warning a second too early.
 WARNED_EARLY = """
-import os, signal, sys, time
+import os, signal, time
 from types import SimpleNamespace
 from jobs.launch import worker_task
 
 class Worker:
-    node_rank, job = 0, SimpleNamespace(timeout_min=1)
-
-    def __init__(self, *_, **__):
-        self.started = time.monotonic() - 44
+    node_rank, job, has_begun = 0, SimpleNamespace(timeout_min=1), True
+    started = time.monotonic() - 44
 
     def run(self):
         os.kill(os.getpid(), signal.SIGUSR2)
         print("continued", flush=True)
         time.sleep(60)
 
-def requeue(*_):
-    print("requeued")
-    sys.exit()
+    def stop(self, reason):
+        print("stopped:", reason)
 
-signal.signal(signal.SIGUSR2, requeue)
-worker_task.Worker, worker_task.read_manifest = Worker, lambda path: None
-worker_task.WorkerTask(".", 0)()
+worker_task._requeue = lambda: print("requeued") or 0
+worker_task._Task(Worker()).run()
 """
 
 
@@ -196,7 +193,7 @@ def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     note, *rest = done.stdout.splitlines()
     assert "warning of the time limit is early; continuing for" in note, done
-    assert rest == ["continued", "requeued"]
+    assert rest == ["continued", "stopped: limit", "requeued"]
 
 
 RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"
@@ -219,7 +216,7 @@ AGAIN = "a worker of the job died (exit code 137); starting the job step again\n
 )  # fmt: skip
 def test_line_of_stderr_that_shows_the_cause(tmp_path: Path, logs: list[str], cause: str) -> None:
     given = manifest(tmp_path, some(1))
-    given.handles[0] = SlurmHandle("7")
+    given.handles[0] = SlurmJob("7")
     (given.path / "slurm").mkdir(parents=True)
     for task, text in enumerate(logs):
         (given.path / "slurm" / f"7_{task}_log.err").write_text(text)
@@ -245,7 +242,7 @@ def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
 
 def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A submission ends soon, says what was tried, and writes nothing."""
-    monkeypatch.setattr(slurm_client, "CLIENT_S", 0.5)
+    monkeypatch.setattr(slurm_client, "PING_S", 0.5)
     if shutil.which("scontrol") is None:
         pytest.skip("Slurm is not installed")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, never answers
@@ -258,7 +255,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         out = tmp_path / "out"
         done = call("jobs.submit", QUICKSTART, "--out", out, environment=environment)
     assert done.returncode == 2
-    assert "'scontrol show config' did not end within" in done.stderr
+    assert "'scontrol ping' did not end within" in done.stderr
     assert (
         str(configuration) in done.stderr and "nothing was submitted; --local runs" in done.stderr
     )

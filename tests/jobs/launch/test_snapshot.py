@@ -44,19 +44,21 @@ def submitted(where: Checkout, out: Path, *options: str, project: Path) -> str:
     return done.stdout
 
 
-def assert_modes(out: Path, file: int, executable: int) -> None:
-    """Check that results and copies of files take the umask of the user."""
+def assert_modes(out: Path, umask: int) -> None:
+    """Check that results take the umask, but only the user can write to code and lists of jobs."""
     found = {path: path.stat().st_mode & 0o777 for path in out.rglob("*")}
     for kind in ("records/*.jsonl", "submissions/*/*.json", "submissions/*/jobs/0/*"):
         assert list(out.glob(kind)), kind
     assert {path.name for path in found if path.suffix == ".log"} > {"worker.log"}
-    wrong = {
-        str(path.relative_to(out)): oct(mode)
-        for path, mode in found.items()
-        if mode != (executable if path.is_dir() or path.name == "run.sh" else file)
-        and path.relative_to(out).parts[2:3] != ("sweeps",)
-    }
-    assert not wrong
+    for path, mode in found.items():
+        own = path.relative_to(out).parts
+        if own[2:3] == ("sweeps",):  # as in the repository
+            continue
+        is_list = own[0] == "submissions" and (path.is_dir() or path.suffix in (".json", ""))
+        is_own = own[1:] and (own[0] == "snapshots" or is_list)
+        given = umask | 0o022 if is_own else umask
+        full = 0o777 if path.is_dir() or path.name == "run.sh" else 0o666
+        assert oct(mode) == oct(full & ~given), path
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
         submitted(own, out, "--local", "--snapshot", project=project.folder)
     finally:
         os.umask(before)
-    assert_modes(out, 0o600, 0o700)
+    assert_modes(out, 0o077)
     assert len(own.git("rev-list", "HEAD").splitlines()) == 3
     (snapshot,) = (out / "snapshots").iterdir()
     for record in records(out):
@@ -109,14 +111,14 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
 
 @pytest.mark.slow
 def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None:
-    """Copies of files and results are for the group if the umask is 002."""
+    """Results are for the group if the umask is 002, but the group cannot change the code."""
     own = own_repository(tmp_path / "own")
     out = tmp_path / "out"
     again = ["--local", "--snapshot", "--force"]
     before = os.umask(0o002)
     try:
         submitted(own, out, *again, project=project.folder)
-        assert_modes(out, 0o664, 0o775)
+        assert_modes(out, 0o002)
     finally:
         os.umask(before)
     own.git("commit", "-q", "--allow-empty", "-m", "same content")

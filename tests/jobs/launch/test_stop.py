@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from jobs.launch.folder_lock import LOCK
 from jobs.results.manifest import Manifest
+from jobs.results.worker_state import read_worker_state
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -164,11 +166,65 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         ("wait", 0, 2, "cancelled"),
         ("wait", 0, 3, "cancelled"),
         ("wait", 0, 4, "cancelled"),
-        ("wait", 0, 5, "cancelled"),
-        ("wait", 0, 6, "ok"),
+        ("wait", 0, 6, "cancelled"),  # the worker of attempt 5 died
+        ("wait", 0, 7, "ok"),
         ("ok", 1, 1, "ok"),
     ]
     assert set(statuses(out).values()) == {"ok"}
+
+
+def sweep_until(folder: Path, go: Path) -> Path:
+    """Write a sweep of three runs of which the second ends when the file `go` exists."""
+    cases = [{"index": 0}, {"index": 1, "until": str(go)}, {"index": 2}]
+    return write_sweep(folder, cases, benchmark="tests.benchmarks.slurm_scenarios")
+
+
+def await_second_run(submission: Path, pid: int | None = None) -> None:
+    """Wait until the second run executes, in the worker with this pid."""
+
+    def executes() -> bool:
+        state = read_worker_state(submission / "jobs" / "0")
+        known = [r.run for r in records(submission.parents[1])]
+        return bool(known and state.running and state.running.run not in known) and (
+            pid in (None, state.pid)
+        )
+
+    await_true(executes, "the second run")
+
+
+@pytest.mark.slow
+def test_a_second_worker_of_a_job_replaces_the_first(tmp_path: Path) -> None:
+    """Slurm starts a job again if its node is lost, but the old worker may still run."""
+    go, out = tmp_path / "go", tmp_path / "out"
+    manifest = write_submission(sweep_until(tmp_path, go), out)
+    command = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
+    workers = []
+    for _ in range(2):
+        workers.append(subprocess.Popen(command, cwd=ROOT, env=job_environment()))
+        await_second_run(manifest.path, workers[-1].pid)
+    go.touch()
+    assert [worker.wait(PATIENCE_S) for worker in workers] == [1, 0]
+    found = [(r.params["index"], r.attempt, r.status) for r in records(out)]
+    assert found == [(0, 1, "ok"), (1, 2, "ok"), (2, 1, "ok")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved", [True, False], ids=["moved", "removed"])
+def test_a_folder_that_is_moved_or_removed_meanwhile(tmp_path: Path, moved: bool) -> None:
+    """Nothing is written to the old place, which would look like a results folder."""
+    go, out = tmp_path / "go", tmp_path / "out"
+    queue = start("jobs.submit", sweep_until(tmp_path, go), "--local", "--out", out)
+    await_true(lambda: bool(list(out.glob("submissions/*/jobs/0/state.json"))), "the worker")
+    await_second_run(next(out.glob("submissions/*")))
+    out.rename(tmp_path / "elsewhere")
+    if not moved:
+        shutil.rmtree(tmp_path / "elsewhere")
+    go.touch()
+    output, _ = queue.communicate(timeout=PATIENCE_S)
+    assert queue.returncode == 2 and f"{out} was moved or removed" in output, output
+    assert not out.exists()
+    if moved:
+        assert [r.status for r in records(tmp_path / "elsewhere")] == ["ok"]
 
 
 @pytest.mark.slow

@@ -181,7 +181,8 @@ def test_the_ranks_of_a_run_leave_files_in_one_folder(here: Path) -> None:
 
 
 def test_nothing_stays_in_the_temporary_folder(here: Path) -> None:
-    assert list((here / "tmp").iterdir()) == []
+    left = {path.name for path in (here / "tmp").iterdir()}
+    assert not {name for name in left if not name.startswith("torchinductor_")}  # torch's cache
 
 
 def test_runs_at_once_do_not_meet(here: Path) -> None:

@@ -1,0 +1,69 @@
+"""Protects the code and the list of jobs of a submission in a results folder of several users.
+
+Whoever can write to a folder can rename what is in it, and put something else in its place. So the
+folders of a submission are writable by their owner only, whatever the umask. The results folder
+and those in it get the sticky bit if others can write to them, as /tmp has it.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jobs.results.manifest import SNAPSHOTS, SUBMISSIONS
+
+
+@contextmanager
+def protected(results: Path, copies_code: bool) -> Iterator[None]:
+    """Let only this user write to the files that the `with` block creates in a results folder.
+
+    Args:
+        copies_code: whether the block creates a copy of the code.
+    """
+    for name in (".", SUBMISSIONS, SNAPSHOTS)[: 2 + copies_code]:
+        folder = results / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if _others_can_write(folder) and folder.stat().st_uid == os.getuid():
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISVTX)
+    before = os.umask(0)
+    os.umask(before | stat.S_IWGRP | stat.S_IWOTH)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def weakness(results: Path) -> str | None:
+    """Return how others can replace copies of code in a results folder, or None if they cannot.
+
+    The folders around the results folder are not checked: they may hold the user's own code, too.
+    """
+    for folder in (results, results / SNAPSHOTS):
+        if not folder.exists():
+            continue
+        if folder.stat().st_uid not in (0, os.getuid()):
+            return f"{folder} belongs to user {folder.stat().st_uid}"
+    return None
+
+
+def _others_can_write(folder: Path) -> bool:
+    """Return whether others can rename the files of this user in a folder."""
+    info = folder.stat()
+    if info.st_mode & stat.S_ISVTX:
+        return False
+    of_group = info.st_mode & stat.S_IWGRP and not _is_private(info.st_gid)
+    return bool(of_group or info.st_mode & stat.S_IWOTH)
+
+
+def _is_private(group: int) -> bool:
+    """Return whether a group is that of this user alone, as Linux distributions create it."""
+    try:
+        user, known = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return known.gr_name == user and set(known.gr_mem) <= {user}

@@ -1,0 +1,358 @@
+"""Whose job is it, and is it alive? Real clusters whose answers are late, wrong or missing.
+
+Programs on PATH stand for Slurm's commands only where no Slurm can be made to answer so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.launch.slurm_cluster import SlurmCluster
+from tests.jobs.launch.slurm_scenario import Scenario, Scenarios, by_index, states
+
+pytestmark = pytest.mark.slurm
+HELD = {"additional_parameters": {"hold": True}}
+RETRY = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+
+
+@pytest.fixture(scope="module")
+def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+    return Scenarios(slurm_cluster, tmp_path_factory.mktemp("answers"))
+
+
+@pytest.fixture
+def held(scenarios: Scenarios, request: pytest.FixtureRequest) -> Iterator[Scenario]:
+    """A scenario of two runs in an array that is held."""
+    scenario = scenarios.submit(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
+    yield scenario
+    scenario.cluster.client("scancel", f"--name={scenario.name}")
+
+
+def name_of(request: pytest.FixtureRequest) -> str:
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
+
+
+def program(scenario: Scenario, name: str, script: str) -> dict[str, str]:
+    """Put a script before a program of Slurm, which it can call as $real. Returns PATH."""
+    folder = scenario.folder / f"bin-{name}"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2",
+        "exit 0",
+        '$real "$@" | head -c -20',
+        "sleep 60",
+    ],
+    ids=["error without exit code", "nothing", "a part", "no end"],
+)
+def test_silence_of_squeue_is_no_answer(
+    held: Scenario, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are neither lost nor submitted again, unless the user wants it."""
+    monkeypatch.setattr("jobs.slurm_client.CLIENT_S", 1.0)
+    silent = program(held, "squeue", script)
+    status = json.loads(held.call("jobs", "status", "out", "--json", **silent).stdout)
+    assert states(status) == ["unknown", "unknown"]
+    assert all("Slurm" in task["detail"] for task in status["tasks"])
+    again = held.submit(**silent)
+    assert again.returncode == 2 and "2 runs may be queued or running" in again.stdout
+    assert len(held.queue()) == 2
+    cancelled = held.call("jobs", "cancel", "out", **silent)
+    assert cancelled.returncode == 2 and "2 jobs not cancelled" in cancelled.stdout
+    assert len(held.queue()) == 2 and states(held.status()) == ["queued", "queued"]
+
+
+def test_a_job_that_squeue_lists_is_alive_whatever_the_word(held: Scenario) -> None:
+    renamed = program(held, "squeue", '$real "$@" | sed s/PENDING/EXPEDITING/')
+    status = json.loads(held.call("jobs", "status", "out", "--json", **renamed).stdout)
+    assert {task["detail"].split(" is ")[1].split()[0] for task in status["tasks"]} == {
+        "EXPEDITING"
+    }
+    assert "skipping 2 runs already queued or running" in held.submit(**renamed).stdout
+
+
+def test_lines_of_a_wrapper_around_squeue_are_ignored(held: Scenario) -> None:
+    noisy = program(held, "squeue", 'echo "NOTE: cached"; $real "$@"; echo "NOTE: done" | tee >&2')
+    status = json.loads(held.call("jobs", "status", "out", "--json", **noisy).stdout)
+    assert states(status) == ["queued", "queued"]
+
+
+def test_settings_of_the_user_do_not_hide_jobs(held: Scenario) -> None:
+    settings = {"SQUEUE_PARTITION": "high", "SQUEUE_FORMAT": "%i", "SLURM_TIME_FORMAT": "relative"}
+    settings["SCANCEL_STATE"] = "RUNNING"
+    status = json.loads(held.call("jobs", "status", "out", "--json", **settings).stdout)
+    assert states(status) == ["queued", "queued"]
+    assert "cancelled 2 jobs" in held.call("jobs", "cancel", "out", **settings).stdout
+    assert not held.queue()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        '$real "$@" > /dev/null; echo "sbatch: error: Socket timed out" >&2; exit 1',
+        '$real --parsable "$@"',
+        'echo "job 4 of at most 50"; printf "\\xe9\\n"; $real "$@"',
+    ],
+    ids=["denied", "number only", "other words"],
+)
+def test_jobs_are_found_whatever_sbatch_says(
+    scenarios: Scenarios, script: str, request: pytest.FixtureRequest
+) -> None:
+    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
+    done = scenario.submit(**program(scenario, "sbatch", script))
+    assert done.returncode == 0 and "submitted 2 runs as 2 jobs" in done.stdout, done.stdout
+    assert len(scenario.queue()) == 2
+    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
+
+
+def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(
+    scenarios: Scenarios, request: pytest.FixtureRequest
+) -> None:
+    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
+    deadly = program(scenario, "sbatch", '$real "$@"; kill -9 $PPID')
+    assert scenario.submit_alone(**deadly).returncode == -signal.SIGKILL
+    down = program(scenario, "scontrol", "echo 'Slurmctld(primary) at n is DOWN'")
+    unknown = json.loads(scenario.call("jobs", "status", "out", "--json", **down).stdout)
+    assert states(unknown) == ["unknown", "unknown"]
+    assert states(scenario.status()) == ["queued", "queued"]
+    assert "skipping 2 runs already queued or running" in scenario.submit().stdout
+    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wait_for_sbatch_is_told_and_ends_on_a_signal(
+    scenarios: Scenarios, request: pytest.FixtureRequest, number: signal.Signals
+) -> None:
+    """sbatch waits for minutes if Slurm has too many jobs (MaxJobCount)."""
+    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
+    waits = program(scenario, "sbatch", f"echo '{RETRY}' >&2; exec sleep 100")
+    sweep = scenario.write_sweep()
+    command = (sys.executable, "-m", "jobs.submit", sweep, "--out", "out")
+    process = scenario.start(*command, **waits)
+    assert process.stdout is not None
+    told = process.stdout.readline()
+    assert "waiting for sbatch" in told and RETRY in told and "Ctrl-C" in told
+    since = time.monotonic()
+    process.send_signal(number)
+    assert "interrupted: Slurm may have accepted jobs" in process.communicate()[0]
+    assert process.returncode == 130
+    assert time.monotonic() - since < 10  # sbatch alone would wait for 100 s
+
+
+# ---- other clusters, other jobs ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A second cluster, whose jobs have other ids."""
+    with SlurmCluster(tmp_path_factory.mktemp("other"), nodes=1, gpus=(), name="other") as cluster:
+        yield cluster
+
+
+def test_jobs_of_another_cluster_are_left_alone(
+    held: Scenario, other_cluster: SlurmCluster
+) -> None:
+    there = other_cluster.environment
+    status = json.loads(held.call("jobs", "status", "out", "--json", **there).stdout)
+    assert states(status) == ["unknown", "unknown"]
+    why = f"on cluster {held.cluster.name}, which cannot be asked from here"
+    assert all(why in task["detail"] for task in status["tasks"])
+    again = held.submit(**there)
+    assert why in again.stdout and "--repeat-unknown" in again.stdout
+    cancelled = held.call("jobs", "cancel", "out", **there)
+    assert cancelled.returncode == 2 and why in cancelled.stdout
+    assert len(held.queue()) == 2
+    twice = held.submit("--repeat-unknown", **there)
+    assert "submitted 2 runs" in twice.stdout
+    mine = ("squeue", "-h", "-r", f"--name={held.name}")
+    assert len(other_cluster.client(*mine).stdout.splitlines()) == 2
+    assert "cancelled 2 jobs" in held.call("jobs", "cancel", "out", **there).stdout
+    assert not other_cluster.client(*mine).stdout and len(held.queue()) == 2
+
+
+def test_a_cluster_that_can_be_asked_from_here(
+    scenarios: Scenarios, other_cluster: SlurmCluster, request: pytest.FixtureRequest
+) -> None:
+    """Programs on PATH stand for clusters with a common database, which the option -M needs."""
+    wanted = {"additional_parameters": {"hold": True, "clusters": "other"}}
+    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=wanted)
+    there = other_cluster.environment["SLURM_CONF"]
+    path = os.environ["PATH"]
+    for name in ("squeue", "scancel", "scontrol"):
+        script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
+        path = f"{program(scenario, name, script)['PATH'].split(':')[0]}:{path}"
+    script = f"sed /clusters=other/d | SLURM_CONF={there} $real"
+    path = f"{program(scenario, 'sbatch', script)['PATH'].split(':')[0]}:{path}"
+    assert "submitted 2 runs" in scenario.submit(PATH=path).stdout
+    asked = scenario.call("jobs", "status", "out", "--json", PATH=path)
+    assert states(json.loads(asked.stdout)) == ["queued", "queued"]
+    assert not scenario.queue()  # of the cluster of this host
+    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out", PATH=path).stdout
+    mine = ("squeue", "-h", f"--name={scenario.name}")
+    assert not other_cluster.client(*mine).stdout
+
+
+def test_a_job_that_got_the_number_of_another_is_not_cancelled(
+    other_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """A controller that lost its state gives the numbers again."""
+    cluster = other_cluster
+    cluster.stop_controller()
+    shutil.rmtree(cluster.folder / "state")
+    (cluster.folder / "state").mkdir()
+    cluster.start_controller()
+    scenario = Scenarios(cluster, tmp_path).submit("lost", grid={"index": [0, 1]}, slurm=HELD)
+    (known,) = {line.split("_")[0] for line in scenario.queue()}
+    cluster.stop_controller()
+    shutil.rmtree(cluster.folder / "state")
+    (cluster.folder / "state").mkdir()
+    cluster.start_controller()
+    stranger = ("sbatch", "--array=0-1", "--hold", "--job-name=stranger", "--wrap=true")
+    number = 0
+    while number < int(known):
+        number = int(cluster.client(*stranger).stdout.split()[-1])
+    assert number == int(known)
+    for task in scenario.status()["tasks"]:
+        assert "its number now belongs to job 'stranger'" in task["detail"]
+    before = cluster.client("squeue", "-h", "-r", "--name=stranger").stdout
+    assert "cancelled 0 jobs" in scenario.call("jobs", "cancel", "out").stdout
+    assert cluster.client("squeue", "-h", "-r", "--name=stranger").stdout == before
+    assert "submitted 2 runs" in scenario.submit().stdout
+    cluster.client("scancel", "--user=root")
+
+
+# ---- the end of a job ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_cancel_then_submit_repeats_what_was_cancelled(
+    scenarios: Scenarios, request: pytest.FixtureRequest
+) -> None:
+    zipped = {"index": [0, 1], "until": ["go", ""]}
+    scenario = scenarios.submit(name_of(request), zip=zipped, runs_per_job=2)
+    scenario.wait_until_executing()
+    assert "cancelled 1 job" in scenario.call("jobs", "cancel", "out").stdout
+    scenario.release("go")
+    assert "submitted 2 runs as 1 job" in scenario.submit().stdout
+    statuses = {i: [r.status for r in rs] for i, rs in by_index(scenario.finish()).items()}
+    assert statuses == {0: ["cancelled", "ok"], 1: ["ok"]}
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_be_requeued_says_so(
+    scenarios: Scenarios, request: pytest.FixtureRequest
+) -> None:
+    zipped = {"index": [0, 1], "until": ["requeued", ""]}
+    scenario = scenarios.new(name_of(request), zip=zipped, runs_per_job=2)
+    refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
+    done = scenario.submit(**program(scenario, "scontrol", refused))
+    assert done.returncode == 0, done.stdout
+    scenario.wait_until_executing()
+    (line,) = scenario.queue()
+    scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
+    (record,) = scenario.finish()
+    assert record.status == "preempted"
+    (task,) = (task for task in scenario.status()["tasks"] if task["params"]["index"] == 1)
+    assert task["state"] == "killed" and "not requeued" in task["detail"]
+    assert "no such luck" in task["detail"]
+
+
+@pytest.mark.slow
+def test_a_site_that_passes_no_environment(
+    scenarios: Scenarios, request: pytest.FixtureRequest
+) -> None:
+    scenario = scenarios.new(name_of(request), grid={"index": [0]})
+    done = scenario.submit(**program(scenario, "sbatch", 'exec $real --export=NONE "$@"'))
+    assert done.returncode == 0, done.stdout
+    (record,) = scenario.finish()
+    assert record.status == "ok", record.failure
+
+
+# ---- code of others ------------------------------------------------------------------------------
+
+# Tries to make the jobs of a results folder execute another benchmark, as another user.
+ATTACK = """
+import contextlib, json, os, sys
+from pathlib import Path
+os.setuid(65534)
+submission = Path(sys.argv[1])
+def changed(text):
+    return text.replace("tests.benchmarks.slurm_scenarios", "evil")
+for path in [*submission.rglob("*"), submission]:
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            path.write_text(changed(path.read_text()))
+        else:
+            (path / "link").symlink_to("/etc")  # for a log that the job writes
+content = changed((submission / "manifest.json").read_text())
+handles = (submission / "handles.json").read_text()
+for folder in (submission, submission.parent):
+    with contextlib.suppress(OSError):
+        folder.rename(folder.with_name("moved"))
+with contextlib.suppress(OSError):
+    (submission / "jobs" / "0").mkdir(parents=True)
+    (submission / "slurm").mkdir()
+    (submission / "manifest.json").write_text(content)
+    (submission / "handles.json").write_text(handles)
+    for one in [submission, *submission.rglob("*")]:
+        one.chmod(0o777)
+    print("replaced")
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() if p.is_file() else b"" for p in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("owner", [0, 65534], ids=["own folder", "folder of the attacker"])
+def test_another_user_cannot_change_what_a_job_executes(
+    scenarios: Scenarios, folder_of_all: Path, owner: int, request: pytest.FixtureRequest
+) -> None:
+    scenario = Scenarios(scenarios.cluster, folder_of_all).new(
+        name_of(request), grid={"index": [0]}, slurm=HELD
+    )
+    before = os.umask(0)
+    try:
+        scenario.out.mkdir()
+        os.chown(scenario.out, owner, -1)
+        (scenario.out / "submissions").mkdir()
+        os.chown(scenario.out / "submissions", owner, -1)
+        assert scenario.submit().returncode == 0
+    finally:
+        os.umask(before)
+    (path,) = (scenario.out / "submissions").iterdir()
+    whole = contents(scenario.out)
+    command = (sys.executable, "-c", ATTACK, str(path))
+    attacked = scenario.run_alone(*command)
+    assert ("replaced" in attacked.stdout) == (owner != 0), attacked.stdout
+    if owner == 0:
+        assert contents(scenario.out) == whole
+    else:
+        cancelled = scenario.call("jobs", "cancel", "out").stdout
+        assert f"is of user {owner}, who must cancel it" in cancelled
+    (line,) = scenario.queue()
+    scenario.cluster.client("scontrol", "release", line.split()[0])
+    records = scenario.finish()
+    if owner == 0:
+        assert [record.status for record in records] == ["ok"]
+    else:
+        assert not records
+        assert f"of user {owner}" in scenario.call("jobs", "retry", "out").stdout
+        (log,) = (path / "slurm").glob("*.err")
+        assert "was changed after its jobs were submitted" in log.read_text()
