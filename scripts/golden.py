@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # In the sbatch scripts of a dry run
-NEW_SUBMISSION = r"submissions/\d{8}-\d{6}-\d+-\w{4}(?=/slurm|/jobs)"
+NEW_SUBMISSION = r"(submissions/|sweep:)\d{8}-\d{6}-\d+-\w{4}(?=/slurm|/jobs|\.| )"
 WARM_UP = ["aggregate", "pandas", "scipy.stats", "matplotlib.figure", "typer", "pydantic"]
 # Executes commands, each in a process that has the modules already, and saves what they print.
 RUN_ALL = """
@@ -166,7 +166,7 @@ def write_outputs(version: Path) -> None:
     for path in out.rglob("*"):
         if path.suffix in (".txt", ".md", ".html", ".csv"):
             text = path.read_text().replace(str(version), "ROOT")
-            path.write_text(re.sub(NEW_SUBMISSION, "submissions/NEW", text))
+            path.write_text(re.sub(NEW_SUBMISSION, r"\1NEW", text))
 
 
 def commands_of(version: Path) -> list[tuple[str, list[str]]]:
