@@ -24,7 +24,7 @@ _NO_ANSWER = re.compile(r"timed out|zero bytes|unexpected message|^$", re.IGNORE
 
 
 @dataclass(frozen=True)
-class Answer:
+class SbatchResult:
     """How a call of sbatch ended."""
 
     number: str | None  # number of the job or array, if sbatch says that Slurm has accepted it
@@ -33,7 +33,7 @@ class Answer:
     interrupted: bool  # whether the user interrupted this process meanwhile
 
 
-def sbatch(script: str, environment: dict[str, str]) -> Answer:
+def sbatch(script: str, environment: dict[str, str]) -> SbatchResult:
     """Give a script to sbatch, and say after a while what is waited for.
 
     sbatch reads the script from a file that nobody else can write. If the user interrupts, sbatch
@@ -67,7 +67,7 @@ def sbatch(script: str, environment: dict[str, str]) -> Answer:
         number = found[-1] if found and process.returncode == 0 else None
         words = _text(errors).strip() or _text(out).strip()
         refused = failed and not interrupted and _NO_ANSWER.search(words) is None
-        return Answer(number, words, refused, interrupted)
+        return SbatchResult(number, words, refused, interrupted)
 
 
 def _wait(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Submission of jobs to Slurm through submitit. No other module uses submitit.
+"""Submission of jobs to Slurm. submitit writes the sbatch scripts; no other module uses it.
 
 Jobs with the same resources, launch settings and time limit are submitted as one job array. If
 there are more jobs than the cluster's MaxArraySize allows, they are submitted as several arrays.
@@ -19,7 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.errors import CommandError
 from jobs.formatting import counted
-from jobs.launch.sbatch import Answer, sbatch
+from jobs.launch.sbatch import SbatchResult, sbatch
 from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
 from jobs.launch.snapshot import place as environment_of
 from jobs.launch.worker_task import signal_delay_s
@@ -103,7 +103,8 @@ def submit(
         refresh()
         after = numbers[array.after] if array.after is not None else None
         script = _script(manifest, array, place, after, digest)
-        (manifest.path / "slurm" / f"{place}_submission.sh").write_text(script)
+        copy = manifest.path / "slurm" / f"{place}_submission.sh"
+        copy.write_bytes(script.encode(errors="surrogateescape"))
         planned = _planned(manifest, array, place, cluster)
         manifest.handles.update(planned)
         write_handles(manifest)
@@ -159,7 +160,7 @@ def _failed(
     manifest: Manifest,
     array: Array,
     planned: dict[int, SlurmJob],
-    answer: Answer,
+    answer: SbatchResult,
     before: list[str],
 ) -> str:
     """Note that sbatch failed, and return the message for the user.

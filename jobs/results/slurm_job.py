@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 _Id = Annotated[str, Field(pattern=r"^\d+(_\d+)?$", coerce_numbers_to_str=True)]
-_TOKEN = re.compile(r"\bsweep:\S+")
+_TOKEN = re.compile(r"\bsweep:\d{8}-\d{6}-\d+-\w{4}\.\d+\b")
 # A job of the same name and user is another one if it was submitted this long before, in seconds.
 # The clocks of hosts differ, and times without a zone are ambiguous by an hour.
 EARLIER_S = 7200.0
