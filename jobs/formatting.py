@@ -102,7 +102,7 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
 
     All lines but the first start with `indent`. Longer words, such as paths, are not broken.
     """
-    if len(text) <= width:
+    if len(text) <= width or width < 1:
         return text
     return textwrap.fill(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -290,7 +290,7 @@ def plan_and_start(
         with SubmissionLock(options.out.resolve(), options.force) as lock:
             prepared = prepare(loaded, options, sweep_path)
             show_notes(prepared)
-            if prepared.unknown and sys.stdin.isatty() and _repeats_unknown(options):
+            if prepared.unknown and _repeats_unknown(options):
                 prepared = prepare(loaded, replace(options, repeat_unknown=True), sweep_path)
             if announce is not None:
                 announce(prepared)
@@ -306,10 +306,13 @@ def plan_and_start(
 
 def _repeats_unknown(options: Options) -> bool:
     """Ask whether runs that may be queued or running are submitted, if Slurm answers at all."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
     try:
         if options.executor is Executor.slurm:
             configuration()
-        answer = input("submit the runs that may be queued or running again? [y/N] ")
+        errors.print("submit the runs that may be queued or running again? [y/N] ", end="")
+        answer = input()
     except (EOFError, SlurmSilent):
         return False
     return answer.strip().lower() in ("y", "yes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             error.filename = str(path)
         raise
+
+
+def is_own(path: Path) -> bool:
+    """Return whether this user owns a file or folder.
+
+    A mount may show other users than those of this host. Then a new file beside it tells.
+    """
+    try:
+        owner = path.stat().st_uid
+        if owner == os.getuid():
+            return True
+        with tempfile.NamedTemporaryFile(dir=path if path.is_dir() else path.parent) as probe:
+            return os.fstat(probe.fileno()).st_uid == owner
+    except OSError:
+        return False
 
 
 def write_json(path: Path, value: Any, parents: bool = True) -> str:

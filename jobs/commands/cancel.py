@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 
 from jobs.block import TaskKey
 from jobs.command_line.plain_console import plain_console
@@ -23,7 +22,7 @@ from jobs.status import Status
 from jobs.submit import fail
 
 END_S = 60.0  # maximum wait for the end of cancelled jobs, in seconds
-POLL_S = 0.5
+POLL_S = 1.0
 console = plain_console()
 
 
@@ -36,7 +35,8 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
 
     Cancels the jobs of all submissions in the folder. Records of finished runs are kept. To
     continue the sweep, submit it again: the command ends when the jobs have ended, or says after a
-    minute that they have not. Jobs of another user or of another cluster are never cancelled.
+    minute that they have not. Submissions of other users are never cancelled, and jobs of a cluster
+    that does not answer are left alone.
 
     With --where, cancels only runs that satisfy the condition. A job is cancelled if all of its
     queued and running runs satisfy it. In other jobs, these runs are skipped when their turn comes,
@@ -62,6 +62,9 @@ def cancel(folder: Folder = None, where: Where = None) -> None:
             why = "; ".join(dict.fromkeys(states[job.index].detail for job in silent))
             problems.append(f"{counted(len(silent), 'job')} not cancelled: {why}")
             jobs = [job for job in jobs if job not in silent]
+        if jobs and not manifest.is_own:  # its files could name any job or process of this user
+            problems.append(f"submission {manifest.id} is of another user, who must cancel it")
+            continue
         whole = _whole(manifest, jobs, live, picked)
         inside = {task for job in whole for task in job.tasks}
         shared = {task for job in jobs for task in job.tasks} & picked - inside
@@ -132,7 +135,7 @@ def _await_end(stopped: list[tuple[Manifest, set[int]]]) -> int:
         while True:
             states = job_states([manifest for manifest, jobs in stopped if jobs], [])
             alive = sum(
-                states[manifest.id][job].status in (Status.queued, Status.running)
+                states[manifest.id][job].status.is_live
                 for manifest, jobs in stopped
                 for job in jobs
             )
@@ -152,10 +155,6 @@ def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     """
     if not jobs:
         return
-    if manifest.owner != os.getuid():  # its files could name any job or process of this user
-        raise CannotCancel(
-            f"submission {manifest.id} is of user {manifest.owner}, who must cancel it"
-        )
     if manifest.executor is Executor.slurm:
         cluster = manifest.slurm_jobs[jobs[0].index].cluster
         _scancel(cluster, [manifest.slurm_ids[job.index] for job in jobs])
@@ -183,5 +182,9 @@ def _stop_process(manifest: Manifest) -> None:
             f"submission {manifest.id} runs on host {process.host}; run this command on that host"
         )
     if process.is_running:
-        with suppress(ProcessLookupError):  # it has just ended
+        try:
             os.kill(process.pid, signal.SIGTERM)
+        except ProcessLookupError:  # it has just ended
+            return
+        except OSError as error:
+            raise CannotCancel(f"cannot stop process {process.pid}: {error.strerror}") from None

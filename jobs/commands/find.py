@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jobs.printing import waiting_for
@@ -41,7 +42,7 @@ def note_bad_lines(bad_lines: list[BadLine]) -> None:
 def _latest() -> Path:
     bad: list[BadLine] = []
     gone = noted_folder()
-    if gone is not None and not gone.exists():
+    if gone is not None and not os.path.exists(gone):
         fail(f"the last submission went to {gone}, which no longer exists; pass a folder")
     folder = latest_folder(bad)
     note_bad_lines([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
@@ -110,7 +111,7 @@ def _folders_with(run: str) -> list[Path]:
 
 def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, bool, float]:
     """Return a sort key of the repeats of a run. The last one is shown."""
-    live = [Status.queued, Status.running]
+    live = [Status.queued, Status.unknown, Status.running]
     record = task.record
     bad = record is not None and record.status not in (Status.ok, Status.unsupported)
     first = 1 + live.index(task.status) if prefer_live and task.status in live else 0

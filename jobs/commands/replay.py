@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 
@@ -49,7 +48,7 @@ def replay(run: RunId, folder: In = None) -> None:
         fail(f"cannot write {path}: {error.strerror}")
     command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
     print(shlex.join(command), flush=True)
-    owners = {one.owner for one in seen.manifests if task.run.id in one.runs}
-    if owners != {os.getuid()}:  # the parameters could name any code
-        fail(f"the run is of another user; check {path}, then execute the command yourself")
+    if not all(one.is_own for one in seen.manifests if task.run.id in one.runs):
+        # The parameters could name any code.
+        fail(f"the run is also of another user; check {path}, then execute the command yourself")
     raise SystemExit(subprocess.run(command).returncode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import errors, fail, plan_and_start, show_notes
+from jobs.submit import fail, plan_and_start, show_notes
 from jobs.sweep.benchmarks import NoBenchmark
 
 SHOWN_RUNS = 30
@@ -59,9 +58,7 @@ def retry(
     code = 0
     for manifest in reversed(seen.manifests):  # newest first
         mine = {task: state for task, state in wanted.items() if task[0] in manifest.runs}
-        if mine and manifest.owner != os.getuid():  # its sweep could name any command
-            whose = f"submission {manifest.id} of user {manifest.owner}"
-            errors.print(f"note: not retried: {whose}; submit a sweep of your own", soft_wrap=True)
+        if mine and not manifest.is_own:  # its sweep could name any command
             continue
         if mine:
             wanted = {task: state for task, state in wanted.items() if task not in mine}
@@ -78,6 +75,10 @@ def retry(
             code = max(code, _retry(seen, manifest, mine, options, dry_run))
         if code == INTERRUPTED:
             break
+    if wanted and code != INTERRUPTED:
+        fail(
+            f"{counted(len(wanted), 'run')} of other users not retried; submit a sweep of your own"
+        )
     raise SystemExit(code)
 
 

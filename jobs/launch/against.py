@@ -30,6 +30,7 @@ from jobs.code.carried_state import file_hash
 from jobs.code.imports import read_source
 from jobs.code.state import CodeState, repository_root
 from jobs.errors import CommandError
+from jobs.launch.protection import make_own
 from jobs.results.manifest import SNAPSHOTS, Checkout
 from jobs.run import Run
 from jobs.sweep.expand import Expansion
@@ -111,6 +112,7 @@ class OtherCode:
                     raise
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
+        make_own(final)
 
 
 def find(text: str) -> OtherCode:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO
@@ -20,7 +22,10 @@ POLL_S = 0.05
 FINISH_S = 1.5  # time to end after an interrupt, in seconds: usually, sbatch is about to end
 
 # What sbatch prints if the controller has not answered it, or nothing, if it was killed.
-_NO_ANSWER = re.compile(r"timed out|zero bytes|unexpected message|^$", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"timed out|zero bytes|unexpected message|(receive|shutdown) failure|reset by peer|^$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,35 @@ class SbatchResult:
     number: str | None  # number of the job or array, if sbatch says that Slurm has accepted it
     words: str  # what sbatch printed
     refused: bool  # whether Slurm has refused the job; if not, it may accept it even without number
-    interrupted: bool  # whether the user interrupted this process meanwhile
 
 
-def sbatch(script: str, environment: dict[str, str]) -> SbatchResult:
+@contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Note SIGINT, SIGTERM and SIGHUP in a list while the `with` block runs.
+
+    An exception at any point could lose the number of a job that was just accepted.
+    """
+    noted: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def sbatch(script: str, environment: dict[str, str], noted: list[int]) -> SbatchResult:
     """Give a script to sbatch, and say after a while what is waited for.
 
-    sbatch reads the script from a file that nobody else can write. If the user interrupts, sbatch
-    is ended.
+    sbatch reads the script from a file that nobody else can write.
+
+    Args:
+        noted: signals that have arrived, from `noted_signals`. If there are any, sbatch is ended
+            after FINISH_S seconds.
     """
     with ExitStack() as files:
         given, out, errors = (files.enter_context(TemporaryFile()) for _ in range(3))
@@ -51,13 +77,8 @@ def sbatch(script: str, environment: dict[str, str]) -> SbatchResult:
             env=environment,
             start_new_session=True,  # Ctrl-C reaches only this process
         )
-        interrupted = False
         try:
-            _wait(process, errors)
-        except KeyboardInterrupt:
-            interrupted = True
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(FINISH_S)
+            _wait(process, errors, noted)
         finally:
             with suppress(ProcessLookupError):  # a site's wrapper may have started the program
                 os.killpg(process.pid, signal.SIGKILL)
@@ -66,14 +87,16 @@ def sbatch(script: str, environment: dict[str, str]) -> SbatchResult:
         failed = process.returncode > 0
         number = found[-1] if found and process.returncode == 0 else None
         words = _text(errors).strip() or _text(out).strip()
-        refused = failed and not interrupted and _NO_ANSWER.search(words) is None
-        return SbatchResult(number, words, refused, interrupted)
+        refused = failed and _NO_ANSWER.search(words) is None
+        return SbatchResult(number, words, refused)
 
 
-def _wait(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    since, told = time.monotonic(), False
-    while process.poll() is None:
+def _wait(process: subprocess.Popen[bytes], errors: IO[bytes], noted: list[int]) -> None:
+    since, told, until = time.monotonic(), False, math.inf
+    while process.poll() is None and time.monotonic() < until:
         time.sleep(POLL_S)
+        if noted:
+            until = min(until, time.monotonic() + FINISH_S)
         if not told and time.monotonic() - since > NOTICE_S:
             told = True
             last = on_one_line(_text(errors))[-200:]

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.errors import CommandError
 from jobs.formatting import counted
-from jobs.launch.sbatch import SbatchResult, sbatch
+from jobs.launch.sbatch import noted_signals, sbatch
 from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
 from jobs.launch.snapshot import place as environment_of
 from jobs.launch.worker_task import signal_delay_s
@@ -27,10 +27,11 @@ from jobs.printing import waiting_for
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.slurm_job import SlurmJob, token_of
 from jobs.results.slurm_job_states import REFUSAL
-from jobs.results.slurm_queue import ask
+from jobs.results.slurm_queue import Answer, ask
 from jobs.run import Shape
 from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.schema import Slurm
+from jobs.whole_files import whole_file
 
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
 LATE_S = 5.0  # time in which Slurm may still accept jobs after sbatch has failed, in seconds
@@ -103,28 +104,32 @@ def submit(
         refresh()
         after = numbers[array.after] if array.after is not None else None
         script = _script(manifest, array, place, after, digest)
-        copy = manifest.path / "slurm" / f"{place}_submission.sh"
-        copy.write_bytes(script.encode(errors="surrogateescape"))
+        with whole_file(manifest.path / "slurm" / f"{place}_submission.sh") as file:
+            file.write(script.encode(errors="surrogateescape"))
         planned = _planned(manifest, array, place, cluster)
         manifest.handles.update(planned)
         write_handles(manifest)
-        answer = sbatch(script, environment_of(manifest)[1])
-        number = answer.number
-        if number is None and not answer.interrupted:
-            number = _accepted_anyway(planned, 0.0 if answer.refused else LATE_S)
-            if number is None:
-                raise SubmissionError(_failed(manifest, array, planned, answer, numbers))
-        if number is not None:
-            manifest.handles.update({i: job.with_number(number) for i, job in planned.items()})
-            write_handles(manifest)
-            numbers.append(number)
-        if answer.interrupted:
+        with noted_signals() as noted:
+            answer = sbatch(script, environment_of(manifest)[1], noted)
+            if answer.number is not None:
+                _note_number(manifest, planned, answer.number)
+        if noted:
             raise KeyboardInterrupt
+        number = answer.number
+        if number is None:
+            known = _asked(planned, 0.0 if answer.refused else LATE_S)
+            if known.found is None:
+                refused = answer.refused and not known.unknown
+                words = answer.words or "sbatch printed nothing"
+                raise SubmissionError(_failed(manifest, array, planned, words, refused, numbers))
+            number = str(known.found.number)
+            _note_number(manifest, planned, number)
+        numbers.append(number)
 
 
 def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict[int, SlurmJob]:
     """Return the jobs of an array before they have a number, by job index."""
-    named = manifest.sweep.slurm.additional_parameters.get("job-name", manifest.sweep.name)
+    named = manifest.sweep.slurm.additional_parameters.get("job_name", manifest.sweep.name)
     several = len(array.jobs) > 1
     return {
         job.index: SlurmJob(
@@ -140,19 +145,24 @@ def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict
     }
 
 
-def _accepted_anyway(planned: dict[int, SlurmJob], seconds: float) -> str | None:
-    """Return the number of an array if Slurm has it, although sbatch has not said so.
+def _note_number(manifest: Manifest, planned: dict[int, SlurmJob], number: str) -> None:
+    manifest.handles.update({i: job.with_number(number) for i, job in planned.items()})
+    write_handles(manifest)
+
+
+def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:
+    """Return what Slurm says about the first job of an array, after sbatch has failed.
 
     Args:
         seconds: time in which Slurm may still accept it.
     """
-    job = next(iter(planned.values()))
+    job = replace(next(iter(planned.values())), since=0.0)
     deadline = time.monotonic() + seconds
     with waiting_for("Slurm to say whether it has accepted the jobs"):
         while True:
-            found = ask([job])[job].found
-            if found is not None or time.monotonic() > deadline:
-                return None if found is None else str(found.number)
+            answer = ask([job])[job]
+            if answer.found is not None or time.monotonic() > deadline:
+                return answer
             time.sleep(0.5)
 
 
@@ -160,25 +170,29 @@ def _failed(
     manifest: Manifest,
     array: Array,
     planned: dict[int, SlurmJob],
-    answer: SbatchResult,
+    words: str,
+    refused: bool,
     before: list[str],
 ) -> str:
     """Note that sbatch failed, and return the message for the user.
 
     If Slurm may still accept the jobs, they stay noted. Otherwise they are not submitted.
     """
-    what = f"{counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {answer.words}"
+    what = f"{counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words}"
     slurm = manifest.sweep.slurm
-    if answer.refused:
+    if refused:
         for index in planned:
             del manifest.handles[index]
         write_handles(manifest)
-        (manifest.path / REFUSAL).write_text(f"{answer.words}\n", "utf-8", "replace")
+        (manifest.path / REFUSAL).write_text(f"{words}\n", "utf-8", "replace")
         text = f"sbatch refused {what}"
     else:
+        now = time.time()
+        manifest.handles.update({i: replace(job, since=now) for i, job in planned.items()})
+        write_handles(manifest)
         text = (
             f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
-            "`python -m jobs status` finds them; then repeat the command"
+            f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
         )
     named = ("partition", "account", "qos", "constraint", "exclude")
     given = {name: getattr(slurm, name) for name in named if getattr(slurm, name) is not None}
@@ -186,7 +200,7 @@ def _failed(
         options = ", ".join(f"slurm.{name}={value}" for name, value in given.items())
         text += f"\nthe sweep, cluster.yaml or the command line set {options}"
     if before:
-        text += f"\njob arrays submitted before the refusal stay submitted: {', '.join(before)}"
+        text += f"\njob arrays submitted before stay submitted: {', '.join(before)}"
     return text
 
 
@@ -337,8 +351,7 @@ def cluster_of(slurm: Slurm) -> tuple[str, int]:
     Raises:
         SubmissionError: if Slurm does not answer.
     """
-    given = slurm.additional_parameters
-    wanted = str(given.get("clusters", given.get("M", ""))).lower()  # as Slurm does
+    wanted = str(slurm.additional_parameters.get("clusters", "")).lower()  # as Slurm does
     try:
         found = configuration(wanted)
     except SlurmSilent as error:

@@ -20,6 +20,7 @@ from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import find, is_project
 from jobs.code.state import CodeState, ignored_in, read_state, repository_root
 from jobs.errors import CommandError
+from jobs.launch.protection import make_own
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
 from jobs.whole_files import write_json
@@ -103,6 +104,7 @@ def take(manifest: Manifest) -> Manifest:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    make_own(final)
     if _digest(sources, final) != digest:
         raise SnapshotError(
             f"files in {final} were modified after they were copied; remove this folder when no "

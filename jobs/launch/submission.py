@@ -69,7 +69,7 @@ def start(
                 with _signals_interrupt():
                     slurm_executor.submit(manifest, digest, *where, lock.refresh)
             finally:  # Slurm may have accepted some of the arrays
-                if manifest.slurm_ids:
+                if manifest.slurm_jobs:
                     note_accepted(manifest.folder)
             return []
         if prepared.is_new:

@@ -145,6 +145,8 @@ def _acquire(path: Path, me: _Holder) -> _Holder | None:
                 if _read(path) == other:
                     draft.path.replace(path)
                     return None
+            except PermissionError:  # the sticky bit: only the owner of the file may remove it
+                return other
             finally:
                 permit.unlink(missing_ok=True)
 

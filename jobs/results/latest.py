@@ -55,7 +55,7 @@ def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
         UnreadableResults: if ./logs cannot be read.
     """
     noted = noted_folder()
-    if noted is not None and (noted / SUBMISSIONS).exists():
+    if noted is not None and os.path.exists(noted / SUBMISSIONS):
         return noted
     # Deeper folders, such as logs/h200/flash, are not those of a submission by default.
     folders = [one for one in folders_in(LOGS, bad) if one.parent == LOGS and one != REPLAY]

@@ -30,7 +30,7 @@ from jobs.results.slurm_job import SlurmJob
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
-from jobs.whole_files import write_json
+from jobs.whole_files import is_own, write_json
 
 SUBMISSIONS = "submissions"
 ARTIFACTS = "artifacts"
@@ -116,15 +116,10 @@ class Manifest:
         return self.folder / SUBMISSIONS / self.id
 
     @property
-    def owner(self) -> int | None:
-        """User id of the owner of the submission, who may have put anything into its files.
-
-        None if the folder of the submission no longer exists.
-        """
-        try:
-            return self.path.stat().st_uid
-        except OSError:
-            return None
+    def is_own(self) -> bool:
+        """Whether this user owns the submission. Others may have put anything into its files."""
+        files = [self.path / name for name in ("manifest.json", HANDLES)]
+        return all(is_own(path) for path in (self.path, *filter(os.path.exists, files)))
 
     @property
     def slurm_jobs(self) -> dict[int, SlurmJob]:

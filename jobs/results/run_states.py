@@ -96,6 +96,8 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
                 earlier = tasks.get(key)
                 # A run that an earlier submission is still executing stays queued or running.
                 earlier_is_live = earlier is not None and earlier.status.is_live
+                if earlier is not None and earlier.status is Status.unknown and latest_here[key]:
+                    earlier_is_live = False  # the run was repeated meanwhile
                 if not earlier_is_live or task.status.is_live or task.status is Status.ok:
                     tasks[key] = task
         for key in manifest.done:

@@ -17,7 +17,14 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.formatting import on_one_line
-from jobs.results.manifest import HANDLES, Job, Manifest, write_handles
+from jobs.results.manifest import (
+    HANDLES,
+    BrokenManifest,
+    Job,
+    Manifest,
+    read_manifest,
+    write_handles,
+)
 from jobs.results.slurm_job import SlurmJob
 from jobs.results.slurm_queue import UNCONFIRMED_S, Answer, ask
 from jobs.results.unreadable import BadLine, first_problem
@@ -113,10 +120,12 @@ def _adopt(manifest: Manifest, answers: dict[SlurmJob, Answer]) -> None:
         if job.id is None and answer is not None and answer.found is not None:
             known = manifest.handles[index] = job.with_number(str(answer.found.number))
             answers[known] = answer
-            old = time.time() - job.since > UNCONFIRMED_S
+            old |= time.time() - job.since > UNCONFIRMED_S
     if old:  # before that, the submit command may write the file
-        with suppress(OSError):
-            write_handles(manifest)
+        with suppress(OSError, BrokenManifest):
+            now = read_manifest(manifest.path)
+            now.handles.update({i: job for i, job in manifest.slurm_jobs.items() if job.id})
+            write_handles(now)
 
 
 def _slurm_state(
@@ -132,6 +141,8 @@ def _slurm_state(
     if words is None and answer.unknown:
         return JobState(Status.unknown, answer.unknown)
     if handle.id is None:
+        if handle in answers:
+            ended[index] = GONE
         return JobState(Status.missing, "not submitted: interrupted at sbatch; submit again")
     if words is None:
         words = ended[index] = GONE

@@ -16,7 +16,9 @@ from jobs.formatting import on_one_line
 from jobs.results.slurm_job import QueuedJob, SlurmJob
 from jobs.slurm_client import SlurmSilent, configuration, slurm_client
 
-UNCONFIRMED_S = 60.0  # time in which Slurm may still accept a job after sbatch has failed
+# Time in which Slurm may still accept a job after a call of sbatch, in seconds. If the submit
+# command is killed, sbatch may go on for two minutes, for example while Slurm has too many jobs.
+UNCONFIRMED_S = 180.0
 _NEXT, _END = "\x1f", "\x1e"  # after each field and each job; not in names and comments
 _FORMAT = _NEXT.join(["%A", "%F", "%K", "%U", "%V", "%T", "%r", "%j", "%k"]) + _END
 
@@ -87,22 +89,22 @@ class _Queue:
         gone: Mapping[str, bool],
         by_token: Mapping[tuple[str, int | None], QueuedJob],
     ) -> Answer:
+        hidden = self.is_private and job.user not in (None, os.getuid())
         if job.id is None:
             found = by_token.get((job.token, job.element))
             if found is None and time.time() - job.since < UNCONFIRMED_S:
-                left = UNCONFIRMED_S - time.time() + job.since
-                why = f"interrupted at sbatch; Slurm may show the job within {left:.0f} s"
-                return Answer(unknown=why)
-            return Answer(found)
-        found = by_id.get(job.id)
+                return Answer(unknown="sbatch was interrupted; Slurm may show the job in 3 minutes")
+            if found is not None or not hidden:
+                return Answer(found)
+        found = by_id.get(job.id or "")
         if found is not None and job.is_same(found):
             return Answer(found)
         if found is not None:
             whose = f"job {found.name!r} of user {found.user}"
             return Answer(other=f"its number now belongs to {whose}")
-        if self.is_private and job.user not in (None, os.getuid()):
+        if hidden:
             return Answer(unknown=f"Slurm shows the jobs of user {job.user} only to that user")
-        if not gone.get(job.id.split("_")[0], True):
+        if job.id is not None and not gone.get(job.id.split("_")[0], True):
             return Answer(unknown=f"Slurm does not answer: 'squeue' says nothing of job {job.id}")
         return Answer()
 
@@ -121,7 +123,7 @@ class _Queue:
         yield from (_queued_job(line.split(_NEXT)) for line in lines)
 
     def _squeue(self, option: str, value: str) -> CompletedProcess[str]:
-        every = ("squeue", "-h", "-r", "-t", "all", option, value, "-o", _FORMAT)
+        every = ("squeue", "-h", "-r", "-a", "-t", "all", option, value, "-o", _FORMAT)
         return slurm_client(*every, cluster=self.cluster)
 
 

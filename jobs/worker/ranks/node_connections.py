@@ -21,7 +21,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from jobs.whole_files import write_json
+from jobs.whole_files import is_own, write_json
 
 MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
 HANDSHAKE_S = 10.0  # maximum time to prove the knowledge of the secret, in seconds
@@ -214,7 +214,7 @@ def connect_to_leader(rendezvous_file: Path) -> Connection:
 def _read_own(path: Path) -> bytes:
     """Read a file of this user. Another user could name a server of their own in it."""
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_uid != os.getuid():
+        if not (is_own(path) and os.path.samestat(os.fstat(file.fileno()), path.stat())):
             raise PermissionError(f"{path} belongs to another user")
         return file.read()
 

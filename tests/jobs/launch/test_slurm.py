@@ -109,7 +109,7 @@ def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenario
     done = scenario.submit()
     assert done.returncode == 2
     assert "sbatch refused 1 job (5 nodes): sbatch: error" in done.stdout
-    assert "job arrays submitted before the refusal stay submitted" in done.stdout
+    assert "job arrays submitted before stay submitted" in done.stdout
     assert scenario.finish() == []
     status = scenario.status()
     assert states(status) == ["killed", "missing"]

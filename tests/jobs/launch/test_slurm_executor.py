@@ -84,7 +84,7 @@ def test_sbatch_text(tmp_path: Path) -> None:
     ):
         assert f"#SBATCH {line}" in lines
     assert "#SBATCH --requeue" not in lines
-    assert "--export=ALL --cpus-per-task=6 --cpu-bind=none" in text
+    assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in text
 
 
 @pytest.mark.parametrize("exclusive", [True, False])

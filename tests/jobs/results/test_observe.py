@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from jobs.results.manifest import (
     Manifest,
     read_manifest,
     read_manifests,
+    write_handles,
+    write_manifest,
 )
 from jobs.results.run_states import observe
+from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
 from jobs.worker.outcome import Outcome
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
@@ -48,6 +52,21 @@ def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(
     states = {task.run.params["size"]: task for task in observe(folder.path).tasks}
     assert states[1].status is Status.error and states[1].record is not None
     assert states[2].status is Status.cancelled
+
+
+def test_a_run_that_was_repeated_while_its_state_was_unknown_has_the_new_state(
+    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # no Slurm, which could answer
+    sweep = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
+    on_slurm = replace(folder.submit(sweep, lambda params, _: None), executor=Executor.slurm)
+    on_slurm.handles.update({job.index: SlurmJob(f"7_{job.index}") for job in on_slurm.jobs})
+    write_manifest(on_slurm)
+    write_handles(on_slurm)
+    assert {task.status for task in observe(folder.path).tasks} == {Status.unknown}
+    folder.submit(sweep, lambda params, _: failed("error") if params["size"] == 1 else None)
+    states = {task.run.params["size"]: task.status for task in observe(folder.path).tasks}
+    assert states == {1: Status.error, 2: Status.unknown}
 
 
 # Keys whose values are mappings with any keys, such as names of parameters or phases
