@@ -13,8 +13,7 @@ from jobs.printing import waiting_for
 
 CLIENT_S = 15.0  # time limit of one command, in seconds
 PING_S = 3.0  # time in which the controller must say that it is up, in seconds
-SILENT_S = 5.0  # time for which a failed ping counts, in seconds
-UP_S = 1.0  # the same for a successful one
+REMEMBER_S = 1.0  # time for which the answer to a ping counts, in seconds
 # Settings of the user that change what client commands do or print. sbatch gets none, either.
 _SETTINGS = re.compile(r"(?!SLURM_CONF$)(SLURM|SQUEUE|SCANCEL|SCONTROL)_")
 # By cluster, configuration and program: what a ping said, and until when that counts.
@@ -61,7 +60,7 @@ def _ping(cluster: str) -> None:
                     problem = f"Slurm does not answer: {down[0]}"
             except SlurmSilent as error:
                 problem = str(error)
-        _pings[which] = time.monotonic() + (SILENT_S if problem else UP_S), problem
+        _pings[which] = time.monotonic() + REMEMBER_S, problem
     if problem:
         raise SlurmSilent(problem)
 
