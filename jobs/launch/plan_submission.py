@@ -21,11 +21,7 @@ from jobs.launch.protection import weakness
 from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
 from jobs.results.counting import best
-from jobs.results.manifest import (
-    Executor,
-    Manifest,
-    new_id,
-)
+from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO
@@ -80,14 +80,13 @@ def sbatch(script: str, environment: dict[str, str], noted: list[int]) -> Sbatch
         try:
             _wait(process, errors, noted)
         finally:
-            with suppress(ProcessLookupError):  # a site's wrapper may have started the program
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # also what a site's wrapper has started
+                process.wait()
         found = re.findall(r"Submitted batch job (\d+)", _text(out))
-        failed = process.returncode > 0
         number = found[-1] if found and process.returncode == 0 else None
         words = _text(errors).strip() or _text(out).strip()
-        refused = failed and _NO_ANSWER.search(words) is None
+        refused = process.returncode > 0 and _NO_ANSWER.search(words) is None
         return SbatchResult(number, words, refused)
 
 

@@ -253,8 +253,8 @@ def planned_arrays(manifest: Manifest) -> tuple[list[Array], str]:
     """
     try:
         return arrays(manifest, cluster_of(manifest.sweep.slurm)[1]), ""
-    except SubmissionError as error:
-        return arrays(manifest, DEFAULT_MAX_ARRAY), str(error).split(";")[0]
+    except SlurmSilent as error:
+        return arrays(manifest, DEFAULT_MAX_ARRAY), str(error)
 
 
 def sbatch_texts(manifest: Manifest) -> Iterator[str]:
@@ -349,15 +349,10 @@ def cluster_of(slurm: Slurm) -> tuple[str, int]:
         the maximum number of jobs in an array.
 
     Raises:
-        SubmissionError: if Slurm does not answer.
+        SlurmSilent: if Slurm does not answer.
     """
     wanted = str(slurm.additional_parameters.get("clusters", "")).lower()  # as Slurm does
-    try:
-        found = configuration(wanted)
-    except SlurmSilent as error:
-        raise SubmissionError(
-            f"{error}; nothing was submitted; --local runs the jobs on this machine, without Slurm"
-        ) from None
+    found = configuration(wanted)
     size = found.get("MaxArraySize", "")
     largest = max(1, int(size)) if size.isdigit() else DEFAULT_MAX_ARRAY  # 0 disables arrays
     return wanted or found.get("ClusterName", ""), largest

@@ -20,15 +20,11 @@ from jobs.launch.protection import protected
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
-from jobs.results.manifest import (
-    Executor,
-    Manifest,
-    submitter,
-    write_manifest,
-)
+from jobs.results.manifest import Executor, Manifest, submitter, write_manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.unwritable import ResultsUnwritable, message
+from jobs.slurm_client import SlurmSilent
 from jobs.sweep.benchmarks import load_benchmarks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.strict_yaml import Document
@@ -63,7 +59,12 @@ def start(
 
         slurm_executor.require_slurm(manifest.folder)
         if manifest.jobs:
-            where = slurm_executor.cluster_of(manifest.sweep.slurm)
+            try:
+                where = slurm_executor.cluster_of(manifest.sweep.slurm)
+            except SlurmSilent as error:
+                raise slurm_executor.SubmissionError(
+                    f"{error}; nothing was submitted; --local runs the jobs on this machine"
+                ) from None
             manifest, digest = _write(manifest, options)
             try:
                 with _signals_interrupt():

@@ -94,7 +94,7 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
         for index, job in manifest.slurm_jobs.items()
         if ended[manifest.id].get(str(index), GONE) != GONE
     ]
-    answers = ask(dict.fromkeys([*unknown, *recent]))
+    answers = ask({*unknown, *recent})
     if unknown:
         silent = dict.fromkeys(a.unknown for a in answers.values() if a.unknown)
         notes += [f"{why}; jobs that may still run are shown as unknown" for why in silent]

@@ -89,21 +89,20 @@ class _Queue:
         gone: Mapping[str, bool],
         by_token: Mapping[tuple[str, int | None], QueuedJob],
     ) -> Answer:
-        hidden = self.is_private and job.user not in (None, os.getuid())
         if job.id is None:
             found = by_token.get((job.token, job.element))
-            if found is None and time.time() - job.since < UNCONFIRMED_S:
-                return Answer(unknown="sbatch was interrupted; Slurm may show the job in 3 minutes")
-            if found is not None or not hidden:
-                return Answer(found)
-        found = by_id.get(job.id or "")
-        if found is not None and job.is_same(found):
-            return Answer(found)
+        else:
+            found = by_id.get(job.id)
+            if found is not None and not job.is_same(found):
+                whose = f"job {found.name!r} of user {found.user}"
+                return Answer(other=f"its number now belongs to {whose}")
         if found is not None:
-            whose = f"job {found.name!r} of user {found.user}"
-            return Answer(other=f"its number now belongs to {whose}")
-        if hidden:
+            return Answer(found)
+        if self.is_private and job.user not in (None, os.getuid()):
             return Answer(unknown=f"Slurm shows the jobs of user {job.user} only to that user")
+        if job.id is None and time.time() - job.since < UNCONFIRMED_S:
+            minutes = f"{UNCONFIRMED_S / 60:.0f} minutes"
+            return Answer(unknown=f"sbatch was interrupted; Slurm may show the job in {minutes}")
         if job.id is not None and not gone.get(job.id.split("_")[0], True):
             return Answer(unknown=f"Slurm does not answer: 'squeue' says nothing of job {job.id}")
         return Answer()

@@ -124,9 +124,8 @@ class Recorder:
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
-        with (
-            blocked_signals()
-        ):  # else it would take a handler's SystemExit for one of the benchmark
+        # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
+        with blocked_signals():
             sources = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
