@@ -35,10 +35,7 @@ from jobs.formatting import relative
 from jobs.frame.file import unusable_file, write_csv, write_frame
 from jobs.frame.results import Result, list_results
 from jobs.report.attempts import attempt_columns, attempts_of
-from jobs.report.comparison.compare import compare_blocks, compare_folders, require_margin
-from jobs.report.comparison.compare_text import csv_comparison, markdown_comparison
-from jobs.report.comparison.short_records import read_short
-from jobs.report.comparison.unpaired_cells import read_sides
+from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.tables.render import Format, ListFormat, markdown_image, render, render_columns
 from jobs.report.tables.report_table import make_report_table
@@ -52,6 +49,9 @@ from jobs.sweep.benchmarks import short_name
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
+from jobs.verdicts.compare import compare_blocks, compare_folders, require_margin
+from jobs.verdicts.folder_cells import read_sides
+from jobs.verdicts.short_records import read_short
 from systems.terminal import run_command
 
 

@@ -27,9 +27,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jobs.report.comparison.paired import paired_rounds  # noqa: E402
-from jobs.report.comparison.verdicts import Round, Verdict, aa_floor, decide, judge  # noqa: E402
 from jobs.results.record_reader import read_records  # noqa: E402
+from jobs.verdicts.judge import Round, Verdict, aa_floor, decide, judge  # noqa: E402
+from jobs.verdicts.pairs import paired_rounds  # noqa: E402
 
 COPIED = ("jobs", "systems", "sweeps", "pyproject.toml")
 # Points whose forward is long enough that the launch of an extra kernel is no large part of it.

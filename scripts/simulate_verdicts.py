@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from jobs.report.comparison.verdicts import (
+from jobs.verdicts.judge import (
     MARGIN,
     Round,
     Verdict,

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.launch.plan_submission import Options, prepare
-from jobs.report.comparison.compare import Comparison, compare_blocks, compare_folders
-from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.short_records import read_short
-from jobs.report.comparison.unpaired_cells import read_side
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_writer import RecordWriter
 from jobs.run import Run
+from jobs.verdicts.cell import Cell
+from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
+from jobs.verdicts.folder_cells import read_side
+from jobs.verdicts.short_records import read_short
 from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, load, ok
 
 Fate = Callable[[dict[str, Any], int], Outcome]  # of parameters and repeat

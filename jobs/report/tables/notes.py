@@ -13,10 +13,10 @@ from jobs.frame.metrics import Metric, metric_samples
 from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit
 from jobs.frame.results import Result
 from jobs.frame.statistics import statistic
-from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, complete_executions, place_of, task_of
 from jobs.results.record import Record
+from jobs.verdicts.judge import Round, aa_floor, floor_of_block
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MAX_COMMITS = 3  # maximum number of commits that a note lists
@@ -220,7 +220,7 @@ def _floors(
     """Return the A/A floor of each phase and device, such as `A/A floor 0.4%`.
 
     It comes from the blocks of the shown records, and is the smallest and the largest floor of a
-    block. See `jobs.report.comparison.verdicts`.
+    block. See `jobs.verdicts.judge`.
     """
 
     def value(record: Record, phase: str) -> float:

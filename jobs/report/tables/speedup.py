@@ -17,11 +17,11 @@ from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
 from jobs.frame.statistics import statistic
-from jobs.report.comparison.verdicts import Round, judge
 from jobs.report.tables.pivot import Pivot
 from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
 from jobs.sweep.schema import Scalar
+from jobs.verdicts.judge import Round, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"

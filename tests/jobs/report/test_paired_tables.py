@@ -16,12 +16,12 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from jobs.frame.results import list_results
-from jobs.report.comparison.verdicts import Round, aa_floor, judge
 from jobs.report.plots import draw_plot
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.schema import Plot, Table
+from jobs.verdicts.judge import Round, aa_floor, judge
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,

@@ -8,14 +8,14 @@ from itertools import groupby
 from statistics import median
 
 from jobs.formatting import format_scalar
-from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.paired import Pair, paired_rounds
-from jobs.report.comparison.verdicts import Round, aa_floor, floor_of_block, judge
 from jobs.results.counting import judged_executions
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
 from jobs.status import Status
+from jobs.verdicts.cell import Cell
+from jobs.verdicts.judge import Round, aa_floor, floor_of_block, judge
+from jobs.verdicts.pairs import Pair, paired_rounds
 
 PhaseOnDevice = tuple[str, str]  # phase, name of the device
 INCOMPLETE = "no complete round"
@@ -100,7 +100,7 @@ def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> C
 
     A candidate that failed in more rounds than it was measured in is broken. Failures that were
     repaired do not count, see `Pair`. The pair has at least one round. For `margin` and `floor`,
-    see `verdicts.judge`.
+    see `judge.judge`.
     """
     judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jobs.errors import CommandError
-from jobs.report.comparison.compare import compare_folders
-from jobs.report.comparison.compare_text import markdown_comparison
-from jobs.report.comparison.unpaired_cells import read_side
+from jobs.report.compare_text import markdown_comparison
+from jobs.verdicts.compare import compare_folders
+from jobs.verdicts.folder_cells import read_side
 from scripts.bench_launcher import command, write_results
 from tests.jobs.compared_folders import Pair, blocks, noisy
 from tests.jobs.harness import call

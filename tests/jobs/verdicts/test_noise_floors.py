@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.report.comparison.noise_floors import NoiseFloor, noise_floors
 from jobs.run import Run, Shape
+from jobs.verdicts.noise_floors import NoiseFloor, noise_floors
 from tests.jobs.results_folder import CPU, H200
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.report.comparison.paired import Pair, paired_rounds
 from jobs.results.record import BlockPlace, Record
+from jobs.verdicts.pairs import Pair, paired_rounds
 from tests.jobs.results_folder import failed, ok, record, run
 
 BASELINE, CANDIDATE = run(0), run(1)

@@ -11,10 +11,10 @@ import pytest
 
 from jobs.errors import CommandError
 from jobs.processes import ProcessHandle
-from jobs.report.comparison.short_records import read_short
-from jobs.report.comparison.unpaired_cells import read_sides
 from jobs.results import unwritable
 from jobs.results.manifest import write_handles
+from jobs.verdicts.folder_cells import read_sides
+from jobs.verdicts.short_records import read_short
 from tests.jobs.compared_folders import (
     MODES,
     Pair,

@@ -21,16 +21,16 @@ from typing import NamedTuple
 
 from jobs.errors import CommandError
 from jobs.frame.results import Result, list_results
-from jobs.report.comparison.block_cells import aa_floors, judged_cell
-from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.noise_floors import NoiseFloors, noise_floors
-from jobs.report.comparison.paired import paired_rounds
-from jobs.report.comparison.short_records import median_ms, read_short
 from jobs.results.counting import executions_of, is_complete
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.status import Status
+from jobs.verdicts.block_cells import aa_floors, judged_cell
+from jobs.verdicts.cell import Cell
+from jobs.verdicts.noise_floors import NoiseFloors, noise_floors
+from jobs.verdicts.pairs import paired_rounds
+from jobs.verdicts.short_records import median_ms, read_short
 
 MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs
 LEAST_STATED = 1.01  # smallest ratio beyond the floor that is stated

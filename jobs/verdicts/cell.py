@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from jobs.code.short_names import short_names
 from jobs.formatting import format_number, format_ratio, format_scalar
-from jobs.report.comparison.verdicts import Verdict
 from jobs.run import Run, varying
+from jobs.verdicts.judge import Verdict
 
 # Verdicts that a table leaves out unless all are asked for. A cell with the verdict unpaired is
 # left out if its difference is within a stored noise floor.

@@ -14,19 +14,19 @@ from pathlib import Path
 from jobs.errors import CommandError
 from jobs.formatting import counted, relative
 from jobs.frame.recorded import recorded_value
-from jobs.report.comparison.block_cells import BlockCells, block_cells, gpus_of
-from jobs.report.comparison.compared_cell import Cell
-from jobs.report.comparison.paired import Pair
-from jobs.report.comparison.unpaired_cells import (
+from jobs.results.manifest import Manifest
+from jobs.results.run_states import Observation
+from jobs.verdicts.block_cells import BlockCells, block_cells, gpus_of
+from jobs.verdicts.cell import Cell
+from jobs.verdicts.folder_cells import (
     Side,
     common_results,
     folder_cells,
     same_attempts,
     sweep_margin,
 )
-from jobs.report.comparison.verdicts import MARGIN, decide
-from jobs.results.manifest import Manifest
-from jobs.results.run_states import Observation
+from jobs.verdicts.judge import MARGIN, decide
+from jobs.verdicts.pairs import Pair
 
 NO_ROUNDS = (
     "it has no paired rounds. To measure runs in turn, add the key `blocks` to the sweep, or "

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.report.comparison.short_records import read_short
 from jobs.results.manifest import Checkout, write_manifest
 from jobs.run import Run
+from jobs.verdicts.short_records import read_short
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import (
     MODES,

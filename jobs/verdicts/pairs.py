@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.report.comparison.short_records import median_ms
-from jobs.report.comparison.verdicts import Round
 from jobs.results.counting import Execution, judged_executions, place_of
 from jobs.results.record import Record
+from jobs.verdicts.judge import Round
+from jobs.verdicts.short_records import median_ms
 
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jobs.report.comparison.verdicts import (
+from jobs.verdicts.judge import (
     Round,
     Verdict,
     aa_floor,
@@ -21,7 +21,7 @@ from jobs.report.comparison.verdicts import (
 )
 from scripts.simulate_verdicts import DESIGNS, NOISES, Design, Noise, _row, main, simulate
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 TIMES = st.integers(900, 1100).map(float)
 ROUND = st.builds(
     Round,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jobs.formatting import UNLIMITED, wrapped
-from jobs.report.comparison.compare import Comparison
-from jobs.report.comparison.compared_cell import cell_columns, count_text
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import ListFormat, render_columns
+from jobs.verdicts.cell import cell_columns, count_text
+from jobs.verdicts.compare import Comparison
 
 # The columns that a narrow terminal does not show, the first one first
 _LEAST = ("allocations", "rounds", "95% interval", "before (ms)", "after (ms)")
