@@ -142,8 +142,7 @@ def run(params: Params) -> dict[str, Any]:
 
     Results of the first call and of a timed call are kept in host memory. They are compared with
     float64 after the measurement, because this heats the GPU and fragments its memory. Then results
-    for new values in the same buffers are compared. In a block, only the first round includes the
-    check.
+    for new values in the same buffers are compared. In a block, only the trial includes the check.
 
     Phases:
         forward, backward, forward_backward: measured separately. Peak memory is measured only on a
@@ -162,13 +161,15 @@ def run(params: Params) -> dict[str, Any]:
             relative_error_after, rows_error_after: the same errors for new values in the same
                 buffers.
             checking_seconds: duration of the check of the first call and of a timed call. This and
-                the errors are missing in later rounds of a block.
+                the errors are missing in rounds of a block, see `jobs.block`.
             host_ms: launch overhead of each phase: the time that the call takes on the host, in
                 milliseconds. Empty without a GPU.
             hold_ms: the longest time for which the GPU is kept busy before a timed call. Missing
                 without a GPU.
             sustained_calls: number of calls in each sustained phase, to divide the energy by.
                 backward_sustained is left out, because its energy includes forward.
+            launch_bound: list of the sustained phases in which the host issued the calls not faster
+                than the GPU executed them. Missing if there are none.
             before_backward_bytes: GPU memory that is allocated when backward starts. Missing
                 without a GPU.
             graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
@@ -197,15 +198,15 @@ def run(params: Params) -> dict[str, Any]:
         raise Unsupported(f"{params.implementation}: {error}") from error
     measured, facts = _measure(call, params, device, keep=options.check)
     flops, moved = _predicted_work(params)
-    if options.sustained_s:
-        facts["sustained_calls"] = _add_sustained(call, options.sustained_s, measured["samples_ms"])
-        flops |= {f"{phase}_sustained": count for phase, count in flops.items()}
     if first is not None:
         with during("check"):
             facts |= _check(call, first)
     if device.type == "cuda" and params.seq_len <= LAUNCH_BOUND:
         with during("forward_backward_graph"):
             _add_graph(call, measured["samples_ms"], facts, options.check)
+    if options.sustained_s:  # after all other phases, because it heats the GPU
+        facts |= _add_sustained(call, options.sustained_s, measured["samples_ms"])
+        flops |= {f"{phase}_sustained": count for phase, count in flops.items()}
     return {
         **measured,
         "flops": flops,
@@ -265,25 +266,24 @@ def _check(call: AttentionCall, first: AttentionResult) -> dict[str, Any]:
 
 def _add_sustained(
     call: AttentionCall, seconds: float, samples: dict[str, list[float]]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
 
-    Returns the number of calls by phase, without backward_sustained, because forward runs between
-    its calls.
+    Returns the facts sustained_calls and launch_bound, see `run`.
     """
-    from systems.measure.sustained import sustained_ms
+    from systems.measure.sustained import Sustained, facts_of, sustained_ms
     from systems.measure.windows import during
 
-    calls: dict[str, int] = {}
+    measured: dict[str, Sustained] = {}
     for phase, (fn, before) in call.phases().items():
         name = f"{phase}_sustained"
         with during(name):
-            samples[name], calls[name] = sustained_ms(
-                fn, call.dout.device, seconds, before=before, phase=name
-            )
+            measured[name] = sustained_ms(fn, call.dout.device, seconds, before=before, phase=name)
+        samples[name] = measured[name].samples_ms
         call.out = None
-    del calls["backward_sustained"]
-    return calls
+    facts = facts_of(measured)
+    del facts["sustained_calls"]["backward_sustained"]  # forward runs between its calls
+    return facts
 
 
 def _measure(

@@ -47,7 +47,7 @@ def run(params: Params) -> dict[str, Any]:
     """Time synchronised calls of forward and backward, then check them against float64.
 
     A call starts while the device is idle, and ends when it is idle again. Gradients are cleared
-    before each call. In a block, only the first round includes the check.
+    before each call. In a block, only the trial includes the check.
 
     Phases:
         forward_backward: `flash_attention` with the given implementation.
@@ -58,7 +58,7 @@ def run(params: Params) -> dict[str, Any]:
             latency_over_torch: median over the rounds of the ratio of the two latencies. Below 1,
                 the implementation is faster than torch.
             relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
-                and `dv`, against float64. Missing in later rounds of a block.
+                and `dv`, against float64. Missing in rounds of a block, see `jobs.block`.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.

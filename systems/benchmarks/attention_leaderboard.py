@@ -61,7 +61,7 @@ def run(params: Params) -> dict[str, Any]:
     """Time forward and backward with `do_bench`, then check attention against float64.
 
     The results of the first call, which are kept in host memory, and results for new values in the
-    same buffers are checked. In a block, only the first round includes the check.
+    same buffers are checked. In a block, only the trial includes the check.
 
     The calls follow each other for `warmup_ms` and `rep_ms`, by default 11 seconds. So this is a
     sustained time, and there is no phase forward_backward_sustained.

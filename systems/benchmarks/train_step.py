@@ -95,8 +95,10 @@ def run(params: Params) -> dict[str, Any]:
             losses: losses of the warm-up steps, followed by the losses of the steps in which the
                 phases are timed separately.
             relative_error: errors of the loss and the gradients, see `check_training`. Missing in
-                later rounds of a block.
+                rounds of a block, see `jobs.block`.
             sustained_calls: number of steps in the phase train_step_sustained, if it was measured.
+            launch_bound: has this phase if the host issued its steps not faster than the GPU
+                executed them. Missing otherwise.
             first_step_ms: time of the first step in this process.
             building_and_measuring_seconds: time from the start of model construction to the end of
                 the last measurement.
@@ -128,7 +130,7 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
-    from systems.measure.sustained import sustained_ms
+    from systems.measure.sustained import facts_of, sustained_ms
     from systems.measure.windows import during
     from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
@@ -156,10 +158,9 @@ def _measure(params: Params) -> dict[str, Any]:
     if options.sustained_s and params.passes == "train_step":
         name = "train_step_sustained"
         with during(name):
-            samples[name], calls = sustained_ms(
-                training.step, device, options.sustained_s, phase=name
-            )
-        extra["sustained_calls"] = {name: calls}
+            sustained = sustained_ms(training.step, device, options.sustained_s, phase=name)
+        samples[name] = sustained.samples_ms
+        extra |= facts_of({name: sustained})
         for by_name in counts.values():
             by_name[name] = by_name["train_step"]
     if options.check:

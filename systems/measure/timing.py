@@ -8,8 +8,11 @@ the host launches the kernels of a call. This time is called hold. `host_ms` mea
 overhead.
 
 The clock of a GPU depends on the share of time in which it computes, because power and temperature
-follow this share with a delay. The warm-up therefore has the same holds as the measurement, and the
-hold is the same for all functions whose launch overhead is short.
+follow this share with a delay. The warm-up therefore has the same holds as the measurement. A
+single process has holds of three times the launch overhead of each function: the longest hold of a
+run of attention is 2.5 ms in the median of the reference records. Under a power cap, another hold
+gives another clock. All processes in the rounds of a block therefore have one hold: the longest in
+the trial of the block.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ MAX_WARMUP = 1000  # maximum number of warm-up calls
 # within about 0.2 s after a change of the load.
 SETTLE_MS = 200.0
 HOLD = 3.0  # hold relative to the launch time
+LEAST_HOLD = 1.5  # the same for a hold that the round of a block gives; below 1, launches are timed
 MIN_HOLD_MS, MAX_HOLD_MS = 1.0, 50.0  # minimum and maximum hold, in milliseconds
 CYCLES_PER_MS = 2_000_000  # at a clock rate of 2 GHz; a slower GPU is kept busy longer
 Thunk = Callable[[], object]
@@ -71,10 +75,12 @@ def time_ms(
 def hold_ms(launch_ms: float) -> float:
     """Return the time for which the GPU is kept busy before each timed call, in milliseconds.
 
-    In a block of runs that are compared, it is the largest of all runs, see `round_options`.
-    launch_ms is the result of `host_ms`.
+    It is the hold that the round of a block gives, unless that is too short for the launch, see
+    `round_options`. launch_ms is the result of `host_ms`.
     """
-    return min(max(HOLD * launch_ms, MIN_HOLD_MS, round_options().hold_ms), MAX_HOLD_MS)
+    given = round_options().hold_ms
+    hold = max(given, LEAST_HOLD * launch_ms) if given else max(HOLD * launch_ms, MIN_HOLD_MS)
+    return min(hold, MAX_HOLD_MS)
 
 
 def _cpu_samples(

@@ -12,6 +12,7 @@ from systems.measure import windows
 from systems.measure.sustained import sustained_ms
 from systems.measure.timing import (
     HOLD,
+    LEAST_HOLD,
     MAX_HOLD_MS,
     MAX_SAMPLES,
     MIN_HOLD_MS,
@@ -77,13 +78,14 @@ def test_the_window_of_a_phase_contains_only_the_kept_calls():
     assert sum(start <= at <= end for at in calls) == len(samples) < len(calls)
 
 
-def test_hold_is_common_to_short_launches_and_the_largest_of_a_block(monkeypatch):
+def test_hold_follows_the_launch_unless_a_block_gives_one_that_is_long_enough(monkeypatch):
     monkeypatch.delenv("RUN_ROUND", raising=False)
     assert hold_ms(0.01) == hold_ms(MIN_HOLD_MS / HOLD) == MIN_HOLD_MS
     assert hold_ms(2.0) == 2 * HOLD
     assert hold_ms(1e6) == MAX_HOLD_MS
     monkeypatch.setenv("RUN_ROUND", json.dumps({"check": False, "hold_ms": 7.5}))
-    assert hold_ms(0.01) == 7.5 and hold_ms(3.0) == 3 * HOLD
+    assert hold_ms(0.01) == hold_ms(5.0) == 7.5
+    assert hold_ms(6.0) == 6 * LEAST_HOLD
 
 
 def test_sustained_samples_are_means_of_calls_after_a_warm_up(clock):
@@ -94,8 +96,8 @@ def test_sustained_samples_are_means_of_calls_after_a_warm_up(clock):
         calls.append(1)
         clock.pass_ms(10)
 
-    samples, kept = sustained_ms(call, CPU, 2.0, before=lambda: clock.pass_ms(1), phase="x")
-    assert samples == pytest.approx([10.0] * len(samples))
+    samples, kept, bound = sustained_ms(call, CPU, 2.0, before=lambda: clock.pass_ms(1), phase="x")
+    assert not bound and samples == pytest.approx([10.0] * len(samples))
     assert len(samples) >= 2000 // 110 and kept == 10 * len(samples) < len(calls)
 
 
@@ -146,7 +148,9 @@ def test_the_first_call_after_an_idle_gpu_is_not_kept():
 def test_sustained_time_is_near_that_of_a_call():
     device = torch.device("cuda")
     x = torch.randn(2048, 2048, device=device)
-    samples, calls = sustained_ms(lambda: x @ x, device, 0.5)
+    samples, calls, bound = sustained_ms(lambda: x @ x, device, 0.5)
+    tiny = torch.zeros(1, device=device)
+    assert not bound and sustained_ms(lambda: tiny.add_(1), device, 0.5).launch_bound
     once = sorted(time_ms(lambda: x @ x, device))
     assert calls >= len(samples) > 2
     assert 0.5 < sorted(samples)[len(samples) // 2] / once[len(once) // 2] < 2
