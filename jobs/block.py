@@ -2,10 +2,18 @@
 
 The speed of a GPU depends on its temperature, its power and its host, and changes within minutes.
 Runs of a block are measured in one allocation, i.e. on the same GPUs of the same booted host, in
-rounds. In each round, every run of the block is executed once, in a process of its own. Every
-second round has the reverse order, so that a steady change during the rounds affects all runs
-equally. The baseline is executed twice in each round, first and last. The two results of the
-baseline show how much the results of the same code differ.
+rounds. In each round, every run of the block is executed once, in a process of its own. The
+baseline is executed twice (A/A), about half a round apart. The two results of the baseline show how
+much the results of the same code differ.
+
+The order differs between rounds. Every second round has the reverse order of the one before, so
+that a steady change during the two affects all runs equally. After two rounds the order is rotated:
+the first process of a round starts from another state of the GPU than the others, and each process
+is first in turn. So the two processes of the baseline differ by what also separates a candidate
+from the baseline.
+
+Before the rounds, each run is executed once in a trial, which is thrown away. It checks the output,
+and measures what all rounds must have in common, see `jobs.worker.turns`.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from typing import Any
 from jobs.run import Run
 
 TaskKey = tuple[str, int]  # run id, repeat
+FEWEST_ROUNDS = 3  # of a block that is measured until it is decided
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,25 @@ class Block:
     rounds: int
     aa: bool  # whether the baseline is executed twice in each round
     sustained: tuple[str, ...] = ()  # ids of runs that are also measured over seconds
+    auto: bool = False  # whether the worker stops as soon as all cells are decided
+    trial: bool = False  # whether a trial comes before the rounds; False in older manifests
 
     def tasks(self, round: int) -> list[TaskKey]:
         """Return the (run id, repeat) pairs of a round in the order of execution.
 
         A run has one repeat per round. The baseline has two, if it is executed twice in a round.
         """
-        first, *others = self.runs
-        if self.aa:
-            order = [(first, 2 * round), *((run, round) for run in others), (first, 2 * round + 1)]
-        else:
-            order = [(first, round), *((run, round) for run in others)]
+        first, *others = self.first_tasks(round)
+        half = (len(others) + 1) // 2
+        again = [(self.baseline, 2 * round + 1)] if self.aa else []
+        order = [first, *others[:half], *again, *others[half:]]
+        turn = 2 * (round // 2) % len(order)
+        order = order[turn:] + order[:turn]
         return order[::-1] if round % 2 else order
+
+    def first_tasks(self, round: int) -> list[TaskKey]:
+        """Return each run once, the baseline first, with its first repeat in a round."""
+        return [(run, 2 * round if self.is_twice(run) else round) for run in self.runs]
 
     def all_tasks(self) -> list[TaskKey]:
         """Return the pairs of all rounds in the order of execution."""
@@ -79,6 +95,12 @@ def in_blocks(
             members[block.id] = [task]
             groups.append((block, members[block.id]))
     return groups
+
+
+def trial_runs(tasks: Iterable[TaskKey], blocks: Iterable[Block]) -> list[str]:
+    """Return the ids of the runs that a job with these tasks executes in trials."""
+    found = (block for block, _ in in_blocks(tasks, blocks) if block is not None and block.trial)
+    return [run for block in found for run in block.runs]
 
 
 def block_id(run: Run, interleaved: tuple[str, ...]) -> str:

@@ -27,6 +27,7 @@ class Status(StrEnum):
     running = "running"
     unknown = "unknown"  # a job may be queued or running, but Slurm does not answer for it
     missing = "missing"  # no record, and no job that could still write one
+    not_needed = "not_needed"  # a round of a block that was decided before
 
     @property
     def is_live(self) -> bool:
@@ -36,15 +37,15 @@ class Status(StrEnum):
     @property
     def can_be_recorded(self) -> bool:
         """Whether a record can have this status."""
-        return self not in _LIVE and self is not Status.missing
+        return self not in _LIVE | {Status.missing, Status.not_needed}
 
     @property
     def is_failure(self) -> bool:
         """Whether this status is a failure.
 
-        The statuses `ok`, `oom`, `unsupported`, `queued`, `running` and `unknown` are not failures.
-        All other statuses are failures. The command `jobs status` exits with code 1 if the status
-        of a run is a failure.
+        The statuses `ok`, `oom`, `unsupported`, `queued`, `running`, `unknown` and `not_needed` are
+        not failures. All other statuses are failures. The command `jobs status` exits with code 1
+        if the status of a run is a failure.
         """
         return self not in _RESULTS and not self.is_live
 
@@ -72,7 +73,7 @@ class Status(StrEnum):
 
 
 _LIVE = {Status.queued, Status.running, Status.unknown}
-_RESULTS = {Status.ok, Status.oom, Status.unsupported}
+_RESULTS = {Status.ok, Status.oom, Status.unsupported, Status.not_needed}
 _INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled, Status.missing}
 _INTERRUPTED_IN_ITS_JOB = {Status.preempted, Status.cancelled}
 _RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}

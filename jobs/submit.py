@@ -31,9 +31,11 @@ from jobs.launch.submission import start
 from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import is_thrown_away
 from jobs.results.latest import LOGS
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
+from jobs.results.run_states import not_needed
 from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.user_files import invalid_path, unusable_results
@@ -130,6 +132,14 @@ def submit(
             "or, not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
         ),
     ] = None,
+    rounds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="How often the runs of blocks are executed, as the key blocks.rounds. auto: until "
+            "all cells are decided, at most blocks.max_rounds times. [default: that of the sweep]",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -194,8 +204,7 @@ def submit(
             metavar="REV|DIR",
             help="Measure each run also with another checkout of the code: a git revision such as "
             "HEAD, which is the code without uncommitted edits, or a folder. The two are measured "
-            "in turn. To compare them, run: python aggregate.py compare FOLDER. The key "
-            "blocks.rounds sets the number of rounds.",
+            "in turn. To compare them, run: python aggregate.py compare FOLDER.",
         ),
     ] = None,
     save_untracked: Annotated[
@@ -243,7 +252,10 @@ def submit(
         fail(f"--out {wrong}")
     try:
         settings = _cluster_file(cluster_file)
-        loaded = load_sweep(sweep, overrides or [], where[0] if where else None, settings)
+        in_blocks = [] if rounds is None else [f"blocks.rounds={rounds}"]
+        loaded = load_sweep(
+            sweep, [*(overrides or []), *in_blocks], where[0] if where else None, settings
+        )
         options = Options(
             executor,
             out or LOGS / loaded.sweep.name,
@@ -363,7 +375,7 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
     if not manifest.jobs and prepared.unknown:
         fail("nothing to submit, but the state of some runs is unknown (see above)")
     try:
-        records = _start(prepared, options, lock)
+        records = [r for r in _start(prepared, options, lock) if not is_thrown_away(r)]
     except KeyboardInterrupt:
         _report_interrupt(manifest)
         return 130
@@ -394,7 +406,12 @@ def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock)
     cancelled = read_cancelled(manifest.path) - recorded
     if cancelled:
         errors.print(f"{counted(len(cancelled), 'run')} cancelled before the start")
-    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled)
+    left_out = not_needed(manifest) - recorded
+    if left_out:
+        console.print(
+            f"{counted(len(left_out), 'run')} not needed, because their blocks are decided"
+        )
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled | left_out)
     if lost > 0 and options.executor is Executor.local:
         errors.print(f"{counted(lost, 'run')} without a record; to see why, run:")
         follow_up(command("status"), where)

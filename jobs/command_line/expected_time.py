@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.block import trial_runs
 from jobs.formatting import format_number, relative
 from jobs.launch.plan_submission import Prepared
 from jobs.results.latest import LOGS, folders_in
@@ -46,8 +47,8 @@ class ExpectedTime:
 class EarlierTimes:
     """Run times of earlier runs that ended as ok, by results folder.
 
-    The run times in a block are not equal: its first round takes longer than the others. This is
-    why the mean over the records of a run is used.
+    The run times in a block are not equal: its trial takes longer than its rounds, or less long.
+    This is why the mean over the records of a run is used, also those of trials.
     """
 
     by_folder: dict[Path, _Seconds]
@@ -116,7 +117,11 @@ def _seconds(folder: Path, wanted: Iterable[str]) -> _Seconds:
 def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:
     """Return an estimate of the total run time of a planned submission, as text."""
     manifest = prepared.manifest
-    wanted = [manifest.runs[run] for job in manifest.jobs for run, _ in job.tasks]
+    wanted = [
+        manifest.runs[run]
+        for job in manifest.jobs
+        for run in (*(run for run, _ in job.tasks), *trial_runs(job.tasks, manifest.blocks))
+    ]
     if not wanted:
         return "nothing to run"
     expected = earlier.expected(wanted)

@@ -123,7 +123,8 @@ def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> s
     There must be at least one block.
     """
     rounds = max(block.rounds for block in blocks)
-    text = f"{counted(len(blocks), 'block')} of {counted(rounds, 'round')}"
+    fewest = "3 to " if any(block.auto for block in blocks) else ""
+    text = f"{counted(len(blocks), 'block')} of {fewest}{counted(rounds, 'round')}"
     runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
     expected = earlier.expected(runs)
     each = f"{len(runs)} processes a round"

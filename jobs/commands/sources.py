@@ -10,6 +10,7 @@ from jobs.command_line.completion import run_ids
 from jobs.command_line.parsers import run_prefix
 from jobs.commands.arguments import In
 from jobs.commands.find import find_run, observed
+from jobs.results.counting import is_thrown_away
 from jobs.sweep.run_sources import RunSources, shown_path
 
 UNKNOWN = "unknown"
@@ -41,7 +42,7 @@ def sources(
     else:
         seen, task = find_run(run, folder)
         runs = {task.run.id: task.run}
-    latest = {record.run: record for record in seen.records}
+    latest = {record.run: record for record in seen.records if not is_thrown_away(record)}
     for each in runs.values():
         record, now = latest.get(each.id), found.source_hash(each)
         if record is None or now is None:

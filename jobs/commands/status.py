@@ -17,7 +17,7 @@ from jobs.commands.arguments import Folder
 from jobs.commands.find import observed
 from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
 from jobs.commands.where import Where, matching
-from jobs.formatting import compact_ids, counted, wrapped
+from jobs.formatting import compact_ids, counted, format_range, wrapped
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.stale import with_stale
 from jobs.status import Status
@@ -56,14 +56,16 @@ def status(
     """Show the state of each run in a results folder.
 
     Prints the number of runs in each state: queued, running, missing, unknown (Slurm does not
-    answer for its job), or the status with which a run ended (ok, oom, timeout, error, wrong,
-    unsupported, killed, preempted, cancelled). Then it lists the runs that are neither ok nor
-    queued, with the reason, or with --where all runs that satisfy the condition. Results of older
-    code, see python -m jobs sources, are counted in a note and marked in the list. For submissions
-    to Slurm, it prints the ids of the jobs.
+    answer for its job), not_needed (a round of a block that was decided before, with rounds: auto),
+    or the status with which a run ended (ok, oom, timeout, error, wrong, unsupported, killed,
+    preempted, cancelled). For rounds: auto, it tells how many blocks are decided, and the undecided
+    cells. Then it lists the runs that are neither ok nor queued, with the reason, or with --where
+    all runs that satisfy the condition. Results of older code, see python -m jobs sources, are
+    counted in a note and marked in the list. For submissions to Slurm, it prints the ids of the
+    jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
-    queued, running and unknown are not failures.
+    queued, running, unknown and not_needed are not failures.
     """
     tasks: list[TaskState] = []
 
@@ -117,6 +119,7 @@ def _show(seen: Observation, total: int, all_runs: bool) -> None:
     for state, count in ((state, counts[state]) for state in Status if state in counts):
         grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
+    _show_judgements(seen)
     _show_runs(seen, all_runs)
     for line in (*map(str, seen.bad_lines), *seen.notes):
         _print_line(f"  note: {line}", " " * 4)
@@ -142,13 +145,35 @@ def _show_slurm_ids(seen: Observation) -> None:
         console.print(f"  and {earlier} to Slurm; --json lists all", highlight=False)
 
 
+def _show_judgements(seen: Observation) -> None:
+    """Print how many blocks are decided, if workers choose the number of rounds."""
+    blocks = {block.id for manifest in seen.manifests for block in manifest.blocks if block.auto}
+    found = {block: judgement for block, judgement in seen.judgements.items() if block in blocks}
+    decided = [judgement.rounds for judgement in found.values() if judgement.is_decided]
+    undecided = {block: each for block, each in found.items() if not each.is_decided}
+    parts = [f"{len(decided)} decided after {format_range(decided)} rounds"] if decided else []
+    parts += [f"{len(undecided)} undecided"] if undecided else []
+    if new := len(blocks) - len(found):
+        parts.append(f"{new} not judged yet")
+    if parts:
+        _print_line(f"  blocks: {', '.join(parts)}", " " * 4)
+    for block, each in list(undecided.items())[:SHOWN_SIMILAR]:
+        cells = ", ".join(each.undecided[:SHOWN_SIMILAR])
+        more = len(each.undecided) - SHOWN_SIMILAR
+        cells += f" and {more} more" if more > 0 else ""
+        which = f"  block {block} after {counted(each.rounds, 'round')}: undecided {cells}"
+        _print_line(f"  {which} (of {counted(each.cells, 'cell')})", " " * 6)
+
+
 def _show_runs(seen: Observation, all_runs: bool) -> None:
     """Print the runs that are neither ok nor queued, with the reason. Urgent states come first.
 
     With `all_runs`, print those, too.
     """
     label = run_labels([task.run for task in seen.tasks])
-    hidden = () if all_runs else (Status.ok, Status.queued, Status.unknown)  # a note says why
+    hidden = (
+        () if all_runs else (Status.ok, Status.queued, Status.unknown, Status.not_needed)
+    )  # a note says why
     chosen = [task for task in seen.tasks if task.status not in hidden]
     chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
     similar: Counter[tuple[Status, str]] = Counter()

@@ -12,7 +12,13 @@ from typing import Any
 
 from jobs.errors import TableError
 from jobs.frame.recorded import NO_RECORD, recorded_value
-from jobs.results.counting import select_attempts
+from jobs.results.counting import (
+    Selection,
+    allocation_of,
+    is_thrown_away,
+    place_of,
+    select_attempts,
+)
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run
@@ -82,17 +88,21 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
     round was executed. If no attempt is selected, the result has no record. Its status is then
     `missing`, or the status of the job, such as `queued`. Attempts with different values of the
     names `told_apart`, of `RECORDED`, have separate results.
+
+    The record of the first round of a run in an allocation gets the facts of its trial.
     """
     selection = select_attempts(
         observation.records,
         lambda record: tuple(recorded_value(record, name) for name in told_apart),
     )
+    _add_facts_of_trials(observation.records, selection)
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):
         devices_of.setdefault(run, set()).add(device)
     results = []
     for task in observation.tasks:
-        if task.run.checkout:  # `compare` shows the runs with another checkout
+        # `compare` shows the runs with another checkout.
+        if task.run.checkout or task.status is Status.not_needed:
             continue
         own = devices_of.get(task.run.id, set())
         devices = [
@@ -123,6 +133,26 @@ def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> li
             else:
                 results.append(Result(task.run, task.repeat, device, Status.missing, None))
     return results
+
+
+def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> None:
+    """Add the facts of a trial, such as those of its check, to the first shown round after it.
+
+    The round has the same run, block, allocation and sources. Facts that it has itself are kept.
+    """
+
+    def key(record: Record) -> Key:
+        return record.run, place_of(record).id, allocation_of(record), record.source_hash
+
+    trials = {key(r): r.measurements.facts for r in records if is_thrown_away(r) and r.measurements}
+    if not trials:
+        return
+    shown = [record for found in selection.shown.values() for record in found]
+    shown = [record for record in shown if selection.is_in_round(record)]
+    latest_first = sorted(shown, key=lambda record: record.started_at, reverse=True)
+    for place, record in {key(record): record for record in latest_first}.items():
+        if record.measurements is not None:
+            record.measurements.facts.update(trials.get(place, {}) | record.measurements.facts)
 
 
 def _as_observed(task: TaskState, device: str) -> Result:

@@ -206,7 +206,7 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
     The run in the other checkout is the baseline.
 
     Args:
-        keys: the key `blocks` of the sweep. Its `rounds` and `aa` are used.
+        keys: the key `blocks` of the sweep. The numbers of rounds and `aa` are used.
     """
     keys = keys or Blocks()
     sustained = {run for block in expansion.blocks for run in block.sustained}
@@ -220,9 +220,11 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
                 id=_hash(f"block {run.id}", other.name, 12),
                 baseline=baseline.id,
                 runs=members,
-                rounds=keys.rounds,
+                rounds=keys.most_rounds,
                 aa=keys.aa,
                 sustained=members if run.id in sustained else (),
+                auto=keys.is_auto,
+                trial=keys.most_rounds > 1,
             )
         )
         runs += [baseline, run]

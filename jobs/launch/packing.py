@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from jobs.block import Block, TaskKey, in_blocks
+from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks, trial_runs
 from jobs.launch.resume import Task
 from jobs.results.manifest import Job
 from jobs.run import Run, Shape
@@ -14,6 +15,7 @@ STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts
 # Number of jobs per slot of the local queue, if the queue has several slots. Some runs take longer
 # than others. With one job per slot, the other slots would be idle while the slowest job runs.
 JOBS_PER_SLOT = 4
+SLACK = 1.5  # time that runs may take, relative to earlier times
 
 Slots = Callable[[Shape], int]
 
@@ -22,7 +24,8 @@ def pack(
     tasks: list[Task],
     runs_per_job: int | None,
     slots: Slots | None = None,
-    blocks: Iterable[Block] = (),
+    blocks: Sequence[Block] = (),
+    earlier_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Job]:
     """Group (run, repeat) pairs into jobs.
 
@@ -34,6 +37,7 @@ def pack(
             for each `Shape`, from `slots`.
         slots: function that returns how many jobs of a `Shape` run at the same time. None: unknown,
             as on a Slurm cluster. If both are None, each pair or block is a separate job.
+        earlier_s: run times of earlier runs in seconds, by run id.
     """
     runs = {run.id: run for run, _ in tasks}
     by_shape: dict[Shape, list[list[TaskKey]]] = {}
@@ -44,9 +48,36 @@ def pack(
         count = sum(map(len, groups))
         size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
         for chunk in _chunks(groups, size):
-            minutes = job_timeout_min(shape, [runs[run].timeout_s for run, _ in chunk])
+            allowed = [
+                _allowed_s(block, own, runs, earlier_s) for block, own in in_blocks(chunk, blocks)
+            ]
+            minutes = job_timeout_min(shape, allowed)
             jobs.append(Job(len(jobs), shape, minutes, chunk))
     return jobs
+
+
+def _allowed_s(
+    block: Block | None,
+    tasks: list[TaskKey],
+    runs: Mapping[str, Run],
+    earlier_s: Mapping[str, float],
+) -> float:
+    """Return the time that the pairs of one block, or a single pair, may take, in seconds.
+
+    It is the sum of their timeouts, with those of the trial. If the worker chooses the number of
+    rounds, it comes from earlier times, or is that of the trial and the fewest rounds. The worker
+    stops in time, and the next submission continues the block.
+    """
+    executed = [run for run, _ in tasks]
+    executed += trial_runs(tasks, [block] if block is not None else [])
+    worst = sum(runs[run].timeout_s for run in executed)
+    if block is None or not block.auto:
+        return worst
+    if all(run in earlier_s for run in executed):
+        longest = max(runs[run].timeout_s for run in executed)
+        return min(worst, SLACK * sum(earlier_s[run] for run in executed) + longest)
+    fewest = [run for n in range(FEWEST_ROUNDS) for run, _ in block.tasks(n)]
+    return min(worst, sum(runs[run].timeout_s for run in (*fewest, *block.runs)))
 
 
 def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
@@ -91,13 +122,13 @@ def local_slots(gpus: int, parallel: int | None) -> Slots:
     return slots
 
 
-def job_timeout_min(shape: Shape, timeouts_s: list[float]) -> int:
+def job_timeout_min(shape: Shape, allowed_s: list[float]) -> int:
     """Return the time limit of a job in minutes.
 
-    The limit is `shape.timeout_min`, if it is set. Otherwise it is the sum of the timeouts of the
-    job's runs, plus a few minutes for the start (STARTUP_MIN).
+    The limit is `shape.timeout_min`, if it is set. Otherwise it is the sum of the times that parts
+    of the job may take, plus a few minutes for the start (STARTUP_MIN).
     """
-    return shape.timeout_min or math.ceil(sum(timeouts_s) / 60) + STARTUP_MIN
+    return shape.timeout_min or math.ceil(sum(allowed_s) / 60) + STARTUP_MIN
 
 
 def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:

@@ -6,7 +6,7 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from jobs.launch.packing import Slots, local_slots, pack, too_short
 from jobs.launch.protection import weakness
 from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
-from jobs.results.counting import best
+from jobs.results.counting import best, is_trial
+from jobs.results.judgements import Judgement
 from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
@@ -30,7 +31,7 @@ from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
-from jobs.sweep.schema import Sweep
+from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.stock_sweeps import stock_sweeps
 
 
@@ -107,6 +108,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     live: set[TaskKey] = set()
     unknown: dict[TaskKey, str] = {}
     earlier: dict[str, Manifest] = {}
+    judgements: dict[str, Judgement] = {}
     try:
         observation = observe(folder)
     except FileNotFoundError:  # no submission yet, but the folder may contain copied records
@@ -114,6 +116,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     else:
         records, bad_lines = observation.records, observation.bad_lines
         earlier = {manifest.id: manifest for manifest in observation.manifests}
+        judgements = observation.judgements
         if not options.force:
             live = {t.key for t in observation.tasks if t.status.is_live}
             unknown = {t.key: t.detail for t in observation.tasks if t.status is Status.unknown}
@@ -130,7 +133,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     def counts(record: Record, run: Run) -> bool:
         return id(record) in fresh and same_device(record, run)
 
-    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options)
+    decided = _decided(expansion.blocks, loaded.sweep, judgements)
+    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options, decided)
     outcome = best(counting, lambda record: (record.run, record.repeat))
     before = [outcome[run.id, repeat] for run, repeat in done]
     manifest = Manifest(
@@ -142,7 +146,13 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         sweep_path=sweep_path,
         command=command_line(),
         runs={run.id: run for run in expansion.runs},
-        jobs=pack(todo, loaded.sweep.runs_per_job, _slots(options), expansion.blocks),
+        jobs=pack(
+            todo,
+            loaded.sweep.runs_per_job,
+            _slots(options),
+            expansion.blocks,
+            _earlier_s(records),
+        ),
         done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
         provenance={},
         force=options.force,
@@ -179,6 +189,15 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
 
 
+def _earlier_s(records: Iterable[Record]) -> dict[str, float]:
+    """Return the mean time of the successful attempts of runs, in seconds, by run id."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        if record.status is Status.ok:
+            times.setdefault(record.run, []).append(record.finished_at - record.started_at)
+    return {run: sum(found) / len(found) for run, found in times.items()}
+
+
 def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
     """Check that the blocks have runs to compare, since there is no other checkout."""
     keys = loaded.sweep.blocks
@@ -196,6 +215,23 @@ def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
         raise InputError([Problem(loaded.document.at(("blocks", "interleave")), what)])
 
 
+def _decided(
+    blocks: Iterable[Block], sweep: Sweep, judgements: Mapping[str, Judgement]
+) -> dict[str, int]:
+    """Return the numbers of rounds after which blocks of a sweep were decided, by id of the block.
+
+    A judgement counts if it was about the same phases, with the same margin.
+    """
+    keys = sweep.blocks or Blocks()
+    asked = (keys.margin, sorted(keys.phases))
+    return {
+        block.id: found.rounds
+        for block in blocks
+        if block.auto and (found := judgements.get(block.id)) is not None
+        if found.is_decided and (found.margin, found.phases) == asked
+    }
+
+
 def _split(
     expansion: Expansion,
     sweep: Sweep,
@@ -203,6 +239,7 @@ def _split(
     live: set[TaskKey],
     counts: Callable[[Record, Run], bool],
     options: Options,
+    decided: Mapping[str, int],
 ) -> tuple[list[Task], list[Task], list[Task]]:
     """Split the (run, repeat) pairs of a sweep by what a submission does with them.
 
@@ -225,7 +262,7 @@ def _split(
             flying |= set(block.all_tasks())
     how = (records, counts, options.retry_failed, options.force)
     single, done = split_done(tasks, *how)
-    rounds, done_in_rounds = split_rounds(free, runs, *how)
+    rounds, done_in_rounds = split_rounds(free, runs, *how, decided)
     todo: list[Task] = []
     for together in [*([task] for task in single), *rounds]:
         keys = {(run.id, repeat) for run, repeat in together}
@@ -245,7 +282,7 @@ def _stale_notes(
     `older` has the identities of the records of older code.
     """
     # A later record of the same task comes later in the list.
-    latest = {(record.run, record.repeat): record for record in records if record.status == "ok"}
+    latest = {(r.run, r.repeat): r for r in records if r.status == "ok" and not is_trial(r)}
     tasks = done if options.keep_stale else todo
     found = [latest[key] for run, repeat in tasks if (key := (run.id, repeat)) in latest]
     found = [record for record in found if id(record) in older]

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from jobs.code.short_names import run_labels
 from jobs.formatting import counted
+from jobs.results.counting import is_trial
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.worker_state import read_worker_state
@@ -82,9 +83,10 @@ class QueueProgress:
 
         Of consecutive runs that are unsupported for the same reason, only the first has a line.
         """
+        counts = not is_trial(record)
         self._last = time.monotonic()
-        self._bar.advance(self._task, 1)
-        self._ended += 1
+        self._bar.advance(self._task, counts)
+        self._ended += counts
         is_unsupported = record.status is Status.unsupported
         reason = record.failure.summary if record.failure and is_unsupported else ""
         if reason and reason == self._unsupported:
@@ -97,7 +99,8 @@ class QueueProgress:
             what += f": {record.failure.summary}"
         took = max(0.0, record.finished_at - record.started_at)
         rest = f" {took:6.1f} s  {record.run[:8]}  {what}"
-        count = f"[{self._ended}/{max(self._ended, self._total)}] " if self._rounds else ""
+        in_total = self._rounds and counts
+        count = f"[{self._ended}/{max(self._ended, self._total)}] " if in_total else ""
         self.show(f"{count}{record.status:11}", MILD.get(record.status, "red"), rest)
 
     def _show_left_out(self) -> None:
@@ -112,7 +115,8 @@ class QueueProgress:
             return ""
         side = (" after", " before")[record.block.baseline] if self._manifest.checkouts else ""
         rounds = self._rounds.get(record.block.id, "?")
-        return f"round {record.block.round + 1}/{rounds}{side}  "
+        where = "trial" if record.block.trial else f"round {record.block.round + 1}/{rounds}"
+        return f"{where}{side}  "
 
     def update(self, jobs: Iterable[Job]) -> None:
         """Show which runs of some jobs are executing, and about how much time is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from jobs.block import Block
 from jobs.results.counting import complete_rounds, is_done, is_done_in_round
@@ -59,6 +60,7 @@ def split_rounds(
     same_device: Callable[[Record, Run], bool],
     retry_failed: bool = False,
     force: bool = False,
+    decided: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[list[list[Task]], list[Task]]:
     """Split the rounds of blocks into rounds to execute and rounds that are done.
 
@@ -71,6 +73,8 @@ def split_rounds(
         same_device: as in `split_done`, and False for a record of older code.
         retry_failed: whether to execute rounds again in which a run failed.
         force: whether to execute all rounds.
+        decided: numbers of rounds after which blocks were decided, by id. If a block has as many
+            that are done, its others are left out.
 
     Returns:
         The pairs of each round to execute, and all pairs that are done.
@@ -93,10 +97,11 @@ def split_rounds(
     for block in blocks:
         known = of_block.get(block.id, ())
         complete = complete_rounds(block, known, is_result)
+        enough = block.id in decided and decided[block.id] <= len(complete)
         for round in range(block.rounds):
             pairs = [(runs[run], repeat) for run, repeat in block.tasks(round)]
             if round in complete:
                 done += pairs
-            else:
+            elif not enough:
                 todo.append(pairs)
     return todo, done

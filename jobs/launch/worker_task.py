@@ -95,10 +95,14 @@ class _Task:
             say(f"Slurm's warning of the time limit is early; {early}", sys.stdout)
             signal.setitimer(signal.ITIMER_REAL, early_s)
             return
-        begun = worker.has_begun
+        begun, stuck = worker.has_begun, worker.is_stuck
         worker.stop("preempted" if preempted else "limit")
         if not preempted and not begun:  # it must not be requeued forever
             say("not requeued: no run began before the time limit", sys.stderr)
+            raise Stopped(1)
+        if not preempted and stuck:  # nor this
+            limit = f"the time limit of {worker.job.timeout_min} min is too short for a round"
+            say(f"not requeued: {limit}; raise resources.timeout_min", sys.stderr)
             raise Stopped(1)
         raise Stopped(_requeue())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.results.counting import results_of
+from jobs.results.counting import is_thrown_away, results_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.results.worker_state import read_worker_state
@@ -61,9 +61,10 @@ def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
 
     An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
     device, or the latest of all if none was ok. In a block, all attempts of the latest complete
-    execution of each round are, and those of a round that a job is executing. Attempts with a
-    status that is a failure, and those of an outdated version of a benchmark, are not. With
-    by_status, there are separate hours for each status of an attempt.
+    execution of each round are, those of a round that a job is executing, and those of the trial
+    that the same job executed before. Attempts with a status that is a failure, and those of an
+    outdated version of a benchmark, are not. With by_status, there are separate hours for each
+    status of an attempt.
     """
     rows: dict[tuple[str, Status | None], Hours] = {}
     if not by_status:
@@ -117,7 +118,14 @@ def _in_results(observation: Observation) -> set[int]:
         if r.block is not None and _is_live(observation, r.submission, r.job)
     }
     now = [r for r in records if r.block and r.block.execution in executing.values()]
-    return {id(r) for r in [*results_of(records), *now] if not r.status.is_failure}
+    kept = [*results_of(records), *now]
+    measured = {(r.submission, r.job, r.block.id) for r in kept if r.block}
+    trials = [
+        r
+        for r in records
+        if is_thrown_away(r) and r.block and (r.submission, r.job, r.block.id) in measured
+    ]
+    return {id(r) for r in [*kept, *trials] if not r.status.is_failure}
 
 
 def lost_attempts(observation: Observation) -> int:

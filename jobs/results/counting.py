@@ -7,18 +7,22 @@ An attempt is one execution of a run. It leaves one record.
 2. Rounds: the attempts of a run in a block count by rounds. An execution of a round is complete if
    it has an attempt of each of its runs. Of several complete executions of a round in one
    allocation, the latest counts. The best attempt counts while a run has no complete round.
+   Attempts in the trial of a block are in no round: one that was ok counts for nothing. Tables show
+   what its check found (the facts that rounds lack) beside the first round after it.
 3. Older code: tables never mix rounds of old and new code. Of a run in rounds, they show only
    attempts with the code of its latest round. The rounds of an allocation in which one run is
    hidden for this reason are hidden for all their runs, if each run has as many later rounds. A
    verdict needs rounds in which every run has its latest code.
-4. Old versions: if a folder has runs of a newer version of a benchmark, the others are not shown.
-5. Not again: a run is not executed again if an attempt on this kind of device with the present
+4. Wrong outputs: if an attempt was wrong, tables show it instead of all attempts of the same run
+   with the same sources, also of later rounds and other devices.
+5. Old versions: if a folder has runs of a newer version of a benchmark, the others are not shown.
+6. Not again: a run is not executed again if an attempt on this kind of device with the present
    code was ok, or the latest was unsupported. Nor is it, without --retry-failed, if the latest
    failed by itself: oom, timeout, error, wrong, or the third crash in a row. A round is not
    executed again if this holds for all its runs in its latest complete execution, and no GPU was
    throttled by heat or hardware. There, one crash is enough.
 
-Rules 1 to 4 decide what tables, plots, comparisons, exports and reports show. Rule 5 decides what a
+Rules 1 to 5 decide what tables, plots, comparisons, exports and reports show. Rule 6 decides what a
 submission, a worker and the local queue execute. The state of a run that `status` shows is that of
 its job, or of its best attempt on any device.
 """
@@ -42,6 +46,7 @@ SplitBy = Callable[[Record], tuple[Any, ...]]  # values for each of which a tabl
 
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
+TRIAL = "trial of its block"
 OLDER_CODE = "older code than that of the latest complete round"
 OLDER_ROUND = "another run of its round has older code"
 NO_BLOCK = "not measured in a block"
@@ -60,9 +65,14 @@ DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw
 
 
 def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, Record]:
-    """Return the best attempt for each value of `key`. The attempts are ordered, oldest first."""
+    """Return the best attempt for each value of `key`. The attempts are ordered, oldest first.
+
+    Attempts that are thrown away are left out.
+    """
     found: dict[Any, Record] = {}
     for record in attempts:
+        if is_thrown_away(record):
+            continue
         known = found.get(place := key(record))
         if record.status is Status.ok or known is None or known.status is not Status.ok:
             found[place] = record
@@ -74,7 +84,33 @@ def task_of(record: Record) -> TaskOnDevice:
     return record.run, record.repeat, record.device
 
 
+def code_of(record: Record) -> tuple[str, str, str | None]:
+    """Return the run, its checkout and the hash of its sources."""
+    return record.run, record.checkout, record.source_hash
+
+
+def wrong_code(attempts: Iterable[Record]) -> set[tuple[str, str, str | None]]:
+    """Return the code of attempts whose output was wrong, see `code_of`.
+
+    No later round and no other GPU repairs code that was wrong once.
+    """
+    return {code_of(r) for r in attempts if r.status is Status.wrong and r.source_hash}
+
+
 # ---- 2: rounds -----------------------------------------------------------------------------------
+
+
+def is_trial(record: Record) -> bool:
+    """Return whether an attempt was made in the trial of a block, see `jobs.block`."""
+    return record.block is not None and record.block.trial
+
+
+def is_thrown_away(record: Record) -> bool:
+    """Return whether an attempt counts for nothing, because it was ok, but in a trial.
+
+    A failure in a trial counts as one in a round that is not complete.
+    """
+    return is_trial(record) and record.status is Status.ok
 
 
 def place_of(record: Record) -> BlockPlace:
@@ -100,7 +136,7 @@ def executions_of(attempts: Iterable[Record]) -> list[Execution]:
     """Return all executions of rounds. An attempt that was repeated in one replaces the earlier."""
     found: dict[tuple[str, str], dict[int, Record]] = {}
     for record in attempts:
-        if record.block is None:
+        if record.block is None or record.block.trial:
             continue
         positions = found.setdefault((record.block.id, record.block.execution), {})
         known = positions.get(record.block.position)
@@ -198,6 +234,8 @@ class Selection:
             return "the folder has runs of a newer version of the benchmark"
         if (record.run, record.repeat) not in submitted:
             return "no submission in the folder has this run"
+        if is_trial(record):
+            return TRIAL
         if self.is_shown(record):
             return "all runs are unsupported on this device"
         if id(record) in self.rounds.complete and id(record) not in self.rounds.counted:
@@ -242,6 +280,7 @@ def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()
         if id(record) in rounds.shown:
             place = place_of(record).id, rounds.counted[id(record)]
             paired.setdefault((task_of(record), split_by(record)), {})[place] = record
+    wrong = {(code_of(r), split_by(r)): r for r in attempts if r.status is Status.wrong}
     shown: dict[TaskOnDevice, list[Record]] = {}
     withheld: dict[TaskOnDevice, str] = {}
     for key in dict.fromkeys([*outside, *paired]):
@@ -256,7 +295,9 @@ def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()
             else:
                 withheld[task_of(other)] = why
         for record in chosen:
-            shown.setdefault(task_of(record), []).append(record)
+            is_known = record.status is Status.ok and record.source_hash is not None
+            instead = wrong.get((code_of(record), split_by(record))) if is_known else None
+            shown.setdefault(task_of(record), []).append(instead or record)
     return Selection(shown, withheld, rounds)
 
 
@@ -327,7 +368,7 @@ def _beside_older_code(
     return found
 
 
-# ---- 4: old versions -----------------------------------------------------------------------------
+# ---- 5: old versions -----------------------------------------------------------------------------
 
 
 def superseded(runs: Iterable[Run]) -> set[str]:
@@ -339,14 +380,14 @@ def superseded(runs: Iterable[Run]) -> set[str]:
     return {run.id for run in known.values() if run.version < newest[run.benchmark]}
 
 
-# ---- 5: what is executed again -------------------------------------------------------------------
+# ---- 6: what is executed again -------------------------------------------------------------------
 
 
 def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
     """Return whether one repeat of a run need not be executed again.
 
     The attempts are those on the kind of device and with the code that count, oldest first. One
-    that was ok is enough. Otherwise the status of the latest decides:
+    that was ok is enough, except in a trial. Otherwise the status of the latest decides:
 
     - unsupported: it is done;
     - oom, timeout, error or wrong: it is done, unless `retry_failed` is True;
@@ -354,6 +395,7 @@ def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
       attempts all crashed by a signal of their own, such as SIGSEGV, it is done, unless
       `retry_failed` is True. The next attempt would crash, too.
     """
+    attempts = [record for record in attempts if not is_thrown_away(record)]
     if any(record.status is Status.ok for record in attempts):
         return True
     last = attempts[-1].status if attempts else Status.missing
@@ -379,6 +421,8 @@ def is_done_in_job(
 ) -> bool:
     """Return whether a job keeps an attempt instead of executing its run again.
 
+    An attempt in a trial is not kept.
+
     Args:
         submission: id of the submission of the job. Its own attempts are kept however they ended,
             except preempted and cancelled ones.
@@ -386,6 +430,8 @@ def is_done_in_job(
         usable: whether an attempt of another submission with status ok is kept: it is on the same
             kind of device, and of the present code.
     """
+    if is_trial(record):
+        return False
     if record.submission == submission:
         return cancelled or not record.status.runs_again_in_its_job
     return record.status is Status.ok and usable

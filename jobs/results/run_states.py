@@ -8,18 +8,19 @@ the status of the run is derived from the state of the job, and is for example `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.block import TaskKey
+from jobs.block import Block, TaskKey
 from jobs.formatting import counted
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import best as best_attempts
-from jobs.results.counting import superseded
+from jobs.results.counting import is_thrown_away, superseded
 from jobs.results.job_states import job_states
+from jobs.results.judgements import Judgement, read_judgements
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
@@ -48,7 +49,7 @@ class TaskState:
         return self.run.id, self.repeat
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal only to itself, so that it can be a key of a cache
 class Observation:
     """The state of a results folder at one moment: its submissions, records, jobs and runs."""
 
@@ -59,6 +60,7 @@ class Observation:
     tasks: list[TaskState]
     notes: list[str] = field(default_factory=list)
     job_states: JobStates = field(default_factory=dict)
+    judgements: dict[str, Judgement] = field(default_factory=dict)  # the latest one by block id
     stale: frozenset[TaskKey] = frozenset()  # tasks with results of older code, if determined
 
     def counts(self) -> dict[Status, int]:
@@ -84,15 +86,36 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
     records, bad_lines = read_records(folder, shorten)
     bad += bad_lines
     best = best_attempts(records, lambda record: (record.run, record.repeat))
-    latest_of = {(r.submission, r.run, r.repeat): r for r in records}  # the oldest are first
+    latest_of = {  # the oldest are first
+        (r.submission, r.run, r.repeat): r for r in records if not is_thrown_away(r)
+    }
     tasks: dict[TaskKey, TaskState] = {}
+    judgements: dict[str, Judgement] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
         cancelled = read_cancelled(manifest.path, bad)
         for job in manifest.jobs:
+            own: dict[str, Judgement] = {}
+            if any(block.auto for block in manifest.blocks):
+                own = read_judgements(manifest.job_folder(job.index), bad)
+                judgements |= own
+            decided = decided_after(manifest.blocks, own)
+            late = {
+                run
+                for block in manifest.blocks
+                if block.id in own and own[block.id].out_of_time
+                for run in block.runs
+            }
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             for key, task in _job_tasks(
                 manifest, job, states[manifest.id][job.index], latest_here, best, cancelled, bad
             ):
+                is_open = latest_here[key] is None and key not in best
+                if is_open and key[0] in decided:
+                    detail = f"decided after {counted(decided[key[0]], 'round')}"
+                    task = replace(task, status=Status.not_needed, detail=detail)
+                elif is_open and key[0] in late and not task.status.is_live:
+                    detail = "the job had no time for another round; submit again"
+                    task = replace(task, status=Status.missing, detail=detail)
                 earlier = tasks.get(key)
                 # A run that an earlier submission is still executing stays queued or running.
                 earlier_is_live = earlier is not None and earlier.status.is_live
@@ -115,7 +138,26 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
     if problem is not None:
         notes.append(problem)
     kept = [task for key, task in tasks.items() if key[0] not in old]
-    return Observation(folder, manifests, records, bad, kept, notes, states)
+    return Observation(folder, manifests, records, bad, kept, notes, states, judgements)
+
+
+def decided_after(blocks: Iterable[Block], judgements: Mapping[str, Judgement]) -> dict[str, int]:
+    """Return after how many rounds the blocks of runs were decided, by run id."""
+    return {
+        run: judgements[block.id].rounds
+        for block in blocks
+        if block.id in judgements and judgements[block.id].is_decided
+        for run in block.runs
+    }
+
+
+def not_needed(manifest: Manifest) -> set[TaskKey]:
+    """Return the (run id, repeat) pairs of a submission whose blocks are decided."""
+    found: set[TaskKey] = set()
+    for job in manifest.jobs if any(block.auto for block in manifest.blocks) else ():
+        runs = decided_after(manifest.blocks, read_judgements(manifest.job_folder(job.index)))
+        found |= {task for task in job.tasks if task[0] in runs}
+    return found
 
 
 def _job_tasks(

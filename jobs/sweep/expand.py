@@ -84,7 +84,7 @@ class _Expander:
         scopes = list(_scopes(self.sweep, self.benchmarks))
         points = sum(math.prod(len(group) for group in groups) for *_, groups in scopes)
         paired = self.sweep.blocks
-        times = self.sweep.repeats if paired is None else paired.rounds
+        times = self.sweep.repeats if paired is None else paired.most_rounds
         if points * times > MAX_RUNS:
             what = (
                 f"a sweep must have at most {MAX_RUNS} runs, got {points} combinations x "

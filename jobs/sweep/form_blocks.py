@@ -140,9 +140,11 @@ class _Former:
             id=name,
             baseline=baseline.id,
             runs=tuple(run.id for run in ordered),
-            rounds=self.keys.rounds,
+            rounds=self.keys.most_rounds,
             aa=self.keys.aa,
             sustained=tuple(run.id for run in ordered if self.is_sustained(run)),
+            auto=self.keys.is_auto,
+            trial=self.keys.most_rounds > 1,
         )
 
     def is_baseline(self, run: Run) -> bool:

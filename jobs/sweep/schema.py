@@ -98,7 +98,7 @@ class Shuffle(_Strict):
 
 
 class Sustained(_Strict):
-    """Runs whose speed over seconds is measured, once in each block.
+    """Runs whose speed over seconds is measured in each round.
 
     A GPU can be faster for a tenth of a second than it is for seconds, because of its power limit.
     """
@@ -116,11 +116,23 @@ class Blocks(_Strict):
 
     interleave: list[str] = []  # names of the compared parameters
     baseline: dict[str, Scalar] = {}  # values of these parameters in the baseline
-    rounds: Annotated[int, Field(ge=1, le=1000)] = 5  # how often each run is executed
+    # How often each run is executed. auto: until all its cells are decided, at least 3 times.
+    rounds: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 5
+    max_rounds: Annotated[int, Field(ge=3, le=1000)] = 10  # with `rounds: auto`
+    phases: list[str] = []  # that must be decided; empty: all but sustained ones
     aa: bool = True  # whether the baseline is executed twice in each round
     # Relative difference up to which two times count as the same. None: 0.01.
     margin: Annotated[float, Field(gt=0, lt=1)] | None = None
     sustained: Sustained | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether workers choose the number of rounds, see `jobs.verdicts.decided`."""
+        return self.rounds == "auto"
+
+    @property
+    def most_rounds(self) -> int:
+        return self.max_rounds if isinstance(self.rounds, str) else self.rounds
 
 
 class Axes(_Strict):

@@ -308,11 +308,11 @@ def cancelled_before_start() -> Outcome:
 
 
 def not_repeated(before: Record) -> Outcome:
-    """Return the outcome of a run that is not executed: an earlier round says how it ends."""
-    failure = before.failure
-    assert failure is not None
-    round = before.block.round if before.block is not None else 0
-    message = f"not executed again, because it ended so in round {round}: {failure.message}"
+    """Return the outcome of a run that is not executed: an earlier attempt says how it ends."""
+    failure, place = before.failure, before.block
+    assert failure is not None and place is not None
+    where = "the trial" if place.trial else f"round {place.round}"
+    message = f"not executed again, because it ended so in {where}: {failure.message}"
     return Outcome(
         status=before.status,
         failure=failure.model_copy(update={"message": message, "traceback": None}),

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,13 +21,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from jobs import provenance
-from jobs.block import Block, TaskKey, in_blocks
+from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks
 from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
-from jobs.results.counting import MAX_EXECUTIONS, is_done_in_job
+from jobs.results.counting import MAX_EXECUTIONS, is_done_in_job, is_trial
+from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_reader import RecordTail
@@ -55,6 +59,8 @@ from jobs.worker.run_with_timeout import run_with_timeout
 from jobs.worker.servers import ForkServers
 from jobs.worker.turns import Turns
 
+JUDGING_S = 300.0  # time limit of a process that judges a block
+WARNING_S = 120.0  # time before the limit of a job in which a worker starts no further round
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
 
 
@@ -100,6 +106,8 @@ class Worker:
         self.executed = 0
         self.failures: list[Record] = []
         self._deaths: Counter[str] = Counter()
+        self._kept = 0  # number of runs and rounds that need not be executed again
+        self._late = False  # whether the job has no time for another round
         self._cancelled: set[tuple[str, int]] = set()  # runs that `jobs cancel --where` listed
         self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
@@ -157,20 +165,83 @@ class Worker:
         """Execute and record a run that is in no block. See `_run_tasks`."""
         if not self._is_done(run_id, repeat) and not self._skip_cancelled(run_id, repeat):
             self._execute(self._begin(self.manifest.runs[run_id], repeat), reason)
+            self._kept += 1
 
     def _run_block(self, block: Block, rounds: list[int], reason: str | None) -> None:
         """Execute the rounds of a block that are not complete. See `_run_tasks`."""
-        turns = Turns(block, self.manifest)
+        to_try = block.trial and not self.in_process and reason is None
+        turns = Turns(block, self.manifest, to_try)
+        longest_s = 0.0  # duration of a round
         for round in rounds:
+            if self._is_complete(turns, round):
+                continue
+            # A failed round that is repeated was asked for. Only new rounds can be superfluous.
+            is_new = not turns.was_executed(round, self.records)
+            if block.auto and is_new and self._ends_early(block, turns, longest_s):
+                return
+            if to_try:
+                self._run_trial(turns, round)
+                to_try = False
+            started = time.monotonic()
             for _ in range(MAX_EXECUTIONS):
-                self.records += self.tail.new()
-                self._cancelled |= read_cancelled(self.manifest.path)
-                if turns.is_complete(round, self.records, self._is_result, self._cancelled):
-                    break
                 for task, place in turns.places(round):
                     self._run_in_turn(turns, task, place, reason)
                     if self.in_process and self.failures:
                         return
+                if self._is_complete(turns, round):
+                    self._kept += 1
+                    break
+            longest_s = max(longest_s, time.monotonic() - started)
+        if block.auto:
+            self._ends_early(block, turns, 0.0)
+
+    def _is_complete(self, turns: Turns, round: int) -> bool:
+        self.records += self.tail.new()
+        self._cancelled |= read_cancelled(self.manifest.path)
+        return turns.is_complete(round, self.records, self._is_result, self._cancelled)
+
+    def _ends_early(self, block: Block, turns: Turns, round_s: float) -> bool:
+        """Return whether a block is decided, or the job has no time for a round of this duration.
+
+        What is known about the block is saved. Then no further block of the job is executed either.
+        """
+        done = turns.complete(self.records, self._is_result, self._cancelled)
+        self._late |= bool(self.slurm) and self._seconds_left() < 1.2 * round_s
+        found = self._judge(block) if done >= FEWEST_ROUNDS else None
+        if found is None and not self._late:
+            return False
+        if found is None:
+            found = Judgement(rounds=done, cells=0, undecided=["all"], margin=None, phases=[])
+        try:
+            late = found.model_copy(update={"out_of_time": self._late})
+            write_judgement(self.folder, block.id, late)
+        except OSError as error:  # a full disk must not end the job
+            say(f"cannot save what block {block.id} says: {error}", sys.stdout)
+        return found.is_decided or self._late
+
+    def _judge(self, block: Block) -> Judgement | None:
+        """Judge a block in another process, which imports numpy and scipy. None if it fails."""
+        command = [sys.executable, "-m", "jobs.verdicts.decided", str(self.manifest.path), block.id]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=JUDGING_S)
+            return Judgement.model_validate_json(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValidationError) as error:
+            say(f"cannot judge block {block.id}, so it continues: {error}", sys.stdout)
+            return None
+
+    def _seconds_left(self) -> float:
+        """Return the time until Slurm warns of the time limit, in seconds."""
+        limit_min = self.job.timeout_min
+        return self.started + 60 * limit_min - time.monotonic() - min(WARNING_S, 15 * limit_min)
+
+    def _run_trial(self, turns: Turns, round: int) -> None:
+        """Execute and record the runs of a block once, except those that its rounds leave out."""
+        for task, place in turns.trial_places(round):
+            self.records += self.tail.new()
+            self._cancelled |= read_cancelled(self.manifest.path)
+            if task not in self._cancelled and not turns.lasting_failure(task[0], self.records):
+                attempt = self._begin(self.manifest.runs[task[0]], task[1], place)
+                self._execute(attempt, None, turns.options(task[0], place, self.records))
 
     def _run_in_turn(
         self, turns: Turns, task: TaskKey, place: BlockPlace, reason: str | None
@@ -184,7 +255,7 @@ class Worker:
         if before is not None and reason is None:
             self._record(attempt, not_repeated(before))
         else:
-            self._execute(attempt, reason, turns.options(task[0], self.records))
+            self._execute(attempt, reason, turns.options(task[0], place, self.records))
 
     def _execute(
         self, attempt: Attempt, reason: str | None, options: dict[str, Any] | None = None
@@ -250,7 +321,7 @@ class Worker:
             return False
         since = self.manifest.created_at
         earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))
-        if not any(record.started_at > since for record in earlier):
+        if not any(record.started_at > since and not is_trial(record) for record in earlier):
             attempt = self._begin(self.manifest.runs[run_id], repeat, place)
             self.recorder.write(attempt, cancelled_before_start())
         return True
@@ -396,6 +467,11 @@ class Worker:
     def has_begun(self) -> bool:
         """Whether this worker has executed a run, or is executing one."""
         return self.executed > 0 or self._current is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether this worker has executed runs, all of which would have to be executed again."""
+        return self.executed > 0 and self._kept == 0
 
     def stop(self, reason: Literal["preempted", "cancelled", "limit"]) -> None:
         """Kill the run that is executing, and write its record."""

@@ -110,10 +110,13 @@ def facts() -> dict[str, Any]:
     shown = ["RANK", "MASTER_", "TORCHELASTIC_", "WORLD_SIZE", "SLURM_", "CUDA_VISIBLE", "OMP_"]
     shown.append("RUN_ROUND")
     environment = {k: v for k, v in os.environ.items() if any(name in k for name in shown)}
+    checks = json.loads(os.environ.get("RUN_ROUND", "{}")).get("check", True)
     return {
         "samples_ms": {"call": [1.0]},
         "facts": {
             "pid": os.getpid(),
+            "hold_ms": float(os.getpid()),  # differs between processes
+            **({"relative_error": 0.5} if checks else {}),
             "server": os.getppid(),
             "worker": _parent_of(os.getppid()),
             "at": [time.monotonic()],
@@ -135,6 +138,15 @@ def action(function: Callable[[Params], dict[str, Any]]) -> Callable[[Params], d
 @action
 def ok(params: Params) -> dict[str, Any]:
     return {}
+
+
+@action
+def unsteady(params: Params) -> dict[str, Any]:
+    """Take 1 ms, and twice as long in every second call. The file at `path` counts the calls."""
+    with open(params.path, "a+") as file:
+        file.write("x")
+    calls = len(Path(params.path).read_text())
+    return {"samples_ms": {"call": [1.0 + calls % 2]}}
 
 
 @action
@@ -282,9 +294,13 @@ def wait(params: Params) -> dict[str, Any]:
 
 @action
 def wait_in_round(params: Params) -> dict[str, Any]:
-    """Return at once in the first round of a block, and do as `wait` in the later ones."""
-    first = json.loads(os.environ["RUN_ROUND"])["check"]
-    return {} if first else wait(params)
+    """Do as `wait`, except in the trial of a block, and in the first round of each worker."""
+    if not json.loads(os.environ["RUN_ROUND"])["check"]:
+        try:
+            open(f"{params.path}.{os.getppid()}", "x").close()
+        except FileExistsError:
+            return wait(params)
+    return {}
 
 
 @action

@@ -28,13 +28,13 @@ class Params(BenchmarkParams):
     index: int = 0
     do: Literal["measure", "raise", "kill_self", "eat_memory"] = "measure"
     until: str = ""  # wait first until this file exists; "requeued": until the job is requeued
-    later: bool = False  # wait only after the first round of a block
+    later: bool = False  # wait only after the trial of a block and the first round of a worker
 
 
 def run(params: Params) -> dict[str, Any]:
     """Wait, do the action, and return environment variables of this process as facts."""
     deadline = time.monotonic() + LONGEST_S
-    waits = not params.later or not json.loads(os.environ["RUN_ROUND"])["check"]
+    waits = not params.later or _is_later(params)
     while waits and not _may_go_on(params.until) and time.monotonic() < deadline:
         time.sleep(0.05)
     if params.do == "raise":
@@ -55,6 +55,16 @@ def run(params: Params) -> dict[str, Any]:
             "folder": os.getcwd(),
         },
     }
+
+
+def _is_later(params: Params) -> bool:
+    if json.loads(os.environ["RUN_ROUND"])["check"]:
+        return False
+    try:
+        open(f"round-{params.index}-{os.getppid()}", "x").close()
+    except FileExistsError:
+        return True
+    return False
 
 
 def _may_go_on(until: str) -> bool:

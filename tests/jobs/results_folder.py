@@ -106,6 +106,7 @@ class ResultsFolder:
         boot: str = "boot",
         gpu: str = "GPU-0123abcd",
         rounds: Iterable[int] | None = None,
+        trial: bool = False,
         **fields: Any,
     ) -> Manifest:
         """Write a manifest of a sweep with blocks, and the records of rounds.
@@ -113,6 +114,7 @@ class ResultsFolder:
         Args:
             outcome_of: maps (parameters, repeat) to the outcome of a task. None ends the round.
             rounds: numbers of the rounds. None: all.
+            trial: whether to write the records of trials before these rounds instead.
         """
         manifest = prepare(
             loaded, Options(Executor.local, self.path, force=True), "sweep.yaml"
@@ -121,7 +123,7 @@ class ResultsFolder:
         writer = RecordWriter(manifest.folder / "records", manifest.id)
         for block in manifest.blocks:
             for number in range(block.rounds) if rounds is None else rounds:
-                tasks = block.tasks(number)
+                tasks = block.first_tasks(number) if trial else block.tasks(number)
                 for position, (run_id, repeat) in enumerate(tasks):
                     outcome = outcome_of(manifest.runs[run_id].params, repeat)
                     if outcome is None:
@@ -137,6 +139,7 @@ class ResultsFolder:
                         size=len(tasks),
                         baseline=run_id == block.baseline,
                         second=block.is_twice(run_id) and repeat % 2 == 1,
+                        trial=trial,
                     )
                     assert writer.write(made.model_copy(update={"block": place, **fields}))
         return manifest
@@ -185,6 +188,7 @@ def record(
         artifacts=outcome.get("artifacts"),
         environment=outcome.get("environment", {}),
         gpus=outcome.get("gpus", []),
+        conditions=outcome.get("conditions", {}),
         block=outcome.get("block"),
     )
 

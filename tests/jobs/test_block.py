@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +20,14 @@ blocks = st.builds(
 )
 
 
-def test_rounds_alternate_their_direction_and_enclose_the_others_in_the_baseline() -> None:
-    block = Block("b", "base", ("base", "x", "y"), rounds=2, aa=True)
-    assert block.tasks(0) == [("base", 0), ("x", 0), ("y", 0), ("base", 1)]
-    assert block.tasks(1) == [("base", 3), ("y", 1), ("x", 1), ("base", 2)]
-    once = Block("b", "base", ("base", "x"), rounds=2, aa=False)
-    assert once.tasks(0) == [("base", 0), ("x", 0)]
-    assert once.tasks(1) == [("x", 1), ("base", 1)]
+def test_rounds_alternate_their_direction_and_are_rotated() -> None:
+    block = Block("b", "base", ("base", "x", "y"), rounds=3, aa=True)
+    assert block.tasks(0) == [("base", 0), ("x", 0), ("base", 1), ("y", 0)]
+    assert block.tasks(1) == [("y", 1), ("base", 3), ("x", 1), ("base", 2)]
+    assert block.tasks(2) == [("base", 5), ("y", 2), ("base", 4), ("x", 2)]
+    assert block.first_tasks(2) == [("base", 4), ("x", 2), ("y", 2)]
+    once = Block("b", "base", ("base", "x", "y"), rounds=3, aa=False)
+    assert [once.tasks(n)[0][0] for n in range(6)] == ["base", "y", "y", "x", "x", "base"]
 
 
 @given(blocks)
@@ -36,13 +39,24 @@ def test_every_pair_is_in_one_round(block: Block) -> None:
 
 
 @given(blocks)
-def test_mean_position_is_equal_after_an_even_number_of_rounds(block: Block) -> None:
-    """A steady drift then shifts every run, and the mean of the baseline, by the same amount."""
-    positions: dict[str, list[int]] = {}
-    for round in range(2 * block.rounds):
-        for position, (run, _) in enumerate(block.tasks(round)):
-            positions.setdefault(run, []).append(position)
-    assert len({sum(places) / len(places) for places in positions.values()}) == 1
+def test_places_are_balanced(block: Block) -> None:
+    """A steady drift over a pair of rounds shifts every process by the same amount.
+
+    Each process is first equally often, and the two of the baseline are about half a round apart.
+    """
+    size = len(block.tasks(0))
+    firsts: Counter[tuple[str, bool]] = Counter()
+    for even in range(0, 2 * size, 2):
+        places: Counter[tuple[str, bool]] = Counter()
+        for round in (even, even + 1):
+            tasks = block.tasks(round)
+            processes = [(run, block.is_twice(run) and repeat % 2 == 1) for run, repeat in tasks]
+            firsts[processes[0]] += 1
+            places.update({process: place for place, process in enumerate(processes)})
+            own = [place for place, (run, _) in enumerate(tasks) if run == "base"]
+            assert not block.aa or 2 * (own[1] - own[0]) in range(size - 1, size + 2)
+        assert set(places.values()) <= {size - 1}
+    assert set(firsts.values()) == {2} and len(firsts) == size
 
 
 def test_pairs_of_a_block_stay_together_in_their_order() -> None:

@@ -40,6 +40,8 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     told = submit(own, "--against", "HEAD~1", "blocks.rounds=2").splitlines()
     assert [line.endswith(" compare logs/own") for line in told[-2:]] == [True, False], told
     lines = [line for line in told if line.startswith("[")]
+    trials = [line.split()[4:6] for line in told if " trial " in line]
+    assert trials == [["trial", "before"], ["trial", "after"]]
     assert [(x.split()[0], *x.split()[5:9]) for x in lines[1:4]] == [
         ("[2/6]", "round", "1/2", "after", "own.bench"),
         ("[3/6]", "round", "1/2", "before", "own.bench"),
@@ -47,7 +49,7 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     ]
     found = records(own.folder / "logs/own")
     before, now = (old[:10], "old"), ("", "new")
-    assert codes(found) == [before, now, before] * 2
+    assert codes(found) == [before, now, *[before, now, before] * 2]
     assert {(r.block.baseline, r.checkout) for r in found if r.block} == {
         (True, old[:10]),
         (False, ""),
@@ -65,7 +67,8 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     assert status["counts"] == {"ok": 6}
     assert "nothing to submit" in submit(own, "--against", "HEAD~1", "blocks.rounds=2")
     submit(own, "--against", "HEAD~1", "blocks.rounds=3")
-    assert [r.block.round for r in records(out)[6:] if r.block] == [2, 2, 2]
+    assert [r.block.trial for r in records(out)[8:] if r.block] == [True] * 2 + [False] * 3
+    assert {r.block.round for r in records(out)[8:] if r.block} == {2}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 from collections import Counter
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from jobs.frame.results import list_results
 from jobs.results.record import Record
+from jobs.results.run_states import observe
 from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
@@ -28,20 +31,23 @@ from tests.jobs.harness import (
 INTERLEAVE = ["what", "tag", "path"]
 
 
-def block_sweep(folder: Path, cases: list[dict[str, Any]], rounds: int = 2, **keys: Any) -> Path:
+def block_sweep(
+    folder: Path, cases: list[dict[str, Any]], rounds: int | str = 2, **keys: Any
+) -> Path:
     """Write a sweep of one block, whose baseline has tag 0."""
     blocks = {"interleave": INTERLEAVE, "baseline": {"tag": 0}, "rounds": rounds}
     return write_sweep(folder, cases, blocks=blocks, **keys)
 
 
 def order(found: Iterable[Record]) -> list[tuple[int, int]]:
-    """Return round and tag of each record, in the order of execution."""
-    return [(r.block.round, r.params["tag"]) for r in found if r.block]
+    """Return round, or -1 in a trial, and tag of each record, in the order of execution."""
+    return [(-1 if r.block.trial else r.block.round, r.params["tag"]) for r in found if r.block]
 
 
 def executions(found: Iterable[Record]) -> Counter[tuple[int, str]]:
     """Return the number of records of each execution of a round."""
-    return Counter((r.block.round, r.block.execution) for r in found if r.block)
+    rounds = (r.block for r in found if r.block and not r.block.trial)
+    return Counter((place.round, place.execution) for place in rounds)
 
 
 def options(record: Record) -> dict[str, Any]:
@@ -62,18 +68,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_rounds_alternate_their_direction_in_fresh_processes(measured: tuple[Path, Path]) -> None:
+def test_a_trial_and_then_rounds_in_changing_order(measured: tuple[Path, Path]) -> None:
     found = records(measured[1])
-    forth = [0, 1, 2, 0]
-    assert order(found) == [(n, tag) for n in range(3) for tag in forth[:: -1 if n == 1 else 1]]
-    assert len({facts(r)["pid"] for r in found}) == len({facts(r)["server"] for r in found}) * 12
+    orders = {-1: [0, 1, 2], 0: [0, 1, 0, 2], 1: [2, 0, 1, 0], 2: [0, 2, 0, 1]}
+    assert order(found) == [(n, tag) for n, tags in orders.items() for tag in tags]
+    assert len({facts(r)["pid"] for r in found}) == len({facts(r)["server"] for r in found}) * 15
     assert len({r.allocation for r in found}) == 1 and found[0].allocation is not None
     for record in found:
-        assert record.block is not None and record.block.size == 4
+        assert record.block is not None and record.block.size == 4 - record.block.trial
         assert record.block.baseline == (record.params["tag"] == 0)
-    assert [r.block.position for r in found if r.block] == [0, 1, 2, 3] * 3
-    second = [r.block.second for r in found if r.block]
-    assert second == [False, False, False, True, True, *[False] * 6, True]
+    assert [r.block.position for r in found if r.block] == [0, 1, 2, *[0, 1, 2, 3] * 3]
+    second = [(r.block.round, r.block.position) for r in found if r.block and r.block.second]
+    assert second == [(0, 2), (1, 1), (2, 0)]
     assert set(executions(found).values()) == {4} and len(executions(found)) == 3
 
 
@@ -83,16 +89,29 @@ def test_status_and_dry_run_count_processes(measured: tuple[Path, Path]) -> None
     assert "3, 12 processes (rounds and A/A)" in planned
 
 
-def test_only_the_first_round_includes_the_check(measured: tuple[Path, Path]) -> None:
-    checked = order(record for record in records(measured[1]) if options(record)["check"])
-    assert checked == [(0, 0), (0, 1), (0, 2)]
+def test_the_trial_checks_the_output_and_gives_all_rounds_one_hold(
+    measured: tuple[Path, Path],
+) -> None:
+    """Its times are not shown, but what it checked is, once for each run."""
+    trial, rounds = records(measured[1])[:3], records(measured[1])[3:]
+    assert all(options(r)["check"] and options(r)["hold_ms"] == 0.0 for r in trial)
+    assert not any(options(r)["check"] for r in rounds)
+    hold = max(facts(r)["hold_ms"] for r in trial)
+    assert {options(r)["hold_ms"] for r in rounds} == {hold}
+    shown = list_results(observe(measured[1]))
+    assert {id(r.record) for r in shown}.isdisjoint(map(id, trial)) and len(shown) == 12
+    checked = [r for r in shown if r.record and "relative_error" in facts(r.record)]
+    assert sorted((r.run.params["tag"], r.repeat) for r in checked) == [(0, 0), (1, 0), (2, 0)]
+    listed = call("aggregate", "attempts", measured[1], "--format", "csv").stdout
+    why = Counter(row["why"] for row in csv.DictReader(listed.splitlines()))
+    assert why == {"its round is complete": 12, "trial of its block": 3}
 
 
 def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> None:
     sweep, out = measured
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and "skipping 12 runs with a result" in again.stdout
-    assert len(records(out)) == 12
+    assert len(records(out)) == 15
     status = json.loads(call("jobs", "status", out, "--json").stdout)
     assert status["counts"] == {"ok": 12}
 
@@ -106,10 +125,10 @@ def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
 
     def measured(*options: str) -> list[int]:
-        """Submit again, and return the round of each new record."""
+        """Submit again, and return the round of each new record of a round."""
         before = len(records(out)) if out.exists() else 0
         assert call("jobs.submit", sweep, "--local", "--out", out, *options).returncode == 0
-        return [n for n, _ in order(records(out)[before:])]
+        return [n for n, _ in order(records(out)[before:]) if n >= 0]
 
     assert measured() == [0] * 3 + [1] * 3
     assert measured("blocks.rounds=3") == [2] * 3
@@ -122,8 +141,38 @@ def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_block_is_measured_until_it_is_decided(tmp_path: Path) -> None:
+    """Then its other rounds are not needed. A block of noise ends after the most rounds."""
+    sweep, out = block_sweep(tmp_path, OK[:2], rounds="auto"), tmp_path / "out"
+    done = call("jobs.submit", sweep, "--local", "--out", out)
+    assert done.returncode == 0 and "21 runs not needed" in done.stderr + done.stdout
+    assert order(records(out))[-1][0] == 2
+    status = call("jobs", "status", out)
+    assert status.returncode == 0 and "blocks: 1 decided after 3 rounds" in status.stdout
+    states = json.loads(call("jobs", "status", out, "--json").stdout)["counts"]
+    assert states == {"ok": 9, "not_needed": 21}
+    assert call("aggregate", "compare", out).returncode == 0
+    assert "not_needed" not in call("aggregate", out).stdout
+    again = call("jobs.submit", sweep, "--local", "--out", out)
+    assert "nothing to submit" in again.stdout and len(records(out)) == 11
+    fixed = call("jobs.submit", sweep, "--local", "--out", out, "--rounds", "4")
+    assert fixed.returncode == 0 and order(records(out))[-1][0] == 3
+
+    noise = {"what": "unsteady", "path": str(tmp_path / "calls")}
+    cases = [{"what": "ok"}, {**noise, "tag": 1}]
+    sweep, out = block_sweep(tmp_path, cases, rounds="auto"), tmp_path / "noisy"
+    measured = call("jobs.submit", sweep, "--local", "--out", out, "blocks.max_rounds=4")
+    assert measured.returncode == 0 and order(records(out))[-1][0] == 3
+    told = call("jobs", "status", out).stdout
+    assert "1 undecided" in told and "after 4 rounds: undecided" in told
+    assert call("aggregate", "compare", out).returncode == 3
+    call("jobs.submit", sweep, "--local", "--out", out, "blocks.max_rounds=5")
+    assert order(records(out))[-1][0] == 4
+
+
+@pytest.mark.slow
 def test_a_round_that_was_cut_is_repeated_and_complete_rounds_are_kept(tmp_path: Path) -> None:
-    """Each queue waits in its second round."""
+    """Each queue executes a trial, and waits in its second round."""
     fifo = Fifo(tmp_path / "fifo")
     waiting = {"what": "wait_in_round", "tag": 1, "path": str(fifo.path)}
     sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=4), tmp_path / "out"
@@ -138,7 +187,9 @@ def test_a_round_that_was_cut_is_repeated_and_complete_rounds_are_kept(tmp_path:
         await_true(lambda: not any(map(alive, (pid, child, worker))), "the worker to end")
 
     interrupted(signal.SIGKILL)  # in round 1
-    assert order(r for r in records(out) if r.status == "ok") == [(0, 0), (0, 1), (0, 0), (1, 0)]
+    trial = [(-1, 0), (-1, 1)]
+    whole = [(0, 0), (0, 1), (0, 0)]
+    assert order(r for r in records(out) if r.status == "ok") == [*trial, *whole, (1, 0)]
     planned = call(*command, "--dry-run").stdout
     assert "to run" in planned and "9 (3 done" in planned
     interrupted(signal.SIGINT)  # in round 2
@@ -147,12 +198,15 @@ def test_a_round_that_was_cut_is_repeated_and_complete_rounds_are_kept(tmp_path:
     found = records(out)
     cut = [r for r in found if r.status == "cancelled"]
     assert order(cut) == [(1, 1), (2, 1)]
-    assert order(found)[5:] == [
+    assert order(found)[7:] == [
+        *trial,
         *((1, tag) for tag in (0, 1, 0)),
-        *((2, tag) for tag in (0, 1)),
-        *((n, tag) for n in (2, 3) for tag in (0, 1, 0)),
+        *((2, tag) for tag in (0, 0, 1)),
+        *trial,
+        *((2, tag) for tag in (0, 0, 1)),
+        *((3, tag) for tag in (1, 0, 0)),
     ]
-    assert sorted(executions(found).values()) == [2, 2, 3, 3, 3, 3]
+    assert sorted(executions(found).values()) == [2, 3, 3, 3, 3, 3]
 
 
 @pytest.mark.slow
@@ -173,14 +227,15 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     sweep, out = block_sweep(tmp_path, cases), tmp_path / "out"
     assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
     failures = [r.failure.message for r in records(out) if r.failure and r.status == "wrong"]
-    assert len(failures) == 2 and failures[1].startswith("not executed again")
+    again = "not executed again, because it ended so in the trial: "
+    assert failures == ["off by 0.5", *[f"{again}off by 0.5"] * 2]
     errors = [r.failure.message for r in records(out) if r.failure and r.status == "error"]
-    assert len(errors) == 2 and errors[0] == errors[1]  # executed twice
+    assert len(errors) == 3 and len(set(errors)) == 1  # executed each time
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 1 and "4 that failed before" in again.stdout.replace("runs ", "")
     count = len(records(out))
     assert call("jobs", "retry", out).returncode == 1
-    assert [n for n, _ in order(records(out)[count:])] == [0] * 4 + [1] * 4
+    assert [n for n, _ in order(records(out)[count:])] == [-1] * 3 + [0] * 4 + [1] * 4
 
 
 @pytest.mark.slow
@@ -194,7 +249,7 @@ def test_a_cancelled_run_leaves_the_rounds_of_the_others(tmp_path: Path) -> None
     fifo.release()
     queue.wait(PATIENCE_S)
     found = records(out)
-    assert Counter(r.status for r in found) == {"ok": 6, "cancelled": 2}
+    assert Counter(r.status for r in found) == {"ok": 8, "cancelled": 2}  # 2 in the trial
     assert {r.params["tag"] for r in found if r.status == "cancelled"} == {2}
     assert len(executions(found)) == 2
 

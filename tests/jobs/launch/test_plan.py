@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jobs.block import Block
 from jobs.command_line.expected_time import ExpectedTime
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, prepare
@@ -140,6 +141,9 @@ def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
     runs = [Run(str(i), "toy", 1, {}, Shape(), 90.0) for i in range(3)]
     (job,) = pack([(run, 0) for run in runs], 5)
     assert job.timeout_min == 5 + STARTUP_MIN  # 4.5 min of runs, rounded up
+    block = Block("b", "0", ("0", "1"), 2, aa=False, trial=True)
+    (job,) = pack([(run, n) for n in range(2) for run in runs[:2]], 5, blocks=[block])
+    assert job.timeout_min == 9 + STARTUP_MIN  # two rounds and the trial
     given = Run("x", "toy", 1, {}, Shape(timeout_min=3), 90.0)
     assert pack([(given, 0)], 5)[0].timeout_min == 3
 

@@ -171,7 +171,7 @@ from types import SimpleNamespace
 from jobs.launch import worker_task
 
 class Worker:
-    node_rank, job, has_begun = 0, SimpleNamespace(timeout_min=1), True
+    node_rank, job, has_begun, is_stuck = 0, SimpleNamespace(timeout_min=1), True, STUCK
     started = time.monotonic() - 44
 
     def run(self):
@@ -187,13 +187,16 @@ worker_task._Task(Worker()).run()
 """
 
 
-def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stuck", [False, True])
+def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path, stuck: bool) -> None:
+    """A job whose trial and first round do not fit its time limit is not requeued forever."""
     environment = job_environment() | {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}  # no scontrol
-    command = [sys.executable, "-c", WARNED_EARLY]
+    command = [sys.executable, "-c", WARNED_EARLY.replace("STUCK", str(stuck))]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     note, *rest = done.stdout.splitlines()
     assert "warning of the time limit is early; continuing for" in note, done
-    assert rest == ["continued", "stopped: limit", "requeued"]
+    assert rest == ["continued", "stopped: limit", *([] if stuck else ["requeued"])]
+    assert ("raise resources.timeout_min" in done.stderr) == stuck
 
 
 RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"

@@ -197,13 +197,17 @@ def test_time_limit(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPa
 # ---- blocks --------------------------------------------------------------------------------------
 
 
+TRIAL = [(-1, 0, "ok"), (-1, 1, "ok")]
+
+
 def whole(number: int) -> list[tuple[int, int, str]]:
-    return [(number, index, "ok") for index in (0, 1, 0)]
+    return [(number, index, "ok") for index in ((0, 0, 1) if number == 2 else (0, 1, 0))]
 
 
 def rounds(records: list[Record]) -> list[tuple[int, int, str]]:
-    """Return round, index and status of each record, in the order of execution."""
-    return [(r.block.round, r.params["index"], r.status) for r in records if r.block]
+    """Return round (-1: trial), index and status of each record, in the order of execution."""
+    places = [(r, -1 if r.block.trial else r.block.round) for r in records if r.block]
+    return [(number, r.params["index"], r.status) for r, number in places]
 
 
 def executions(records: list[Record]) -> int:
@@ -211,11 +215,11 @@ def executions(records: list[Record]) -> int:
 
 
 @pytest.mark.slow
-def test_requeued_job_repeats_the_cut_round(scenarios: Scenarios) -> None:
-    """The only job of the block executes its rounds, also those after the requeue."""
+def test_requeued_job_repeats_the_cut_trial(scenarios: Scenarios) -> None:
+    """The only job of the block executes its rounds after the requeue."""
     records = scenarios["warned"].finish()
-    assert rounds(records) == [(0, 0, "ok"), (0, 1, "preempted"), *whole(0), *whole(1)]
-    assert executions(records) == 3
+    assert rounds(records) == [TRIAL[0], (-1, 1, "preempted"), *TRIAL, *whole(0), *whole(1)]
+    assert executions(records) == 4
     assert len({record.slurm["job_id"] for record in records}) == 1
 
 
@@ -228,22 +232,22 @@ def test_a_block_goes_on_after_its_worker_is_killed_and_in_another_allocation(
     The second run waits in rounds 1 and 2, but not in the first round of the second worker.
     """
     scenario, cluster = scenarios["block"], scenarios.cluster
-    cluster.wait_for(lambda: len(scenario.records()) == 4, SOON_S, "the second round")
+    cluster.wait_for(lambda: len(scenario.records()) == 6, SOON_S, "the second round")
     os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
-    cluster.wait_for(lambda: len(scenario.records()) == 8, SOON_S, "the third round")
+    cluster.wait_for(lambda: len(scenario.records()) == 13, SOON_S, "the third round")
     scenario.wait_until_executing()  # between runs, the worker would record no cancelled run
     twice = scenario.submit()
     assert twice.returncode == 0 and "skipping 9 runs already queued or running" in twice.stdout
     assert scenario.call("jobs", "cancel", "out").returncode == 0
     before = scenario.finish()
-    cut = [(2, 0, "ok"), (2, 1, "cancelled")]
-    assert rounds(before) == [*whole(0), (1, 0, "ok"), *whole(1), *cut]
+    first, second = [*TRIAL, *whole(0), (1, 0, "ok")], [*TRIAL, *whole(1)]
+    assert rounds(before) == [*first, *second, *whole(2)[:2], (2, 1, "cancelled")]
     scenario.release("go")
     node = before[0].slurm["job_nodelist"]
     again = scenario.submit(f"slurm.exclude={node}")
     assert again.returncode == 0 and "3 runs as 1 job" in again.stdout
     records = scenario.finish()
-    assert rounds(records[9:]) == whole(2)
-    assert executions(records) == 5
+    assert rounds(records[14:]) == [*TRIAL, *whole(2)]
+    assert executions(records) == 8
     assert len({record.allocation for record in records}) == 2
-    assert {record.slurm["job_nodelist"] for record in records[9:]} != {node}
+    assert {record.slurm["job_nodelist"] for record in records[14:]} != {node}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.report.hours import Hours, hours, lost_attempts
+from jobs.results.counting import place_of
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.record import BlockPlace, Record, Seconds
 from jobs.results.run_states import Observation, TaskState
@@ -182,6 +183,10 @@ def test_rounds(observe: Observe, counts: tuple[int, ...], live: bool, wasted: f
         for number, count in enumerate(counts)
         for one in round_of(run, f"e{number}", count, 10 * number)
     ]
+    assert only(hours(observe(records, [run], live))).gpu["wasted"] == pytest.approx(wasted)
+    place = place_of(records[0]).model_copy(update={"trial": True, "execution": "t"})
+    records.insert(0, records[0].model_copy(update={"block": place}))
+    wasted += 2 * (wasted == 2 * sum(counts))  # a trial is wasted if no round after it counts
     assert only(hours(observe(records, [run], live))).gpu["wasted"] == pytest.approx(wasted)
 
 

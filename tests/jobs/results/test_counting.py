@@ -129,6 +129,19 @@ def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     assert shown(folder)["fast", 0] == [1.0, 2.0]
 
 
+def test_a_trial_counts_only_if_it_failed(tmp_path: Path, folder: ResultsFolder) -> None:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        return failed("error") if params["mode"] == "exact" else ok(9.0)
+
+    loaded = load(tmp_path, SWEEP)
+    folder.submit_rounds(loaded, outcome, rounds=[0], trial=True)
+    assert observe(folder.path).counts() == {"missing": 5, "error": 1}
+    assert shown(folder)["fast", 0] == ["missing"] and shown(folder)["exact", 0] == ["error"]
+    folder.submit_rounds(loaded, always(ok(1.0)))
+    assert set(map(tuple, shown(folder).values())) == {(1.0,)} and len(shown(folder)) == 6
+    assert "1 attempt is not shown" in ". ".join(report_table(folder, **VIEW).notes)
+
+
 def other_code(name: str, ms: float, size: int = 2) -> Callable[[dict[str, Any], int], Outcome]:
     """Return outcomes of this time, with this name as the code of one size or of mode exact."""
 

@@ -1,0 +1,66 @@
+"""Writes and reads what workers decided about blocks whose number of rounds is not fixed.
+
+The file judgements.json in the folder of a job has the latest judgement on each block.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from jobs.results.unreadable import BadLine, first_problem
+from jobs.whole_files import write_json
+
+FILE = "judgements.json"
+
+
+class Judgement(BaseModel):
+    """What the rounds of a block say. A cell is a candidate in one phase."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rounds: int  # number of complete rounds
+    cells: int
+    undecided: list[str]  # those of the cells whose verdict is unsure, such as `1a2b3c4d forward`
+    margin: float | None  # that of the sweep; None: the default
+    phases: list[str]  # that must be decided; empty: all but sustained ones
+
+    out_of_time: bool = False  # whether the worker ended because its job had no time for a round
+
+    @property
+    def is_decided(self) -> bool:
+        return not self.undecided
+
+
+_FILE = TypeAdapter(dict[str, Judgement])  # by block id
+
+
+def write_judgement(job_folder: Path, block: str, judgement: Judgement) -> None:
+    """Add the judgement on a block to those of a job.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    found = {**read_judgements(job_folder), block: judgement}
+    write_json(job_folder / FILE, _FILE.dump_python(found, mode="json"), parents=False)
+
+
+def read_judgements(job_folder: Path, bad: list[BadLine] | None = None) -> dict[str, Judgement]:
+    """Return the judgements on the blocks of a job, by block id.
+
+    Args:
+        bad: list to which a `BadLine` is added if the file cannot be read.
+    """
+    path = job_folder / FILE
+    try:
+        return _FILE.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValidationError as error:
+        reason = first_problem(error)
+    if bad is not None:
+        bad.append(BadLine(path, 0, reason))
+    return {}
