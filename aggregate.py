@@ -50,7 +50,7 @@ from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
 from jobs.verdicts.compare import compare_blocks, compare_folders, require_margin
-from jobs.verdicts.folder_cells import read_sides
+from jobs.verdicts.folder_cells import read_side
 from jobs.verdicts.short_records import read_short
 from systems.terminal import run_command
 
@@ -296,8 +296,7 @@ def compare_times(
         bool,
         typer.Option(
             "--all",
-            help="Also list cells that are new, gone or not measured, and unpaired cells whose "
-            "difference is within their stored noise floor.",
+            help="Also list cells that are new, gone or not measured.",
         ),
     ] = False,
 ) -> None:
@@ -306,23 +305,25 @@ def compare_times(
     With one folder, each run is compared with the baseline of its block: another implementation,
     or another version of the code (--against). The verdict comes from the ratios of the rounds:
 
-    faster, slower: the difference is significant at 1% and larger than that of the same code.
+    faster, slower: the difference is significant at 0.5% and larger than that of the same code.
 
     same: the ratio is within the margin, by two one-sided tests at 5%.
 
-    unsure: neither. A line below the table says how many rounds would decide.
+    unsure: neither. If such a run may be slower by more than the margin, the last lines give the
+    command that measures more rounds of its block.
 
-    With two folders, AFTER is compared with BEFORE, run by run. Runs that were not measured in
-    turn get no verdict on their times:
+    With two folders, AFTER is compared with BEFORE, run by run. They were not measured in turn, so
+    a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% if
+    runs have no repeats. What differs between the folders is printed above the table: GPUs,
+    versions, code and clocks.
 
-    unpaired: the interval of the ratio comes from stored noise floors. A difference that exceeds
-    the largest known noise is stated, as in: unpaired, at least 1.40x slower.
-
-    There are other verdicts for runs and phases without times on one side:
+    There are other verdicts for runs and phases without times to compare:
 
     broken: measured before; after, it failed or has no record.
 
-    fixed: the reverse of broken.
+    wrong: an attempt after, with the code that is compared, was wrong.
+
+    fixed: the reverse of broken or wrong.
 
     new: not submitted before, or the phase did not exist.
 
@@ -330,9 +331,9 @@ def compare_times(
 
     not measured: queued or running, or without times on both sides.
 
-    Exit code: 0 if every cell is same or faster; 1 if a cell is broken, or slower after the
-    adjustment for the number of cells (Holm); 2 if the input is invalid; 3 if a cell is unsure,
-    unpaired or still to be measured.
+    Exit code: 0 if no time is slower by more than the margin, with 95% confidence; 1 if one is,
+    after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
+    input is invalid; 3 otherwise.
     """
     try:
         if margin is not None:
@@ -343,10 +344,13 @@ def compare_times(
             runs = {task.run.id: task.run for task in observation.tasks}
             found = compare_blocks(observation, margin, _chosen(runs, where))
         else:
-            sides = read_sides(before.resolve(), after.resolve())
-            notes = [f"{side.folder}: {note}" for side in sides for note in side.notes]
-            runs = sides[0].runs | sides[1].runs
-            found = compare_folders(*sides, margin, _chosen(runs, where))
+            old, new = read_side(before.resolve()), read_side(after.resolve())
+            notes = [
+                f"{each.folder}: {note}"
+                for each in (old.observation, new.observation)
+                for note in (*each.bad_lines, *each.notes)
+            ]
+            found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
     except CommandError as error:
         _fail(str(error))
     for note in dict.fromkeys(notes):

@@ -189,7 +189,14 @@ def aggregation(folder: Path, count: int) -> None:
     usual, file = "10 s, 1 GB", folder / "all.csv"
     for what, target, exits, *arguments in (
         (f"tables of {runs:,} records ({size / 1e6:.0f} MB)", usual, 0, str(before)),
-        (f"comparison of two folders with {runs:,} records", usual, 3, "compare", before, after),
+        (
+            f"comparison of two folders with {runs:,} records",
+            "30 s, 2.5 GB",
+            3,
+            "compare",
+            before,
+            after,
+        ),
         (f"export of {runs:,} records to CSV", "15 s, 1.5 GB", 0, "export", before, "--out", file),
     ):
         seconds, peak = command(

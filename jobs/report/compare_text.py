@@ -9,7 +9,7 @@ from jobs.verdicts.cell import cell_columns, count_text
 from jobs.verdicts.compare import Comparison
 
 # The columns that a narrow terminal does not show, the first one first
-_LEAST = ("allocations", "rounds", "95% interval", "before (ms)", "after (ms)")
+_LEAST = ("allocations", "rounds", "processes", "95% interval", "before (ms)", "after (ms)")
 
 
 def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) -> str:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from statistics import median
 
-from jobs.formatting import format_scalar
+from jobs.formatting import counted, format_scalar
+from jobs.frame.recorded import recorded_value
 from jobs.results.counting import judged_executions
-from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.judge import Round, aa_floor, floor_of_block, judge
+from jobs.verdicts.judge import MARGIN, ONE_SIDED, Round, Verdict, aa_floor, floor_of_block, judge
 from jobs.verdicts.pairs import Pair, paired_rounds
 
-PhaseOnDevice = tuple[str, str]  # phase, name of the device
 INCOMPLETE = "no complete round"
 # Statuses with which a candidate fails by itself, and not because it was stopped.
 _LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
@@ -31,37 +32,21 @@ class BlockCells:
     pairs: list[Pair]  # those of the cells, with at least one round
 
 
-def aa_floors(pairs: Iterable[Pair]) -> dict[PhaseOnDevice, float]:
-    """Return the A/A floor of each phase on each kind of device, see `aa_floor`."""
-    blocks: dict[PhaseOnDevice, dict[tuple[str, str], tuple[Round, ...]]] = {}
-    for pair in pairs:
-        of_phase = blocks.setdefault((pair.phase, pair.device), {})
-        # The candidates of a block have the same baseline, but some may have failed in a round.
-        key = (pair.block, pair.baseline)
-        of_phase[key] = max(of_phase.get(key, ()), pair.rounds, key=len)
-    floors = {key: aa_floor(of_phase.values()) for key, of_phase in blocks.items()}
-    return {key: floor for key, floor in floors.items() if floor is not None}
-
-
 def block_cells(
     observation: Observation, margin: float, chosen: Collection[str] | None = None
 ) -> BlockCells:
     """Compare each run with the baseline of its block.
 
-    The A/A floors come from all blocks in the folder, also from those that are not chosen. If that
-    of a block alone is smaller, it applies to this block. `margin` is the relative difference up to
-    which two times count as the same, and `chosen` are the run ids to compare, or None for all.
+    All blocks in the folder are judged together, also those that are not chosen: they show how
+    large the noise is. `margin` is the relative difference up to which two times count as the same,
+    and `chosen` are the run ids to compare, or None for all.
 
     There is a cell for each run, baseline, kind of device and phase. A run without times has one
-    cell with the phase "". The folder is read with `read_short`.
+    cell with the phase "".
     """
     tasks = _by_run(observation.tasks)
-    pairs = [
-        pair
-        for pair in paired_rounds(observation.records)
-        if pair.candidate in tasks and pair.baseline in tasks
-    ]
-    floors = aa_floors(pairs)
+    pairs = _pairs(observation)
+    verdicts = judged(pairs, margin)
     runs = {run_id: states[0].run for run_id, states in tasks.items()}
     baselines = _Baselines(observation, runs)
     # Not those of older code or of an earlier execution: the run may be broken since.
@@ -71,13 +56,17 @@ def block_cells(
         for record in execution
         if record.measurements is not None and record.measurements.samples_ms
     }
-    kept = [pair for pair in pairs if chosen is None or pair.candidate in chosen]
+    kept = [
+        (pair, verdict)
+        for pair, verdict in zip(pairs, verdicts, strict=True)
+        if chosen is None or pair.candidate in chosen
+    ]
     cells: list[Cell] = []
-    for _, group in groupby(kept, lambda p: (p.block, p.candidate, p.baseline, p.device)):
+    for _, group in groupby(kept, lambda each: _run_of(each[0])):
         of_run = list(group)
-        if not any(pair.rounds for pair in of_run):
-            of_run = [replace(of_run[0], phase="")]
-        for pair in of_run:
+        if not any(pair.rounds for pair, _ in of_run):
+            of_run = [(replace(of_run[0][0], phase=""), None)]
+        for pair, verdict in of_run:
             cell = Cell(
                 runs[pair.candidate],
                 pair.device,
@@ -86,43 +75,142 @@ def block_cells(
                 baselines.label(pair.baseline, pair.candidate),
                 baseline_run=runs[pair.baseline],
             )
-            if pair.rounds:
-                floor = floors.get((pair.phase, pair.device))
-                cells.append(judged_cell(cell, pair, margin, floor))
-            else:
+            if pair.wrong:
+                cells.append(_wrong_cell(cell, pair))
+            elif verdict is None:
                 cells.append(_cell_without_rounds(cell, pair, measured))
-    cells += _unmeasured(observation, tasks, kept, chosen, baselines)
-    return BlockCells(cells, [pair for pair in kept if pair.rounds])
+            else:
+                cells.append(_judged_cell(cell, pair, verdict))
+    own = [pair for pair, _ in kept]
+    cells += _unmeasured(observation, tasks, own, chosen, baselines)
+    return BlockCells(cells, [pair for pair in own if pair.rounds])
 
 
-def judged_cell(cell: Cell, pair: Pair, margin: float, floor: float | None) -> Cell:
+@lru_cache(maxsize=1)
+def verdicts_of(observation: Observation) -> dict[tuple[str, str, str, str], Verdict]:
+    """Return the verdicts in a folder by candidate, baseline (run ids), phase and kind of device.
+
+    Tables print them, so that they say the same as `compare`.
+    """
+    pairs = _pairs(observation)
+    verdicts = judged(pairs, sweep_margin(observation) or MARGIN)
+    return {
+        (pair.candidate, pair.baseline, pair.phase, pair.device): verdict
+        for pair, verdict in zip(pairs, verdicts, strict=True)
+        if verdict is not None and not pair.wrong
+    }
+
+
+def _pairs(observation: Observation) -> list[Pair]:
+    """Return the pairs of runs that count, such as those of the latest version of a benchmark."""
+    runs = {task.run.id for task in observation.tasks}
+    found = paired_rounds(observation.records)
+    return [pair for pair in found if {pair.candidate, pair.baseline} <= runs]
+
+
+def sweep_margin(observation: Observation) -> float | None:
+    """Return the margin of the latest sweep of a folder that has the key `blocks`."""
+    keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
+    return next((blocks.margin for blocks in keys if blocks), None)
+
+
+def judged(
+    pairs: Sequence[Pair], margin: float, one_sided: float = ONE_SIDED
+) -> list[Verdict | None]:
+    """Return the verdict on each pair, None for those without rounds.
+
+    The pairs on one kind of device share what they show about noise: times and energies each have a
+    variance, see `judge`, and phases a floor, see `aa_floor`.
+    """
+    blocks: dict[tuple[str, str], dict[tuple[str, str], tuple[Round, ...]]] = {}
+    for pair in pairs:
+        of_phase = blocks.setdefault((pair.phase, pair.device), {})
+        # The candidates of a block have the same baseline, but some may have failed in a round.
+        key = (pair.block, pair.baseline)
+        of_phase[key] = max(of_phase.get(key, ()), pair.rounds, key=len)
+    floors = {key: aa_floor(of_phase.values()) for key, of_phase in blocks.items()}
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for i, pair in enumerate(pairs):
+        if pair.rounds:
+            groups.setdefault((pair.device, pair.is_time), []).append(i)
+    verdicts: list[Verdict | None] = [None] * len(pairs)
+    for places in groups.values():
+        own = [pairs[i] for i in places]
+        limits = [floor_of_block(p.rounds, floors[p.phase, p.device]) for p in own]
+        found = judge([pair.rounds for pair in own], margin, limits, one_sided)
+        for i, verdict in zip(places, found, strict=True):
+            verdicts[i] = verdict
+    return verdicts
+
+
+def _run_of(pair: Pair) -> tuple[str, str, str, str]:
+    return pair.block, pair.candidate, pair.baseline, pair.device
+
+
+def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
     """Return a cell with the verdict on the rounds of a pair.
 
     A candidate that failed in more rounds than it was measured in is broken. Failures that were
-    repaired do not count, see `Pair`. The pair has at least one round. For `margin` and `floor`,
-    see `judge.judge`.
+    repaired do not count, see `Pair`.
     """
-    judged = judge(pair.rounds, margin, floor_of_block(pair.rounds, floor))
     left_out = sum(pair.left_out.values())
-    detail = f"{left_out} of {left_out + judged.rounds} rounds: {_reason(pair)}" if left_out else ""
+    details = []
+    if left_out:
+        details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {_reason(pair)}")
     failed = sum(
         count - pair.repaired.get(reason, 0)
         for reason, count in pair.left_out.items()
         if reason in _LASTING
     )
-    if failed > judged.rounds:
-        return replace(cell, verdict="broken", detail=detail)
+    if failed > verdict.rounds:
+        return replace(cell, verdict="broken", detail=details[0])
+    if verdict.unlike:
+        details.append(_unlike(pair, verdict))
+    elif verdict.verdict == "unsure" and verdict.not_slower:
+        details.append("not slower by more than the margin")
+    elif verdict.verdict == "slower" and not verdict.beyond_margin:
+        details.append("by less than the margin")
+    if pair.is_launch_bound:
+        details.append("launch-bound")
+    clocks = pair.clocks_mhz
     return replace(
         cell,
-        verdict=judged.verdict,
-        before=median(time for round in pair.rounds for time in round.baseline),
-        after=median(round.candidate for round in pair.rounds),
-        ratio=judged.ratio,
-        low=judged.low,
-        high=judged.high,
-        detail=detail,
-        judged=judged,
+        verdict=verdict.verdict,
+        before=median(t for round in pair.rounds for t in round.baseline) if pair.is_time else None,
+        after=median(round.candidate for round in pair.rounds) if pair.is_time else None,
+        ratio=verdict.ratio,
+        low=verdict.low,
+        high=verdict.high,
+        detail="; ".join(details),
+        judged=verdict,
+        clocks_mhz=clocks,
+        cycles_ratio=verdict.ratio * clocks[1] / clocks[0] if clocks and pair.is_time else None,
     )
+
+
+def _unlike(pair: Pair, verdict: Verdict) -> str:
+    """Return which allocations disagree, such as `slower 1.021 on n1 but same 1.003 on n2`."""
+    hosts = {
+        round.allocation: str(recorded_value(record, "host"))
+        for round, (*_, record) in zip(pair.rounds, pair.records, strict=True)
+    }
+    counts = Counter(hosts.values())
+    texts = [
+        f"{decision} {ratio:.3f} on "
+        + (hosts[name] if counts[hosts[name]] == 1 else f"{hosts[name]} ({name})")
+        for name, decision, ratio in verdict.unlike
+    ]
+    return f"hosts differ: {', '.join(texts)}"
+
+
+def _wrong_cell(cell: Cell, pair: Pair) -> Cell:
+    """Return the cell of a run of which the output, or that of the baseline, was ever wrong."""
+    if pair.wrong == "baseline":
+        verdict = "fixed" if pair.baseline_checkout else "not measured"
+        return replace(cell, verdict=verdict, detail="baseline: wrong")
+    times = len(pair.rounds)
+    detail = f"although {counted(times, 'round')} passed" if times else ""
+    return replace(cell, verdict="wrong", detail=detail)
 
 
 def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]]) -> Cell:
@@ -176,7 +264,7 @@ def _unmeasured(
                 found = {state.status for state in tasks[run_id]}
                 unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}
                 # All rounds are complete, but neither this run nor the baseline has a time.
-                failed = found - unfinished - {Status.ok}
+                failed = found - unfinished - {Status.ok, Status.not_needed}
                 reason = min(unfinished or failed, default=INCOMPLETE)
                 cells[key] = Cell(
                     tasks[run_id][0].run,
@@ -224,18 +312,3 @@ def _label(baseline: Run, members: list[Run]) -> str:
         return f"code={baseline.checkout}"
     names = [name for name in varying(members) if name in baseline.params]
     return " ".join(f"{name}={format_scalar(baseline.params[name])}" for name in names)
-
-
-def gpus_of(records: Iterable[Record], pairs: Iterable[Pair]) -> set[tuple[str, ...]]:
-    """Return the UUIDs of the GPUs on which the rounds of some pairs were measured.
-
-    GPUs of executions that do not count, such as interrupted ones, are left out. There is a tuple
-    for each set of GPUs that was used together. It is empty for the CPU.
-    """
-    measured = {(pair.block, round.allocation) for pair in pairs for round in pair.rounds}
-    return {
-        tuple(sorted(str(gpu.get("uuid", "")) for gpu in record.gpus))
-        for allocation, execution in judged_executions(records)
-        for record in execution
-        if record.block is not None and (record.block.id, allocation) in measured
-    }

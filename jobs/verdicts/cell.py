@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from jobs.code.short_names import short_names
 from jobs.formatting import format_number, format_ratio, format_scalar
 from jobs.run import Run, varying
+from jobs.verdicts.conditions import is_other_clock
 from jobs.verdicts.judge import Verdict
+from jobs.verdicts.pairs import ENERGY
 
-# Verdicts that a table leaves out unless all are asked for. A cell with the verdict unpaired is
-# left out if its difference is within a stored noise floor.
+# Verdicts that a table leaves out unless all are asked for
 UNIMPORTANT = ("new", "gone", "not measured")
 _Number = float | int | None
 
@@ -24,29 +25,35 @@ class Cell:
     run: Run
     device: str  # "" if unknown
     phase: str  # "" if the verdict is on the whole run, such as broken
-    # faster, slower, same, unsure; unpaired; broken, fixed, new, gone, not measured
+    # faster, slower, same, unsure; broken, wrong, fixed, new, gone, not measured
     verdict: str
     baseline: str = ""  # label of the baseline of the run's block; "" without a block
-    before: float | None = None  # median time in ms
-    after: float | None = None  # median time in ms
+    before: float | None = None  # time in ms
+    after: float | None = None  # time in ms
     ratio: float | None = None  # after / before
     low: float | None = None  # lower bound of the 95% interval of `ratio`
     high: float | None = None  # upper bound
-    detail: str = ""  # such as `oom` or `at least 1.40x slower`
-    judged: Verdict | None = None  # the paired verdict; None: the cell was not paired
+    detail: str = ""  # such as `oom`
+    judged: Verdict | None = None  # the verdict on the times; None: there is none
     baseline_run: Run | None = None  # None: the baseline is the same run
+    # Median SM clocks of before and after in MHz, and after / before in cycles. None: unknown.
+    clocks_mhz: tuple[float, float] | None = None
+    cycles_ratio: float | None = None
     pending: bool = False  # whether a run that is not measured may still get a result
 
     @property
+    def is_time(self) -> bool:
+        """Whether times are compared, and not energies."""
+        return not self.phase.endswith(ENERGY)
+
+    @property
     def text(self) -> str:
-        """The verdict and its detail, such as `unpaired, at least 1.40x slower`."""
+        """The verdict and its detail, such as `broken, oom`."""
         return f"{self.verdict}, {self.detail}" if self.detail else self.verdict
 
     @property
     def is_important(self) -> bool:
         """Whether a table shows this cell even if not all cells are asked for."""
-        if self.verdict == "unpaired":
-            return bool(self.detail) or self.low is None
         return self.verdict not in UNIMPORTANT or self.pending
 
 
@@ -72,7 +79,11 @@ def cell_columns(
     several_benchmarks = exact or len({cell.run.benchmark for cell in cells}) > 1
     several_devices = exact or len({cell.device for cell in chosen}) > 1
     several_baselines = exact or len({cell.baseline for cell in chosen if cell.baseline}) > 1
-    paired = exact or any(cell.judged for cell in chosen)
+    judged = exact or any(cell.judged for cell in chosen)
+    in_cycles = any(
+        c.cycles_ratio and c.clocks_mhz and is_other_clock(c.clocks_mhz) for c in chosen
+    )
+    unit = "rounds" if any(cell.baseline or cell.baseline_run for cell in cells) else "processes"
     rows = []
     for cell in chosen:
         row = {"benchmark": cell.run.benchmark} if several_benchmarks else {}
@@ -82,30 +93,38 @@ def cell_columns(
             row["device"] = cell.device
         if several_baselines:
             row["baseline"] = cell.baseline
-        row |= _exact_columns(cell) if exact else _rounded_columns(cell, paired)
+        row |= (
+            _exact_columns(cell, unit)
+            if exact
+            else _rounded_columns(cell, unit if judged else "", in_cycles)
+        )
         rows.append(row)
     return {header: [row[header] for row in rows] for header in rows[0]}
 
 
-def _rounded_columns(cell: Cell, paired: bool) -> dict[str, str]:
+def _rounded_columns(cell: Cell, unit: str, in_cycles: bool) -> dict[str, str]:
     row = {
         "phase": cell.phase,
         "before (ms)": "" if cell.before is None else format_number(cell.before),
         "after (ms)": "" if cell.after is None else format_number(cell.after),
-        "ratio": _ratio(cell),
+        "ratio": _ratio(cell, cell.ratio),
         "95% interval": _interval(cell),
     }
-    if paired:
-        row["rounds"] = str(cell.judged.rounds) if cell.judged else ""
+    if in_cycles:
+        row["ratio in cycles"] = _ratio(cell, cell.cycles_ratio)
+    if unit:
+        row[unit] = str(cell.judged.rounds) if cell.judged else ""
         row["allocations"] = str(cell.judged.allocations) if cell.judged else ""
     return row | {"verdict": cell.text}
 
 
-def _ratio(cell: Cell) -> str:
-    if cell.ratio is None:
+def _ratio(cell: Cell, ratio: float | None) -> str:
+    if ratio is None:
         return ""
-    spread = 0.0 if cell.low is None or cell.high is None else cell.high - cell.low
-    return format_ratio(cell.ratio, spread, 3, "")
+    spread = 0.0
+    if cell.verdict == "unsure" and cell.low is not None and cell.high is not None:
+        spread = cell.high - cell.low
+    return format_ratio(ratio, spread, 3, "")
 
 
 def _interval(cell: Cell) -> str:
@@ -116,7 +135,7 @@ def _interval(cell: Cell) -> str:
     return f"{cell.low:.3f} to {high}"
 
 
-def _exact_columns(cell: Cell) -> dict[str, str]:
+def _exact_columns(cell: Cell, unit: str) -> dict[str, str]:
     judged = cell.judged
     numbers: dict[str, _Number] = {
         "before (ms)": cell.before,
@@ -124,11 +143,11 @@ def _exact_columns(cell: Cell) -> dict[str, str]:
         "ratio": cell.ratio,
         "low": cell.low,
         "high": cell.high,
-        "rounds": judged.rounds if judged else None,
+        "ratio in cycles": cell.cycles_ratio,
+        unit: judged.rounds if judged else None,
         "allocations": judged.allocations if judged else None,
         "p": judged.p if judged else None,
-        "A/A floor": judged.floor if judged else None,
-        "rounds needed": judged.rounds_needed if judged else None,
+        "A/A floor" if unit == "rounds" else "floor": judged.floor if judged else None,
     }
     texts = {name: "" if value is None else repr(value) for name, value in numbers.items()}
     return {"phase": cell.phase} | texts | {"verdict": cell.verdict, "detail": cell.detail}

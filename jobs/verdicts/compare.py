@@ -6,32 +6,32 @@ verdicts and the exit codes.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from jobs.errors import CommandError
-from jobs.formatting import counted, relative
+from jobs.formatting import counted, format_scalar, relative
 from jobs.frame.recorded import recorded_value
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
-from jobs.verdicts.block_cells import BlockCells, block_cells, gpus_of
+from jobs.run import Run, varying
+from jobs.sweep.conditions import MAX_LENGTH
+from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.folder_cells import (
-    Side,
-    common_results,
-    folder_cells,
-    same_attempts,
-    sweep_margin,
-)
-from jobs.verdicts.judge import MARGIN, decide
-from jobs.verdicts.pairs import Pair
+from jobs.verdicts.conditions import differences, is_other_clock
+from jobs.verdicts.folder_cells import Side, folder_cells, matched
+from jobs.verdicts.judge import MARGIN, Verdict, established
 
 NO_ROUNDS = (
     "it has no paired rounds. To measure runs in turn, add the key `blocks` to the sweep, or "
     "submit it with --against REV to compare with another version of the code"
 )
+FAILED = ("broken", "wrong")  # verdicts on the whole run, for which the exit code is 1
+MORE_ROUNDS = 5  # that the command for undecided cells adds
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,39 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: every cell is same or faster; 1: slower or broken; 3: undecided or unpaired.
+        """0: nothing is more than the margin slower, with 95% confidence; 1: something is; 3: else.
 
-        Cells that are fixed, new or gone have no influence, and neither have runs that cannot be
-        measured.
+        A cell that is broken or wrong also gives 1, and one that is still to be measured 3. Cells
+        that are fixed, new or gone have no influence, and neither have energies and runs that
+        cannot be measured.
         """
-        verdicts = [cell.judged for cell in self.cells if cell.judged is not None]
-        code = decide(verdicts) if verdicts else 0
-        if code == 1 or any(cell.verdict == "broken" for cell in self.cells):
+        timed = _timed(self.cells)
+        if any(established(_verdicts(timed))):
             return 1
-        if any(cell.verdict == "unpaired" or cell.pending for cell in self.cells):
+        if any(cell.verdict in FAILED for cell in self.cells):
+            return 1
+        if undecided(self.cells) or any(cell.pending for cell in self.cells):
             return 3
-        if not verdicts and not any(cell.verdict == "fixed" for cell in self.cells):
-            return 3
-        return code
+        return 0 if timed or any(cell.verdict == "fixed" for cell in self.cells) else 3
+
+
+def undecided(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells that may be slower by more than the margin, but are not established to."""
+    timed = _timed(cells)
+    slower = established(_verdicts(timed))
+    return [
+        cell
+        for cell, is_slower in zip(timed, slower, strict=True)
+        if not is_slower and cell.judged is not None and not cell.judged.not_slower
+    ]
+
+
+def _timed(cells: Iterable[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.judged is not None and cell.is_time]
+
+
+def _verdicts(cells: Iterable[Cell]) -> list[Verdict]:
+    return [cell.judged for cell in cells if cell.judged is not None]
 
 
 def require_margin(margin: float) -> None:
@@ -96,8 +115,8 @@ def compare_blocks(
         found.cells,
         [*_block_heading(observation, found), *_only_run(observation, found.cells)],
         [
-            *_basis(observation, found),
-            *_decision(found.cells, used, observation.manifests),
+            *_basis(found),
+            *_decision(found.cells, used, observation),
             *_broken(found.cells, folder),
         ],
     )
@@ -112,48 +131,48 @@ def compare_folders(
     """Compare the times of all runs in two results folders.
 
     Args:
-        margin: relative difference up to which two times count as the same, for paired runs. None:
-            that of the sweep of `after`, or 0.01.
+        margin: relative difference up to which two times count as the same. None: that of the sweep
+            of `after`, or 0.01.
         chosen: ids of the runs that are compared. None: all.
 
     Raises:
         CommandError: if a folder has no records, or the folders have no run in common.
     """
-    if before.folder == after.folder:
+    folders = [side.observation.folder for side in (before, after)]
+    if folders[0] == folders[1]:
         raise CommandError(
-            f"BEFORE and AFTER must be different folders, got {before.folder} twice. To compare "
+            f"BEFORE and AFTER must be different folders, got {folders[0]} twice. To compare "
             "the runs of its blocks, name it once"
         )
     for side in (before, after):
-        _require_records(side.folder, side.records)
-    used = margin or after.margin or MARGIN
-    cells = folder_cells(before, after, used, chosen)
-    common = common_results(before, after)
-    if not common and not any(cell.judged for cell in cells):
+        _require_records(side.observation.folder, len(side.observation.records))
+    results = matched(before, after)
+    both = [key for key, (a, b) in results.items() if a.statuses and b.statuses]
+    if not both:
         raise CommandError(_unrelated(before, after))
+    used = margin or sweep_margin(after.observation) or MARGIN
+    cells = folder_cells(before.runs | after.runs, results, used, chosen)
+    measured = [
+        (a.records, b.records)
+        for (run, _), (a, b) in results.items()
+        if a.records and b.records and (chosen is None or run in chosen)
+    ]
     heading = []
-    apart = len(before.results) + len(after.results) - 2 * common
-    if apart:
-        heading.append(f"{counted(common, 'run')} in both folders, {apart} only in one of them.")
+    if apart := len(results) - len(both):
+        heading.append(f"{counted(len(both), 'run')} in both folders, {apart} only in one of them.")
+    if measured:
+        heading += differences(*([r for pair in measured for r in pair[i]] for i in (0, 1)))
     notes = []
-    if any(cell.verdict == "unpaired" for cell in cells):
+    if floors := sorted(each.floor for each in _verdicts(cells) if each.floor is not None):
+        ends = dict.fromkeys(f"{floor:.1%}" for floor in (floors[0], floors[-1]))
         notes.append(
-            "Unpaired: the folders were not measured in turn, so there is no verdict. Intervals "
-            "come from stored noise floors, see docs/verdicts.md. For a verdict, submit with "
-            "--against."
+            "The folders were not measured in turn, so only a difference above the floor of "
+            f"{' to '.join(ends)} counts. To find smaller ones, submit with --against."
         )
-        known = {c.device: None for c in cells if c.verdict == "unpaired" and c.low is not None}
-        unknown = {c.device: None for c in cells if c.verdict == "unpaired" and c.low is None}
-        if missing := ", ".join(unknown):
-            some = "some benchmarks on " if known.keys() & unknown.keys() else ""
-            notes.append(
-                f"No noise floor is stored for {some}{missing}, so ratios have no interval: any "
-                "of them may be noise."
-            )
-    if repeated := same_attempts(before, after):
+    if repeated := sum(a == b for a, b in measured):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
-    notes += [*_decision(cells, used), *_broken(cells, after.folder)]
+    notes += [*_decision(cells, used), *_broken(cells, folders[1])]
     return Comparison(cells, heading, notes)
 
 
@@ -166,7 +185,8 @@ def _require_records(folder: Path, count: int) -> None:
 
 
 def _unrelated(before: Side, after: Side) -> str:
-    what = f"{before.folder} and {after.folder} have no run in common"
+    folders = " and ".join(str(side.observation.folder) for side in (before, after))
+    what = f"{folders} have no run in common"
     runs = {run for run, _ in before.results} & {run for run, _ in after.results}
     if not runs:
         return f"{what}: their benchmarks, versions or parameters differ"
@@ -224,10 +244,13 @@ def _only_run(observation: Observation, cells: list[Cell]) -> list[str]:
 
 
 def _broken(cells: list[Cell], folder: Path) -> list[str]:
-    """Return a line that says how to see why the first broken run failed."""
-    broken = [cell.run.id for cell in cells if cell.verdict == "broken"]
+    """Return a line that says how to see why the first broken or wrong run failed."""
+    failed = [cell for cell in cells if cell.verdict in FAILED]
     place = shlex.quote(str(relative(folder)))
-    return [f"Why broken: python -m jobs logs {run[:8]} --in {place}" for run in broken[:1]]
+    return [
+        f"Why {cell.verdict}: python -m jobs logs {cell.run.id[:8]} --in {place}"
+        for cell in failed[:1]
+    ]
 
 
 def _commits(observation: Observation, runs: set[str]) -> str:
@@ -239,40 +262,31 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(observation: Observation, found: BlockCells) -> list[str]:
+def _basis(found: BlockCells) -> list[str]:
     """Return the lines that say how much was measured, and where."""
     judged = [cell.judged for cell in found.cells if cell.judged is not None]
     if not judged:  # nothing is measured, or all that is measured is broken
         return []
     rounds = sorted({verdict.rounds for verdict in judged})
     allocations = {each.allocation for pair in found.pairs for each in pair.rounds}
-    gpus = gpus_of(observation.records, found.pairs)
-    number = len({gpu for one in gpus for gpu in one})
+    records = {id(r): r for pair in found.pairs for round in pair.records for r in round}
+    gpus = len({str(gpu.get("uuid")) for record in records.values() for gpu in record.gpus})
     parts = [
         _span(rounds, "round"),
-        f"{_processes(found.pairs)} processes",
-        counted(number, "GPU") if number else "CPU",
+        f"{len(records)} processes",
+        counted(gpus, "GPU") if gpus else "CPU",
         counted(len(allocations), "allocation"),
     ]
     columns = (
         "ratio: after / before, the geometric mean over rounds; before, after: medians over "
         "processes. Their quotient can differ from the ratio."
     )
-    return [f"{', '.join(parts)}.", columns, _floor_text(found.cells)]
-
-
-def _processes(pairs: Iterable[Pair]) -> int:
-    """Return the number of processes in the rounds of some pairs."""
-    candidates: dict[tuple[str, str, str], int] = {}
-    baselines: dict[tuple[str, str, str], int] = {}
-    for pair in pairs:
-        of_candidate = (pair.block, pair.candidate, pair.device)
-        of_baseline = (pair.block, pair.baseline, pair.device)
-        # All phases of a run are timed in the same processes.
-        candidates[of_candidate] = max(candidates.get(of_candidate, 0), len(pair.rounds))
-        count = sum(len(round.baseline) for round in pair.rounds)
-        baselines[of_baseline] = max(baselines.get(of_baseline, 0), count)
-    return sum(candidates.values()) + sum(baselines.values())
+    other = sum(
+        cell.clocks_mhz is not None and is_other_clock(cell.clocks_mhz) for cell in found.cells
+    )
+    differ = f"{counted(other, 'cell')} with SM clocks that differ by more than 1%"
+    clocks = [f"{differ}: the ratio in cycles is corrected for them."] if other else []
+    return [f"{', '.join(parts)}.", columns, *clocks, _floor_text(found.cells)]
 
 
 def _floor_text(cells: Iterable[Cell]) -> str:
@@ -297,60 +311,99 @@ def _floor(floor: float) -> str:
     return f"{floor:.2%}" if floor <= 1 else ">100%"
 
 
-def _decision(cells: list[Cell], margin: float, manifests: Sequence[Manifest] = ()) -> list[str]:
-    """Return the lines on the margin, the adjustment for many cells, and undecided cells.
+def _decision(
+    cells: list[Cell], margin: float, observation: Observation | None = None
+) -> list[str]:
+    """Return the lines on the margin, and on undecided cells with the command that measures them.
 
-    `manifests` are those of the folder whose blocks are compared, from the oldest to the newest.
+    `observation` is the folder whose blocks are compared, or None for two folders.
     """
-    judged = [cell.judged for cell in cells if cell.judged is not None]
-    if not judged:
+    if not _verdicts(cells):
         return []
     lines = [f"Margin of the verdict same: {margin:.2%}."]
-    slower = sum(verdict.verdict == "slower" for verdict in judged)
-    if slower and decide(judged) != 1:
-        lines.append(
-            f"{counted(slower, 'cell')} slower, but not after the adjustment for "
-            f"{counted(len(judged), 'cell')}: more rounds are needed."
-        )
-    unsure = [verdict for verdict in judged if verdict.verdict == "unsure"]
-    if not unsure:
+    open_cells = undecided(cells)
+    if not open_cells:
         return lines
-    needed = sorted(v.rounds_needed for v in unsure if v.rounds_needed is not None)
-    single = sum(verdict.rounds == verdict.allocations for verdict in unsure)
-    open_ended = len(unsure) - len(needed) - single
-    several = any(verdict.allocations > 1 for verdict in unsure)
-    if needed:
-        total = needed[-1] * max(verdict.allocations for verdict in unsure)
-        per = " in each allocation" if several else ""
-        lines.append(
-            f"{_span(sorted({needed[0], needed[-1]}), 'round')}{per} would probably decide "
-            f"{len(needed)} of {len(unsure)} unsure: {_more_rounds(manifests, total)}"
-        )
+    single = sum(cell.judged is not None and cell.judged.low is None for cell in open_cells)
     if single:
         lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")
-    if open_ended > 0:
-        lines.append(
-            f"{open_ended} unsure that 1000 rounds would not decide: the difference is near the "
-            "margin or the A/A floor. Use longer runs, a quieter machine or another --margin, see "
-            "docs/verdicts.md#measured."
+    lines.append(
+        f"Undecided: {counted(len(open_cells), 'cell')} may be more than {margin:.2%} slower"
+        + (
+            f". To measure their blocks again: {again}"
+            if (again := _again(open_cells, observation))
+            else "."
         )
+    )
     return lines
 
 
-def _more_rounds(manifests: Sequence[Manifest], rounds: int) -> str:
-    """Return the command that measures more rounds of the latest submission with blocks."""
-    for manifest in reversed(manifests):
+def _again(cells: list[Cell], observation: Observation | None) -> str:
+    """Return the command that measures more rounds of the blocks of some cells, or "".
+
+    It is that of the latest submission which has one of the cells, for all its cells.
+    """
+    runs = {cell.run.id for cell in cells}
+    for manifest in reversed(observation.manifests if observation is not None else ()):
         words = shlex.split(manifest.command)
-        if not manifest.blocks or not {"jobs.submit", "submit"} & set(words):
-            continue
-        kept = [word for word in words if not word.startswith("blocks.rounds=")]
-        # After a commit, --against HEAD would be another version of the code.
-        for i, word in enumerate(kept):
-            option, equals, given = word.partition("=")
-            if option == "--against" and not Path(given if equals else kept[i + 1]).is_dir():
-                kept[i : i + 1 if equals else i + 2] = ["--against", *manifest.checkouts]
-        return shlex.join([*kept, f"blocks.rounds={rounds}"])
-    return f"submit again with blocks.rounds={rounds}."
+        blocks = [block for block in manifest.blocks if not runs.isdisjoint(block.runs)]
+        if blocks and {"jobs.submit", "submit"} & set(words):
+            break
+    else:
+        return ""
+    kept = _without(words, "--rounds", "--out", "--where", "--filter")
+    kept = [w for w in kept if w != "--force" and not w.startswith("blocks.rounds=")]
+    # After a commit, --against HEAD would be another version of the code.
+    for i, word in enumerate(kept):
+        option, equals, given = word.partition("=")
+        if option == "--against" and not Path(given if equals else kept[i + 1]).is_dir():
+            kept[i : i + 1 if equals else i + 2] = ["--against", *manifest.checkouts]
+    judgements = observation.judgements if observation is not None else {}
+    done = [judgements[b.id].rounds if b.id in judgements else b.rounds for b in blocks]
+    kept += ["--rounds", str(max(done) + MORE_ROUNDS), "--out", str(relative(manifest.folder))]
+    own = [cell for cell in cells if cell.run.id in manifest.runs]
+    condition = _condition(own, manifest)
+    return shlex.join([*kept, "--where", condition] if condition else kept)
+
+
+def _without(words: list[str], *options: str) -> list[str]:
+    """Return the words of a command without some options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if not skip and option not in options:
+            kept.append(word)
+        skip = not skip and option in options and not equals
+    return kept
+
+
+def _condition(cells: list[Cell], manifest: Manifest) -> str | None:
+    """Return the condition that holds for the blocks of some cells, None for all blocks.
+
+    If there are too many blocks for a condition, it holds for as many as it can.
+    """
+    keys = manifest.sweep.blocks
+    compared = set(keys.interleave) if keys is not None else set()
+    members = [manifest.runs[block.baseline] for block in manifest.blocks]
+    names = [name for name in varying(members) if name not in compared]
+    wanted = {_equals(cell.run, names): None for cell in cells}
+    if wanted.keys() >= {_equals(run, names) for run in members} or not names:
+        return manifest.sweep.filter
+    given = f" and ({manifest.sweep.filter})" if manifest.sweep.filter else ""
+    room = MAX_LENGTH - len(given) - len("()")
+    lengths = accumulate(len(one) + len(" or ") for one in wanted)
+    of_blocks = " or ".join(o for o, end in zip(wanted, lengths, strict=True) if end < room)
+    return f"({of_blocks}){given}" if given else of_blocks
+
+
+def _equals(run: Run, names: list[str]) -> str:
+    values = {name: run.params[name] for name in names if name in run.params}
+    texts = {
+        name: json.dumps(value) if isinstance(value, str) else format_scalar(value)
+        for name, value in values.items()
+    }
+    return " and ".join(f"{name} == {text}" for name, text in texts.items())
 
 
 def _span(numbers: list[int], noun: str) -> str:

@@ -1,92 +1,85 @@
 """Compares two results folders whose runs were not measured in turn.
 
-Two processes that run the same code on different GPUs, or at different times, differ. One process a
-side therefore gives no verdict such as slower. The interval of a ratio comes from noise floors that
-were measured before, see `noise_floors`. Runs of which both folders have records of the same round
-are paired.
+Repeats in a folder tell how much a time varies by itself, but not what separates the two folders,
+such as other GPUs. Differences up to a floor are therefore never faster or slower.
+docs/verdicts.md explains the statistics.
 """
 
 from __future__ import annotations
 
 import math
-import signal
+from collections import defaultdict
 from collections.abc import Collection
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from multiprocessing import get_context
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import NamedTuple
 
-from jobs.errors import CommandError
+import numpy as np
+
 from jobs.frame.results import Result, list_results
-from jobs.results.counting import executions_of, is_complete
+from jobs.results.counting import allocation_of, code_of, wrong_code
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.status import Status
-from jobs.verdicts.block_cells import aa_floors, judged_cell
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.noise_floors import NoiseFloors, noise_floors
-from jobs.verdicts.pairs import paired_rounds
+from jobs.verdicts.conditions import clocks_mhz, on_same_gpus
+from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Verdict
+from jobs.verdicts.pairs import TOO_SHORT
 from jobs.verdicts.short_records import median_ms, read_short
 
-MINUTES_APART_S = 3600.0  # largest time span, in seconds, for the floors of the same GPUs
-LEAST_STATED = 1.01  # smallest ratio beyond the floor that is stated
+# Floors as relative differences. With torch's attention on 45 H200 GPUs, two processes differed by
+# at most 4.8% on the same GPU and by 6.6% on others; two training steps by 24%.
+SAME_GPUS, OTHER_GPUS, WITHOUT_REPEATS = 0.05, 0.07, 0.25
+ENOUGH = 4  # degrees of freedom from which on repeats tell how much a time varies
 RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
+
+
+class Processes(NamedTuple):
+    """The times of a phase in the processes of a run."""
+
+    # Logarithm of the median time in ms of each process. Of several allocations their means,
+    # because processes share the GPUs of their allocation. Empty if a time is 0.
+    logs: list[float]
+    number: int
+    allocations: set[str]
+
+    @classmethod
+    def of(cls, times: list[tuple[str, float]]) -> Processes:
+        """Return processes, each given by its allocation and its time."""
+        logs: dict[str, list[float]] = {}
+        for allocation, ms in times if all(ms > 0 for _, ms in times) else ():
+            logs.setdefault(allocation, []).append(math.log(ms))
+        found = list(logs.values())
+        units = found[0] if len(found) == 1 else [fmean(each) for each in found]
+        return cls(units, len(times), {allocation for allocation, _ in times})
 
 
 class Times(NamedTuple):
     """The results of all repeats of a run on one kind of device, in one folder."""
 
-    statuses: tuple[Status, ...]
-    times_ms: dict[str, list[float]]  # of processes, by phase
-    gpus: frozenset[tuple[str, ...]]  # UUIDs of each process; () without GPUs
-    spans: tuple[tuple[float, float], ...]  # start and end of each process (Unix time)
-
-    @property
-    def is_measured(self) -> bool:
-        return bool(self.spans)
+    statuses: list[Status]
+    records: list[Record]  # those with status ok
+    phases: dict[str, Processes]
+    is_wrong: bool  # whether an attempt with the code that is compared was wrong
 
 
-NOTHING = Times((), {}, frozenset(), ())
+NOTHING = Times([], [], {}, False)
+Matched = dict[RunOnDevice, tuple[Times, Times]]  # results before and after
 
 
 class Side(NamedTuple):
-    """One of two results folders that are compared. It is cheap to send to another process."""
+    """One of two results folders that are compared."""
 
-    folder: Path
-    runs: dict[str, Run]
+    observation: Observation
     results: dict[RunOnDevice, Times]
-    cut: list[Record]  # records of executions of rounds of which a part is not in this folder
-    notes: list[str]
-    records: int  # number of records in the folder
-    margin: float | None  # the key `margin` of the latest sweep that has it
 
-
-def read_sides(before: Path, after: Path) -> tuple[Side, Side]:
-    """Read two results folders at the same time, in two processes.
-
-    Raises:
-        CommandError: if a folder cannot be read.
-    """
-    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback
-    with ProcessPoolExecutor(1, get_context("fork"), default) as other:
-        reading = other.submit(read_side, before)
-        second: Side | CommandError
-        try:
-            second = read_side(after)
-        except CommandError as error:
-            second = error
-        try:
-            first = reading.result()  # an error of the first folder comes first
-        except BrokenProcessPool:
-            killed = f"{before} cannot be read: the process that read it was killed"
-            raise CommandError(killed) from None
-    if isinstance(second, CommandError):
-        raise second
-    return first, second
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The runs in the folder by id."""
+        return {task.run.id: task.run for task in self.observation.tasks}
 
 
 def read_side(folder: Path) -> Side:
@@ -96,195 +89,197 @@ def read_side(folder: Path) -> Side:
         CommandError: if the folder cannot be read.
     """
     observation = read_short(folder)
-    runs: dict[str, Run] = {}
-    results: dict[RunOnDevice, list[Result]] = {}
+    results: defaultdict[RunOnDevice, list[Result]] = defaultdict(list)
     for result in list_results(observation):
-        runs[result.run.id] = result.run
-        results.setdefault((result.run.id, result.device), []).append(result)
-    executions = executions_of(observation.records)
-    return Side(
-        folder,
-        runs,
-        {key: _times(found) for key, found in results.items()},
-        [r for execution in executions if not is_complete(execution) for r in execution],
-        [*map(str, observation.bad_lines), *observation.notes],
-        len(observation.records),
-        sweep_margin(observation),
-    )
+        results[result.run.id, result.device].append(result)
+    wrong = wrong_code(observation.records)
+    return Side(observation, {key: _times(found, wrong) for key, found in results.items()})
 
 
-def sweep_margin(observation: Observation) -> float | None:
-    """Return the key `margin` of the latest sweep of a folder that has it."""
-    keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
-    return next((blocks.margin for blocks in keys if blocks and blocks.margin is not None), None)
-
-
-def _times(results: list[Result]) -> Times:
+def _times(results: list[Result], wrong: set[tuple[str, str, str | None]]) -> Times:
     # A run that is executed again counts without the record of its earlier attempt.
-    records = [r.record for r in results if r.status is Status.ok and r.record is not None]
-    times: dict[str, list[float]] = {}
-    for measurements in (record.measurements for record in records):
-        for phase in measurements.samples_ms if measurements else ():
-            time = median_ms(measurements, phase) if measurements else None
-            if time is not None:
-                times.setdefault(phase, []).append(time)
-    return Times(
-        tuple([result.status for result in results]),
-        times,
-        frozenset([tuple(sorted(str(g.get("uuid", "")) for g in r.gpus)) for r in records]),
-        tuple([(record.started_at, record.finished_at) for record in records]),
-    )
+    found = [r.record for r in results if r.record is not None and not r.status.is_live]
+    records = [record for record in found if record.status is Status.ok]
+    times: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+    for record in records:
+        assert record.measurements is not None  # of every record with status ok
+        for phase in record.measurements.samples_ms:
+            time = median_ms(record.measurements, phase) or 0.0
+            times[phase].append((allocation_of(record), time))
+    phases = {phase: Processes.of(found) for phase, found in times.items()}
+    is_wrong = any(each.status is Status.wrong or code_of(each) in wrong for each in found)
+    return Times([result.status for result in results], records, phases, is_wrong)
+
+
+def matched(before: Side, after: Side) -> Matched:
+    """Return the results of each run and device in two folders, `NOTHING` if it has none.
+
+    A run without a record has no device. It gets those that it has in the other folder.
+    """
+    old, new = _with_devices(before, after), _with_devices(after, before)
+    return {key: (old.get(key, NOTHING), new.get(key, NOTHING)) for key in {**old, **new}}
+
+
+def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, Times]:
+    devices: defaultdict[str, list[str]] = defaultdict(list)
+    for run, device in other.results:
+        devices[run].append(device)
+    return {
+        (run, each): times
+        for (run, device), times in side.results.items()
+        for each in ([device] if device else devices.get(run, [""]))
+    }
 
 
 def folder_cells(
-    before: Side, after: Side, margin: float, chosen: Collection[str] | None = None
+    runs: dict[str, Run], results: Matched, margin: float, chosen: Collection[str] | None = None
 ) -> list[Cell]:
     """Compare all runs in two results folders.
 
-    `margin`, of paired runs, and `chosen` are as for `block_cells`. There is a cell for each run,
-    kind of device and phase. A run without measurements in one of the folders has one with the
-    phase "".
+    There is a cell for each run, kind of device and phase. A run without times to compare has one
+    with the phase "". How much times vary comes from all runs, also from those not chosen.
     """
-    paired = _paired_cells(before, after, margin)
-    old, new = _matched(before, after)
-    cells = [cell for cell in paired if chosen is None or cell.run.id in chosen]
-    done = {(cell.run.id, cell.device) for cell in paired}
-    for key in {**old, **new}:
-        if key in done or (chosen is not None and key[0] not in chosen):
+    noises = _noises(results)
+    cells: list[Cell] = []
+    for (run_id, device), (a, b) in results.items():
+        if chosen is not None and run_id not in chosen:
             continue
-        run = before.runs[key[0]] if key[0] in before.runs else after.runs[key[0]]
-        a, b = old.get(key, NOTHING), new.get(key, NOTHING)
-        if a.is_measured and b.is_measured:
-            cells += _measured_cells(run, key[1], a, b)
-        else:
-            cells.append(_cell_without(run, key[1], a, b))
+        run = runs[run_id]
+        if outcome := _without_times(a, b):
+            verdict, detail = outcome
+            pending = verdict == "not measured" and any(status.is_live for status in b.statuses)
+            cells.append(Cell(run, device, "", verdict, detail=detail, pending=pending))
+            continue
+        same_gpus = on_same_gpus(a.records, b.records)
+        for phase in {**a.phases, **b.phases}:
+            ours, theirs = a.phases.get(phase), b.phases.get(phase)
+            if ours is None or theirs is None:
+                cells.append(Cell(run, device, phase, "gone" if ours else "new"))
+            elif not (ours.logs and theirs.logs):
+                cells.append(Cell(run, device, phase, "not measured", detail=TOO_SHORT))
+            else:
+                judged = _judge(ours, theirs, noises[phase, device], same_gpus, margin)
+                clocks = clocks_mhz(a.records, b.records, phase)
+                cell = Cell(
+                    run,
+                    device,
+                    phase,
+                    judged.verdict,
+                    before=math.exp(fmean(ours.logs)),
+                    after=math.exp(fmean(theirs.logs)),
+                    ratio=judged.ratio,
+                    low=judged.low,
+                    high=judged.high,
+                    detail=_reasons(b),
+                    judged=judged,
+                    clocks_mhz=clocks,
+                    cycles_ratio=judged.ratio * clocks[1] / clocks[0] if clocks else None,
+                )
+                cells.append(cell)
     return cells
 
 
-def common_results(before: Side, after: Side) -> int:
-    """Return the number of runs that were submitted to both folders on the same kind of device."""
-    old, new = _matched(before, after)
-    return len(old.keys() & new.keys())
+def _without_times(a: Times, b: Times) -> tuple[str, str] | None:
+    """Return verdict and detail of a run whose times are not compared. None if they are."""
+    if b.is_wrong:
+        return "wrong", "before, too" if a.is_wrong else ""
+    if a.is_wrong and b.records:
+        return "fixed", "before: wrong"
+    if not a.records and b.records:
+        return "fixed" if a.statuses else "new", _reasons(a)
+    if a.records and not b.statuses:
+        return "gone", ""
+    failed = [s for s in b.statuses if s is not Status.ok and not s.is_live]
+    lasting = sum(not status.runs_again_on_submit for status in failed)
+    if a.records and b.records and lasting <= len(b.records):
+        return None
+    return "broken" if a.records and failed else "not measured", _reasons(b if a.records else a)
 
 
-def same_attempts(before: Side, after: Side) -> int:
-    """Return the number of runs whose times in both folders are of the same attempts."""
-    return sum(
-        times.is_measured and times == after.results.get(key)
-        for key, times in before.results.items()
-    )
+def _reasons(times: Times) -> str:
+    """Return the statuses of processes without times, such as `oom` or `1 of 3 processes: oom`."""
+    found = [status for status in times.statuses if status is not Status.ok]
+    reasons = ", ".join(dict.fromkeys(map(str, found)))
+    some = 0 < len(found) < len(times.statuses)
+    return f"{len(found)} of {len(times.statuses)} processes: {reasons}" if some else reasons
 
 
-def _paired_cells(before: Side, after: Side, margin: float) -> list[Cell]:
-    """Return the cells of rounds of which one folder has the baseline, the other the candidate."""
-    theirs, ours = before.cut, after.cut
-    baselines = {record.run for record in theirs} - {record.run for record in ours}
-    pairs = [
-        pair
-        for pair in paired_rounds([*theirs, *ours])
-        if pair.rounds and pair.baseline in baselines and pair.candidate in after.runs
-    ]
-    floors = aa_floors(pairs)
-    return [
-        judged_cell(
-            Cell(after.runs[pair.candidate], pair.device, pair.phase, "unsure"),
-            pair,
-            margin,
-            floors.get((pair.phase, pair.device)),
-        )
-        for pair in pairs
-    ]
+@dataclass
+class _Noise:
+    """How much times of the same code vary within a folder, as logarithms."""
+
+    squares: float = 0.0  # sum of squared deviations from the mean of their run
+    freedom: int = 0  # degrees of freedom
+    differences: list[float] = field(default_factory=list)  # between allocations
+
+    def add(self, processes: Processes) -> None:
+        """Add the processes of a run in a folder."""
+        if len(processes.logs) < 2:
+            return
+        mean = fmean(processes.logs)
+        self.squares += math.fsum([(log - mean) ** 2 for log in processes.logs])
+        self.freedom += len(processes.logs) - 1
+        if len(processes.allocations) > 1:
+            self.differences += [abs(a - b) for a, b in combinations(processes.logs, 2)]
+
+    def floor(self, same_gpus: bool) -> float:
+        """Return the relative difference up to which folders with the same code differ."""
+        if self.freedom < ENOUGH:
+            return WITHOUT_REPEATS
+        seen = np.quantile(self.differences, CONFIDENCE) if self.differences else 0.0
+        # Not the smaller one: allocations of one folder are few, and often of the same GPUs.
+        return max(math.expm1(float(seen)), SAME_GPUS if same_gpus else OTHER_GPUS)
 
 
-def _measured_cells(run: Run, device: str, a: Times, b: Times) -> list[Cell]:
-    """Return a cell for each phase of a run that was measured in both folders."""
-    cells = []
-    floors = noise_floors(run, device, _are_same_gpus(a, b))
-    for phase in {**a.times_ms, **b.times_ms}:
-        if phase not in b.times_ms:
-            cells.append(Cell(run, device, phase, "gone"))
-        elif phase not in a.times_ms:
-            cells.append(Cell(run, device, phase, "new"))
-        else:
-            before, after = median(a.times_ms[phase]), median(b.times_ms[phase])
-            cells.append(_unpaired_cell(run, device, phase, before, after, floors))
-    return cells
-
-
-def _unpaired_cell(
-    run: Run, device: str, phase: str, before: float, after: float, floors: NoiseFloors | None
-) -> Cell:
-    """Compare two times that were not measured in turn.
-
-    `before` and `after` are the medians of the times of the processes, in ms.
-    """
-    if not before or not after:
-        return Cell(run, device, phase, "unpaired", "", before, after)
-    ratio = after / before
-    if floors is None:
-        return Cell(run, device, phase, "unpaired", "", before, after, ratio)
-    floor = floors.at(before, after)
-    low, high = ratio / (1 + floor.usual), ratio * (1 + floor.usual)
-    # Rounded down, so that "at least" is true.
-    beyond = math.floor(max(ratio, 1 / ratio) / (1 + floor.largest) * 100) / 100
-    slower = "slower" if ratio > 1 else "faster"
-    detail = f"at least {beyond:.2f}x {slower}" if beyond >= LEAST_STATED else ""
-    return Cell(run, device, phase, "unpaired", "", before, after, ratio, low, high, detail)
-
-
-def _are_same_gpus(a: Times, b: Times) -> bool:
-    """Return whether all processes of two folders used the same GPUs, minutes apart."""
-    used, spans = a.gpus | b.gpus, a.spans + b.spans
-    return (
-        len(used) == 1
-        and () not in used
-        and "" not in next(iter(used))
-        and max(end for _, end in spans) - min(start for start, _ in spans) <= MINUTES_APART_S
-    )
-
-
-def _cell_without(run: Run, device: str, a: Times, b: Times) -> Cell:
-    """Return the cell of a run that has no measurements in at least one of two folders.
-
-    `a` is of the folder of the baseline, and `b` of the other folder.
-    """
-    statuses = (b if a.is_measured else a).statuses
-    detail = ", ".join(dict.fromkeys(map(str, statuses)))
-    if a.is_measured:
-        if not b.statuses:
-            return Cell(run, device, "", "gone")
-        if all(status.is_live for status in statuses):
-            return Cell(run, device, "", "not measured", detail=detail, pending=True)
-        return Cell(run, device, "", "broken", detail=detail)
-    if b.is_measured:
-        return Cell(run, device, "", "fixed" if a.statuses else "new", detail=detail)
-    return Cell(run, device, "", "not measured", detail=detail)
-
-
-def _matched(
-    before: Side, after: Side
-) -> tuple[dict[RunOnDevice, Times], dict[RunOnDevice, Times]]:
-    """Return the results of two folders, with a device for those whose device is unknown.
-
-    The device is unknown if a run has no record in a folder. The run then gets the devices that it
-    has in the other folder, so that its results in the two folders are compared.
-    """
-    old = _with_devices(before.results, after.results)
-    return old, _with_devices(after.results, old)
-
-
-def _with_devices(
-    results: dict[RunOnDevice, Times], others: dict[RunOnDevice, Times]
-) -> dict[RunOnDevice, Times]:
-    found = dict(results)
-    unknown = [run for run, device in results if not device]
-    devices: dict[str, list[str]] = {}
-    for run, device in others if unknown else ():
-        if device:
-            devices.setdefault(run, []).append(device)
-    for run in unknown:
-        if run in devices:
-            missing = found.pop((run, ""))
-            for device in devices[run]:
-                found.setdefault((run, device), missing)
+def _noises(results: Matched) -> defaultdict[tuple[str, str], _Noise]:
+    """Return the noise of each phase on each kind of device."""
+    found: defaultdict[tuple[str, str], _Noise] = defaultdict(_Noise)
+    for (_, device), folders in results.items():
+        for phase, processes in (each for times in folders for each in times.phases.items()):
+            found[phase, device].add(processes)
     return found
+
+
+def _judge(
+    before: Processes, after: Processes, pooled: _Noise, same_gpus: bool, margin: float
+) -> Verdict:
+    """Compare the processes of a run in two folders.
+
+    The noise is that of the run if it has enough repeats, else that of all runs (`pooled`). The
+    interval is that of Student's t, and at least as wide as the floor.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    own = _Noise()
+    own.add(before)
+    own.add(after)
+    noise = own if own.freedom >= ENOUGH else pooled
+    mean, floor = fmean(after.logs) - fmean(before.logs), pooled.floor(same_gpus)
+    p, half = None, math.log1p(floor)
+    if noise.freedom:
+        variance = noise.squares / noise.freedom
+        error = math.sqrt(variance * (1 / len(before.logs) + 1 / len(after.logs)))
+        half = max(half, float(stdtrit(noise.freedom, (1 + CONFIDENCE) / 2)) * error)
+        if noise.freedom >= ENOUGH:
+            t = abs(mean) / error if error else math.inf if mean else 0.0
+            p = 2 * float(stdtr(noise.freedom, -t))
+    verdict: Decision = "unsure"
+    if abs(mean) > half and (p is None or p < LEVEL):
+        verdict = "slower" if mean > 0 else "faster"
+    elif abs(mean) + half <= math.log1p(margin):
+        verdict = "same"
+    ratio, low, high = (math.exp(min(log, 700.0)) for log in (mean, mean - half, mean + half))
+    count, allocations = before.number + after.number, len(before.allocations | after.allocations)
+    limit = math.log1p(margin)
+    return Verdict(
+        verdict,
+        ratio,
+        low,
+        high,
+        p,
+        count,
+        allocations,
+        floor,
+        not_slower=mean + half <= limit,
+        beyond_margin=mean > limit,
+    )

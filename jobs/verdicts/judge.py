@@ -1,4 +1,4 @@
-"""Decides whether a candidate is faster or slower than its baseline, from the rounds of a block.
+"""Decides whether candidates are faster or slower than their baselines, from the rounds of blocks.
 
 docs/verdicts.md explains the statistics and shows how often they are wrong. Functions import scipy
 when they need it, because this takes up to a second.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 MARGIN = 0.01  # default relative difference up to which two times count as the same
-LEVEL = 0.01  # largest p value of the verdicts faster and slower
+LEVEL = 0.005  # largest p value of the verdicts faster and slower
 CONFIDENCE = 0.95  # of the interval
-TOST_LEVEL = 0.05  # of each of the two one-sided tests for the verdict same
-POWER = 0.8  # probability with which `Verdict.rounds_needed` rounds lead to a verdict
-MOST_ROUNDS = 1000  # largest number of rounds that a sweep accepts
+ONE_SIDED = 0.05  # level of one-sided tests: those of the verdict same, and of `not_slower`
+EXIT_LEVEL = 0.05  # largest p value of a slowdown, adjusted for all cells, with exit code 1
+UNLIKE_LEVEL = 0.01  # largest p value with which allocations count as different
+FEWEST_SHARED = 3  # a cell with fewer rounds does not share its variance with other cells
+# Weight of the variance that cells share, in degrees of freedom, is at most this.
+MOST_SHARED = 10.0
+DISTRUST = 4  # how fast a larger variance of its own makes a cell independent of the others
 MANY_BLOCKS = 20  # number of blocks from which the A/A floor is an empirical quantile
+RESOLUTION_MS = 32e-6  # of CUDA events
+_TINY = 1e-12  # added to variances that must not be 0; equal ratios differ by rounding only
 
 Decision = Literal["faster", "slower", "same", "unsure"]
 
@@ -32,6 +37,7 @@ class Round:
     allocation: str  # identifies the GPUs and the boot of the host
     baseline: tuple[float, ...]  # one or two times in ms; the second is that of the A/A process
     candidate: float  # time in ms
+    resolution_ms: float = 0.0  # step of the clock that measured the times
 
     @property
     def log_ratio(self) -> float:
@@ -59,54 +65,91 @@ class Verdict:
     rounds: int
     allocations: int
     floor: float | None  # relative difference that the same code shows; None: not measured
-    # Number of rounds in each allocation that would probably decide, if the verdict is unsure.
-    # None: the verdict is not unsure, or no number up to 1000 would decide.
-    rounds_needed: int | None = None
+    # Whether the candidate is at most the margin slower, with a confidence of 95%.
+    not_slower: bool = False
+    # Whether the candidate, if it is slower, is so by more than the margin.
+    beyond_margin: bool = True
+    # If allocations differ by more than noise and have different verdicts: the verdict and the
+    # ratio of each allocation alone.
+    unlike: tuple[tuple[str, Decision, float], ...] = ()
+
+    @property
+    def inverse(self) -> Verdict:
+        """The same comparison with the two sides exchanged, as tables need it."""
+        words: dict[Decision, Decision] = {"faster": "slower", "slower": "faster"}
+        return replace(
+            self,
+            verdict=words.get(self.verdict, self.verdict),
+            ratio=1 / self.ratio,
+            low=1 / self.high if self.high else None,
+            high=1 / self.low if self.low else None,
+        )
 
 
-def judge(rounds: Sequence[Round], margin: float = MARGIN, floor: float | None = None) -> Verdict:
-    """Compare a candidate with its baseline.
+def judge(
+    cells: Sequence[Sequence[Round]],
+    margin: float = MARGIN,
+    floors: Sequence[float | None] | None = None,
+    one_sided: float = ONE_SIDED,
+) -> list[Verdict]:
+    """Compare each of several candidates with its baseline.
 
-    The interval and the p value are those of Student's t over the log ratios of the rounds. With
-    several allocations they are those of t over the means of the allocations, which have equal
-    weights. A verdict also holds if each allocation alone gives it.
+    The interval and the p value are those of Student's t over the log ratios of the rounds. The
+    variance of a cell is combined with that of all cells, see `_shared`.
 
     Args:
-        rounds: complete rounds of one block, phase and device. All times must be greater than 0.
+        cells: for each cell, the complete rounds of one block, phase and device. There is at least
+            one, and all times are greater than 0. The cells have the same kind of device.
         margin: relative difference up to which two times count as the same, such as 0.01.
-        floor: relative difference that the same code shows, see `aa_floor`. A difference up to the
-            floor is never faster or slower. None: unknown; the margin is used instead.
+        floors: for each cell, the relative difference that the same code shows, see `aa_floor`. A
+            difference up to the floor is never faster or slower. None: unknown; the margin is used
+            instead.
+        one_sided: level of the tests for the verdict same.
 
     Raises:
-        ValueError: if there is no round, or a time, the margin or the floor is not valid.
+        ValueError: if a cell has no round, or a time, the margin or a floor is not valid.
     """
-    if not rounds:
-        raise ValueError("rounds must contain at least one round, got none")
+    if not all(cells):
+        raise ValueError("each cell must contain at least one round, got none")
     if not 0 < margin < 1:
         raise ValueError(f"margin must be greater than 0 and less than 1, got {margin}")
-    if floor is not None and not (0 <= floor < math.inf):
-        raise ValueError(f"floor must be finite and at least 0, got {floor}")
-    alone = [_Estimate.of(logs) for logs in _by_allocation(rounds)]
-    whole = alone[0] if len(alone) == 1 else _Estimate.of([each.mean for each in alone])
+    known = [None] * len(cells) if floors is None else floors
+    for floor in known:
+        if floor is not None and not (0 <= floor < math.inf):
+            raise ValueError(f"floor must be finite and at least 0, got {floor}")
+    estimates = _shared([_Estimate.of(rounds) for rounds in cells])
+    return [
+        _verdict(estimate, margin, floor, one_sided)
+        for estimate, floor in zip(estimates, known, strict=True)
+    ]
+
+
+def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided: float) -> Verdict:
     same = math.log1p(margin)
     least = same if floor is None else math.log1p(floor)
-    p = _p_value(whole, alone)
-    verdict: Decision = "unsure"
-    if whole.lies_within(same) or all(each.lies_within(same) for each in alone):
-        verdict = "same"
-    elif p is not None and p < LEVEL and abs(whole.mean) > least:
-        verdict = "slower" if whole.mean > 0 else "faster"
-    half = whole.half_width(1 - (1 - CONFIDENCE) / 2)
+    alone = estimate.allocations() if estimate.are_unlike else [estimate]
+    decisions = [each.decision(same, least, one_sided) for each in alone]
+    agree = len(set(decisions)) == 1
+    half = estimate.over_allocations() if estimate.are_unlike else estimate.half_width(CONFIDENCE)
+    p_values = [each.p for each in alone]
+    p = None if None in p_values else max(p for p in p_values if p is not None)
     return Verdict(
-        verdict,
-        ratio=math.exp(whole.mean),
-        low=None if half is None else _exp(whole.mean - half),
-        high=None if half is None else _exp(whole.mean + half),
-        p=p,
-        rounds=len(rounds),
-        allocations=len(alone),
+        decisions[0] if agree else "unsure",
+        ratio=math.exp(estimate.mean),
+        low=None if half is None else _exp(estimate.mean - half),
+        high=None if half is None else _exp(estimate.mean + half),
+        p=p if agree else 1.0,
+        rounds=sum(estimate.counts),
+        allocations=len(estimate.counts),
         floor=floor,
-        rounds_needed=_rounds_needed(alone, same, least) if verdict == "unsure" else None,
+        not_slower=all(each.is_below(same) for each in alone),
+        beyond_margin=estimate.mean > same,
+        unlike=()
+        if agree
+        else tuple(
+            (name, decision, math.exp(mean))
+            for name, decision, mean in zip(estimate.names, decisions, estimate.means, strict=True)
+        ),
     )
 
 
@@ -164,125 +207,195 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-def decide(verdicts: Sequence[Verdict]) -> int:
-    """Return the exit code for the verdicts of all cells.
+def established(verdicts: Sequence[Verdict]) -> list[bool]:
+    """Return whether each candidate is slower by more than the margin, among all that are judged.
 
-    Returns:
-        1 if a cell is slower, after the p values of all cells are adjusted by the method of Holm:
-        if nothing changed, at most 1 of 100 comparisons exits with 1, however many cells there are.
-        0 if every cell is same or faster.
-        3 otherwise: a cell is unsure, or slower only before the adjustment, or there are no cells.
+    The p values are adjusted by the method of Holm: if nothing changed, at most 5 of 100
+    comparisons have such a candidate, however many cells they have.
     """
-    if not verdicts:
-        return 3
-    if any(each.verdict == "slower" for each in verdicts):
-        adjusted = holm([1.0 if each.p is None else each.p for each in verdicts])
-        slower = (p for p, each in zip(adjusted, verdicts, strict=True) if each.verdict == "slower")
-        if min(slower) < LEVEL:
-            return 1
-    return 0 if all(each.verdict in ("same", "faster") for each in verdicts) else 3
+    # Two folders without repeats have no p value. Their floor alone decides.
+    known = [float(each.verdict != "slower") if each.p is None else each.p for each in verdicts]
+    adjusted = holm(known)
+    return [
+        each.verdict == "slower" and each.beyond_margin and p < EXIT_LEVEL
+        for each, p in zip(verdicts, adjusted, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Mean and standard deviation of logarithms."""
+    """Mean of log ratios, by allocation, and their variance within an allocation."""
 
-    mean: float
-    deviation: float | None  # None: there is only one value
-    count: int
+    names: tuple[str, ...]  # of the allocations
+    means: tuple[float, ...]
+    counts: tuple[int, ...]  # numbers of rounds
+    variance: float | None  # of one round; None: there is a single one
+    freedom: float  # degrees of freedom of the variance
+    # Variance of the mean because clocks have steps. It is the same in every round, because times
+    # that differ by less than a step are always rounded to the same steps.
+    blur: float
 
     @classmethod
-    def of(cls, logs: Sequence[float]) -> _Estimate:
-        mean, count = _mean(logs), len(logs)
-        if count == 1:
-            return cls(mean, None, 1)
-        squares = math.fsum((log - mean) ** 2 for log in logs)
-        return cls(mean, math.sqrt(squares / (count - 1)), count)
+    def of(cls, rounds: Sequence[Round]) -> _Estimate:
+        groups: dict[str, list[float]] = {}
+        for round in rounds:
+            groups.setdefault(round.allocation, []).append(round.log_ratio)
+        means = tuple(map(_mean, groups.values()))
+        counts = tuple(map(len, groups.values()))
+        freedom = sum(counts) - len(counts)
+        squares = [
+            (log - mean) ** 2 for mean, logs in zip(means, groups.values(), strict=True)
+            for log in logs
+        ]  # fmt: skip
+        if freedom == 0 and len(means) > 1:
+            # One round in each allocation: noise and the variation of hosts cannot be told apart.
+            freedom, whole = len(means) - 1, _mean(means)
+            squares = [(mean - whole) ** 2 for mean in means]
+        variance = math.fsum(squares) / freedom if freedom else None
+        return cls(tuple(groups), means, counts, variance, freedom, _blur(rounds))
+
+    @property
+    def mean(self) -> float:
+        """Mean over rounds, or over allocations if they are unlike."""
+        weights = [1] * len(self.means) if self.are_unlike else self.counts
+        return math.fsum(w * m for w, m in zip(weights, self.means, strict=True)) / sum(weights)
+
+    @property
+    def are_unlike(self) -> bool:
+        """Whether the allocations differ by more than the noise of their rounds (F test)."""
+        from scipy.special import fdtrc
+
+        others = len(self.means) - 1
+        if not others or self.variance is None or sum(self.counts) == len(self.counts):
+            return False
+        whole = np.average(self.means, weights=self.counts)
+        between = sum(n * (m - whole) ** 2 for n, m in zip(self.counts, self.means, strict=True))
+        ratio = between / others / (self.variance + self.blur + _TINY)
+        return float(fdtrc(others, self.freedom, ratio)) < UNLIKE_LEVEL
+
+    def allocations(self) -> list[_Estimate]:
+        """Return the estimate of each allocation. They have the same variance."""
+        return [
+            replace(self, names=(name,), means=(mean,), counts=(count,))
+            for name, mean, count in zip(self.names, self.means, self.counts, strict=True)
+        ]
 
     @property
     def error(self) -> float | None:
         """Standard error of the mean."""
-        return None if self.deviation is None else self.deviation / math.sqrt(self.count)
+        if self.variance is None:
+            return None
+        return math.sqrt(self.variance / sum(self.counts) + self.blur)
 
     @property
     def p(self) -> float | None:
-        """Two-sided p value of the mean 0, as of scipy.stats.ttest_1samp."""
+        """Two-sided p value of the mean 0."""
         from scipy.special import stdtr
 
         if self.error is None:
             return None
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
-        return 2 * float(stdtr(self.count - 1, -abs(self.mean) / self.error))
+        return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.error))
 
-    def half_width(self, quantile: float) -> float | None:
-        """Return the half width of an interval whose upper end is this quantile of the mean."""
+    def half_width(self, confidence: float) -> float | None:
+        """Return the half width of the interval of the mean."""
+        from scipy.special import stdtrit
+
         if self.error is None:
             return None
-        return float(_t_quantiles(quantile)[self.count - 1]) * self.error
+        return float(stdtrit(self.freedom, 1 - (1 - confidence) / 2)) * self.error
 
-    def lies_within(self, limit: float) -> bool:
-        """Return whether both one-sided tests say that the mean is between -limit and limit."""
-        half = self.half_width(1 - TOST_LEVEL)
-        return half is not None and abs(self.mean) + half < limit
+    def over_allocations(self) -> float:
+        """Return the half width of the 95% interval of the mean over allocations, with hosts."""
+        from scipy.special import stdtrit
+
+        freedom = len(self.means) - 1
+        error = float(np.std(self.means, ddof=1)) / math.sqrt(len(self.means))
+        return float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2)) * error
+
+    def decision(self, same: float, least: float, one_sided: float) -> Decision:
+        """Return the verdict. `same` and `least` are the logarithms of the margin and the floor."""
+        half = self.half_width(1 - 2 * one_sided)
+        if half is not None and abs(self.mean) + half < same:
+            return "same"
+        if self.p is not None and self.p < LEVEL and abs(self.mean) > least:
+            return "slower" if self.mean > 0 else "faster"
+        return "unsure"
+
+    def is_below(self, same: float) -> bool:
+        """Return whether a one-sided test says that the mean is below the margin."""
+        half = self.half_width(1 - 2 * ONE_SIDED)
+        return half is not None and self.mean + half < same
 
 
-def _p_value(whole: _Estimate, alone: list[_Estimate]) -> float | None:
-    """Return the p value of the ratio 1, of all allocations or of each allocation alone.
+def _blur(rounds: Sequence[Round]) -> float:
+    """Return the variance of the log ratio because times are rounded to steps of the clock."""
+    step = max(round.resolution_ms for round in rounds)
+    times = (
+        min(round.candidate for round in rounds),
+        min(time for round in rounds for time in round.baseline),
+    )
+    return sum((step / time) ** 2 / 12 for time in times)  # variance of a uniform distribution
 
-    The second is the largest p value, if all allocations have the same direction. Two or three
-    means of allocations have a t distribution with such heavy tails that even a large difference
-    is not significant.
+
+def _shared(estimates: Sequence[_Estimate]) -> list[_Estimate]:
+    """Return estimates whose variances use what all cells show together.
+
+    Few rounds know their variance badly. Their variances are taken as draws from one distribution,
+    a scaled inverse chi-squared one, whose scale and degrees of freedom come from all cells (Smyth,
+    2004, "Linear models and empirical Bayes methods", sections 3 and 6). The variance of a cell is
+    then the mean of its own and the shared one, weighted by their degrees of freedom. A cell with a
+    larger variance may be noisier than the others. It keeps its own variance, and the larger that
+    is, the fewer degrees of freedom of the others it gets, so that it does not become sure.
     """
-    if len(alone) == 1:
-        return whole.p
-    found = [each.p for each in alone]
-    agree = all(each.mean > 0 for each in alone) or all(each.mean < 0 for each in alone)
-    worst = max((1.0 if p is None else p for p in found), default=1.0) if agree else 1.0
-    return None if whole.p is None else min(whole.p, worst)
+    own = [e for e in estimates if e.variance is not None and sum(e.counts) >= FEWEST_SHARED]
+    if len(own) < 2:
+        return list(estimates)
+    scale, freedom = _prior([e.variance + _TINY for e in own if e.variance is not None],
+                            [e.freedom for e in own])  # fmt: skip
+    whole = sum(each.freedom for each in own)
+    shared = []
+    for each in estimates:
+        if each.variance is None or sum(each.counts) < FEWEST_SHARED:
+            shared.append(each)
+            continue
+        others = min(freedom, MOST_SHARED, whole - each.freedom)
+        mean = (others * scale + each.freedom * each.variance) / (others + each.freedom)
+        variance = max(mean, each.variance)
+        trust = (mean / variance) ** DISTRUST if variance else 1.0
+        shared.append(replace(each, variance=variance, freedom=each.freedom + others * trust))
+    return shared
 
 
-def _rounds_needed(alone: list[_Estimate], same: float, least: float) -> int | None:
-    """Return the number of rounds in each allocation after which the verdict is probably decided.
+def _prior(variances: Sequence[float], freedoms: Sequence[float]) -> tuple[float, float]:
+    """Return the scale and the degrees of freedom of the distribution of variances.
 
-    Each allocation must decide with the probability `POWER`, if its mean and its standard deviation
-    are those observed.
+    They are such that the logarithms of observed variances have the observed mean and variance.
     """
-    needed = [_alone_needed(each, same, least) for each in alone]
-    known = [count for count in needed if count is not None]
-    return max(known) if len(known) == len(needed) else None
+    from scipy.special import polygamma, psi
+
+    half = np.array(freedoms) / 2
+    logs = np.log(variances) - psi(half) + np.log(half)
+    spread = float(np.var(logs, ddof=1) - np.mean(polygamma(1, half)))
+    if spread <= 0:
+        return math.exp(float(np.mean(logs))), math.inf
+    shared = _trigamma_inverse(spread)
+    return math.exp(float(np.mean(logs)) + float(psi(shared)) - math.log(shared)), 2 * shared
 
 
-def _alone_needed(estimate: _Estimate, same: float, least: float) -> int | None:
-    if not estimate.deviation:
-        return None
-    counts = np.arange(2, MOST_ROUNDS + 1)
-    error = estimate.deviation / np.sqrt(counts)
-    distance = abs(estimate.mean)
-    # With n rounds, the test of a mean at distance d from its limit has about the power P if
-    # d = (t of the level + t of P) * error.
-    chance = _t_quantiles(POWER)[1:]
-    decided = (_t_quantiles(1 - TOST_LEVEL)[1:] + chance) * error < same - distance
-    if distance > least:
-        decided |= (_t_quantiles(1 - LEVEL / 2)[1:] + chance) * error < distance
-    return max(int(counts[decided.argmax()]), estimate.count + 1) if decided.any() else None
+def _trigamma_inverse(value: float) -> float:
+    """Return x such that trigamma(x) is the given positive value, by Newton's method on 1/value."""
+    from scipy.special import polygamma
 
-
-@cache
-def _t_quantiles(quantile: float) -> np.ndarray:
-    """Return this quantile of Student's t by degrees of freedom, from 0 (NaN) to the maximum."""
-    from scipy.special import stdtrit
-
-    found: np.ndarray = stdtrit(np.r_[np.nan, np.arange(1, MOST_ROUNDS)], quantile)
-    return found
-
-
-def _by_allocation(rounds: Sequence[Round]) -> list[list[float]]:
-    """Return the log ratios of the rounds of each allocation."""
-    logs: dict[str, list[float]] = {}
-    for round in rounds:
-        logs.setdefault(round.allocation, []).append(round.log_ratio)
-    return list(logs.values())
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        found = float(polygamma(1, x))
+        step = found * (1 - found / value) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-8 * x:
+            break
+    return x
 
 
 def _log(time: float) -> float:

@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jobs.results.counting import Execution, judged_executions, place_of
+from jobs.formatting import is_number
+from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
 from jobs.results.record import Record
-from jobs.verdicts.judge import Round
+from jobs.verdicts.conditions import clocks_mhz
+from jobs.verdicts.judge import RESOLUTION_MS, Round
 from jobs.verdicts.short_records import median_ms
 
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 
 TOO_SHORT = "time of 0 ms"
+ENERGY = " energy"  # end of the name of what is compared, if it is the energy of a phase
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Pair:
     baseline: str
     baseline_checkout: str
     block: str  # id of the block
+    # A phase whose time is compared, or such as `forward_sustained energy`. The values of the
+    # rounds are then energies in J.
     phase: str
     device: str
     rounds: tuple[Round, ...]
@@ -38,22 +44,43 @@ class Pair:
     # never measured, for example because a library was missing, and in the latest allocation it was
     # measured in every round.
     repaired: dict[str, int]
+    records: tuple[tuple[Record, ...], ...]  # of the baseline, and last the candidate, by round
+    wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
+
+    @property
+    def is_time(self) -> bool:
+        return not self.phase.endswith(ENERGY)
+
+    @property
+    def clocks_mhz(self) -> tuple[float, float] | None:
+        """Median SM clocks of the baseline and of the candidate. None if one is unknown."""
+        before = [record for *baseline, _ in self.records for record in baseline]
+        after = [candidate for *_, candidate in self.records]
+        return clocks_mhz(before, after, self.phase)
+
+    @property
+    def is_launch_bound(self) -> bool:
+        """Whether the host, not the GPU, determined the time of the phase in some process."""
+        phase = self.phase.removesuffix(ENERGY)
+        facts = (r.measurements.facts for pair in self.records for r in pair if r.measurements)
+        marked = (one.get("launch_bound") for one in facts)
+        return any(isinstance(phases, list) and phase in phases for phases in marked)
 
 
-def paired_rounds(records: Iterable[Record]) -> list[Pair]:
+def paired_rounds(records: Sequence[Record]) -> list[Pair]:
     """Return the rounds of each candidate with its baseline, by block, phase and device.
 
     Only complete executions of a round count, and only those of the latest code. If one round was
     executed several times in an allocation, the latest complete execution counts. Records without a
-    block are ignored, and so are phases that at most half of the executions measured, as the
-    sustained ones.
+    block are ignored, and so are phases that at most half of the executions measured.
 
     Pairs are in the order of their first round. A candidate that always failed has a pair without
     rounds for each phase that was timed in its block.
     """
     executions = judged_executions(records)
     phases = _phases([execution for _, execution in executions])
-    pairs: dict[_Key, dict[str, list[Round | str]]] = {}  # outcomes of rounds by allocation
+    wrong = wrong_code(records)
+    found: dict[_Key, dict[str, list[_Outcome]]] = {}  # outcomes of rounds by allocation
     for allocation, execution in executions:
         twice = sorted(
             (record for record in execution if place_of(record).baseline),
@@ -63,7 +90,7 @@ def paired_rounds(records: Iterable[Record]) -> list[Pair]:
             continue  # the record of the baseline cannot be read
         first = twice[0]
         for phase in phases[place_of(first).id]:
-            baseline = [_time(record, phase) for record in twice]
+            baseline = [_value(record, phase) for record in twice]
             for record in execution:
                 if place_of(record).baseline:
                     continue
@@ -71,41 +98,53 @@ def paired_rounds(records: Iterable[Record]) -> list[Pair]:
                     *(record.run, record.checkout, first.run, first.checkout),
                     *(place_of(first).id, phase, first.device),
                 )
-                outcomes = pairs.setdefault(key, {}).setdefault(allocation, [])
-                outcomes.append(_round(allocation, baseline, _time(record, phase)))
-    return [_pair(key, outcomes) for key, outcomes in pairs.items()]
+                of_pair = found.setdefault(key, {}).setdefault(allocation, [])
+                round = _round(allocation, baseline, record, phase)
+                of_pair.append(_Outcome(round, (*twice, record)))
+    return [_pair(key, outcomes, wrong) for key, outcomes in found.items()]
 
 
-def _pair(key: _Key, outcomes: dict[str, list[Round | str]]) -> Pair:
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    round: Round | str  # the reason why one of the values is missing
+    records: tuple[Record, ...]  # of the baseline, and last the candidate
+
+
+def _pair(key: _Key, outcomes: dict[str, list[_Outcome]], wrong: set[tuple[Any, ...]]) -> Pair:
     """Return a pair.
 
-    `key` has the fields of the pair before `rounds`. `outcomes` has, for each allocation, its
-    rounds, or the reason why one has not both times. Allocations are ordered by their first round.
+    `key` has the fields of the pair before `rounds`. `outcomes` has those of the rounds of each
+    allocation. Allocations are ordered by their first round.
     """
     every = [outcome for found in outcomes.values() for outcome in found]
-    rounds = tuple(outcome for outcome in every if isinstance(outcome, Round))
-    left_out = Counter(outcome for outcome in every if isinstance(outcome, str))
+    both = [outcome for outcome in every if isinstance(outcome.round, Round)]
+    left_out = Counter(outcome.round for outcome in every if isinstance(outcome.round, str))
     *earlier, latest = outcomes.values()
     repaired: Counter[str] = Counter()
-    if all(isinstance(outcome, Round) for outcome in latest):
+    if all(isinstance(outcome.round, Round) for outcome in latest):
         for found in earlier:
-            reasons = [outcome for outcome in found if isinstance(outcome, str)]
+            reasons = [outcome.round for outcome in found if isinstance(outcome.round, str)]
             if len(reasons) == len(found):
                 repaired.update(reasons)
-    return Pair(*key, rounds, dict(left_out), dict(repaired))
+    baseline, *_, candidate = every[-1].records
+    sides = {"candidate": candidate, "baseline": baseline}
+    bad = (side for side, record in sides.items() if code_of(record) in wrong)
+    return Pair(
+        *key,
+        tuple(outcome.round for outcome in both if isinstance(outcome.round, Round)),
+        dict(left_out),
+        dict(repaired),
+        tuple(outcome.records for outcome in both),
+        next(bad, ""),
+    )
 
 
 def _phases(executions: list[Execution]) -> dict[str, list[str]]:
-    """Return the phases that are compared in each block, in the order of the records."""
+    """Return what is compared in each block, in the order of the records. See `Pair.phase`."""
     times: dict[str, Counter[str]] = {}
     count = Counter(place_of(execution[0]).id for execution in executions)
     for execution in executions:
-        timed = {
-            phase: None
-            for record in execution
-            if record.measurements is not None
-            for phase in record.measurements.samples_ms
-        }
+        timed = {phase: None for record in execution for phase in _values_of(record)}
         times.setdefault(place_of(execution[0]).id, Counter()).update(timed.keys())
     return {
         block: [phase for phase in found if 2 * found[phase] > count[block]]
@@ -113,21 +152,43 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     }
 
 
-def _round(allocation: str, baseline: list[float | str], candidate: float | str) -> Round | str:
-    """Return a round, or the reason why one of its times is missing."""
-    if isinstance(candidate, str):
-        return candidate
-    times = tuple(time for time in baseline if not isinstance(time, str))
-    if len(times) == len(baseline):
-        return Round(allocation, times, candidate)
-    return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
+def _values_of(record: Record) -> list[str]:
+    if record.measurements is None:
+        return []
+    return [
+        *record.measurements.samples_ms,
+        *(f"{phase}{ENERGY}" for phase in _joules(record)),
+    ]
 
 
-def _time(record: Record, phase: str) -> float | str:
-    """Return the median time of a phase in ms, or the reason why there is none."""
+def _joules(record: Record) -> dict[str, Any]:
+    """Return the energy of a call in J by phase, which workers add to the facts."""
+    found = record.measurements.facts.get("joules_per_call") if record.measurements else None
+    return {k: v for k, v in found.items() if is_number(v)} if isinstance(found, dict) else {}
+
+
+def _round(
+    allocation: str, baseline: list[float | str], candidate: Record, phase: str
+) -> Round | str:
+    """Return a round, or the reason why one of its values is missing."""
+    value = _value(candidate, phase)
+    if isinstance(value, str):
+        return value
+    values = tuple(each for each in baseline if not isinstance(each, str))
+    if len(values) < len(baseline):
+        return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
+    step = RESOLUTION_MS if candidate.gpus and not phase.endswith(ENERGY) else 0.0
+    return Round(allocation, values, value, step)
+
+
+def _value(record: Record, phase: str) -> float | str:
+    """Return the median time of a phase in ms, its energy in J, or why there is none."""
     if record.measurements is None:
         return str(record.status)
-    found = median_ms(record.measurements, phase)
+    if phase.endswith(ENERGY):
+        found = _joules(record).get(phase.removesuffix(ENERGY))
+    else:
+        found = median_ms(record.measurements, phase)
     if found is None:
         return "no such phase"
     return found if found > 0 else TOO_SHORT

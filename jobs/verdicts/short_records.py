@@ -1,4 +1,4 @@
-"""Reads results folders with one time per process and phase, instead of all samples.
+"""Reads results folders with one time and SM clock per process and phase, instead of all samples.
 
 The process is the unit of a comparison. Its time is the median of its samples. A folder with
 100,000 records needs less than 1 GB of memory in this form.
@@ -7,6 +7,7 @@ The process is the unit of a comparison. Its time is the median of its samples. 
 from __future__ import annotations
 
 from array import array
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, observe
 from jobs.results.unreadable import UnreadableResults
+from jobs.verdicts.conditions import sm_clock_mhz
 
 
 def read_short(folder: Path) -> Observation:
@@ -45,13 +47,23 @@ def median_ms(measurements: Measurements, phase: str) -> float | None:
     return statistic(slowest_rank(measurements, phase), "median")
 
 
+@cache  # many records share one object
+def _conditions(sm_clock_mhz: float | None, reasons: tuple[str, ...]) -> dict[str, Any]:
+    """Return the conditions of a phase without what is not compared."""
+    return {"sm_clock_mhz": [sm_clock_mhz], "throttle": dict.fromkeys(reasons)}
+
+
 def _shorten(record: Record) -> None:
     """Replace the samples of each phase by their median, and remove what is not compared."""
-    record.conditions.clear()
+    for phase, known in record.conditions.items():
+        clock, reasons = sm_clock_mhz(record, phase), tuple(known.get("throttle", ()))
+        record.conditions[phase] = _conditions(clock, reasons)
     record.params.clear()  # as in the manifest
     if record.measurements is None:
         return
-    record.measurements.facts.clear()
+    facts = record.measurements.facts
+    for name in facts.keys() - {"joules_per_call", "launch_bound"}:
+        del facts[name]
     samples_ms: dict[str, Any] = record.measurements.samples_ms
     for phase, samples in samples_ms.items():
         if isinstance(samples, array):  # in place, which takes a third of the time

@@ -151,7 +151,7 @@ class AnswerLookups:
         run, other = cells
         if study is None or run is None or other is None:
             return self._missing()
-        speedup = speedup_of(run, other, "median")
+        speedup = speedup_of(run, other, "median", study.observation)
         if speedup.ratio is None:
             return self._missing()
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
@@ -168,7 +168,7 @@ class AnswerLookups:
             results = [result for record, result in found.items() if record in used]
             commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
                        for r in results if r.record is not None}  # fmt: skip
-            note = basis_note(own.observation.records, results)
+            note = basis_note(own.observation, results)
             if len(commits) > 1:
                 note += f"; {counted(len(commits), 'commit')}"
             devices = ", ".join(dict.fromkeys(r.device for r in results))

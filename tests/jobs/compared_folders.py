@@ -35,8 +35,8 @@ class Pair:
         self.before.submit(self.loaded, before, devices[0])
         self.after.submit(self.loaded, after, devices[1])
 
-    def compared(self) -> Comparison:
-        return compared_folders(self.before, self.after)
+    def compared(self, margin: float | None = None) -> Comparison:
+        return compared_folders(self.before, self.after, margin)
 
     def verdicts(self) -> dict[Any, str]:
         return {(c.run.params["size"], c.phase): c.verdict for c in self.compared().cells}
@@ -96,7 +96,7 @@ def blocks(
     return folder
 
 
-def noisy(ratio_of: Callable[[Run], float], sigma: float = 0.002, seed: int = 0) -> TimeOf:
+def noisy(ratio_of: Callable[[Run], float], sigma: float = 0.002, seed: int = 3) -> TimeOf:
     """Return times near 1 ms for the baseline, and near the ratio for another mode."""
     draw = random.Random(seed)
 
@@ -111,9 +111,10 @@ def compared(folder: ResultsFolder, margin: float | None = None) -> Comparison:
     return compare_blocks(read_short(folder.path), margin)
 
 
-def compared_folders(before: ResultsFolder, after: ResultsFolder) -> Comparison:
-    sides = [read_side(folder.path) for folder in (before, after)]
-    return compare_folders(sides[0], sides[1])
+def compared_folders(
+    before: ResultsFolder, after: ResultsFolder, margin: float | None = None
+) -> Comparison:
+    return compare_folders(read_side(before.path), read_side(after.path), margin)
 
 
 def only(comparison: Comparison) -> Cell:

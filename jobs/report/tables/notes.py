@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from jobs.formatting import counted, format_percent, format_range, plural
-from jobs.frame.metrics import Metric, metric_samples
+from jobs.frame.metrics import Metric
 from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit
 from jobs.frame.results import Result
-from jobs.frame.statistics import statistic
 from jobs.report.views import Shown
-from jobs.results.counting import DISTURBANCES, complete_executions, place_of, task_of
+from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
 from jobs.results.record import Record
-from jobs.verdicts.judge import Round, aa_floor, floor_of_block
+from jobs.results.run_states import Observation
+from jobs.verdicts.block_cells import verdicts_of
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MAX_COMMITS = 3  # maximum number of commits that a note lists
@@ -29,7 +29,6 @@ def notes_of(
     dimensions: Sequence[str],
     sampling: str = "",
     phases: Sequence[str] = (),
-    floor_of: Metric | None = None,
 ) -> list[str]:
     """Return the notes below a table.
 
@@ -40,12 +39,10 @@ def notes_of(
     with_commit = not commits and "commit" not in dimensions
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
     basis = basis_note(
-        shown.observation.records,
+        shown.observation,
         shown.results,
         with_commit=with_commit,
         phases=phases,
-        floor_of=floor_of,
-        statistic_name=shown.view.statistic,
     )
     first = "; ".join(filter(None, (devices, sampling)))
     return [*filter(None, (first, basis)), *commits, *_reasons(shown.results)]
@@ -101,11 +98,14 @@ def _listed(counts: dict[State, int]) -> str:
 
 
 def attempts_note(shown: Shown) -> list[str]:
-    """Return a note that tells how many attempts a table does not show, if there are any."""
+    """Return a note that tells how many attempts a table does not show, if there are any.
+
+    Those in trials are not counted: no table ever shows them.
+    """
     tasks = {(result.run.id, result.repeat, result.device) for result in shown.results}
     records = {id(result.record) for result in shown.results}
     hidden = sum(
-        task_of(record) in tasks and id(record) not in records
+        task_of(record) in tasks and id(record) not in records and not is_thrown_away(record)
         for record in shown.observation.records
     )
     if not hidden:
@@ -115,6 +115,24 @@ def attempts_note(shown: Shown) -> list[str]:
         f"{counted(hidden, 'attempt')} {verb} not shown; python aggregate.py attempts FOLDER lists "
         "all"
     ]
+
+
+def launch_bound_note(
+    results: Iterable[Result], phases: Iterable[str], metrics: Iterable[Metric]
+) -> list[str]:
+    """Return a note if sustained phases that a table shows are launch-bound, see `sustained_ms`.
+
+    The name of a metric can contain a phase, as fact.joules_per_call.forward_sustained does.
+    """
+    shown = dict.fromkeys([*phases, *(part for m in metrics for part in m.name.split("."))])
+    marked = [each.measurements.facts.get("launch_bound") for each in results if each.measurements]
+    counts = Counter(
+        phase for phases in marked if isinstance(phases, list) for phase in shown if phase in phases
+    )
+    if not counts:
+        return []
+    which = ", ".join(f"{phase} in {counted(n, 'process')}" for phase, n in counts.items())
+    return [f"launch-bound, so that the host determines time and energy: {which}"]
 
 
 def process_noun(results: Iterable[Result]) -> str:
@@ -127,12 +145,10 @@ def process_noun(results: Iterable[Result]) -> str:
 
 
 def basis_note(
-    records: Iterable[Record],
+    observation: Observation,
     results: Sequence[Result],
     with_commit: bool = True,
     phases: Sequence[str] = (),
-    floor_of: Metric | None = None,
-    statistic_name: str = "median",
 ) -> str:
     """Return the note on processes, rounds, GPUs, commit, A/A floor and slowed-down processes.
 
@@ -140,10 +156,9 @@ def basis_note(
     of 60 processes power-capped`.
 
     Args:
-        records: all records of the folder.
         with_commit: whether to tell the commit, if all results have the same.
-        phases: tell about slowdowns in these phases only. Empty: in all.
-        floor_of: metric whose A/A floor is told.
+        phases: tell the A/A floors of these phases, and about slowdowns in these only. Empty: tell
+            no floors, and about slowdowns in all.
     """
     measured = [each for each in results if each.status == "ok" and each.record is not None]
     own = [result.record for result in measured if result.record is not None]
@@ -154,9 +169,9 @@ def basis_note(
     commits = {recorded_value(record, "commit") for record in _by_environment(own)}
     if with_commit and len(commits) == 1 and UNKNOWN not in commits:
         parts.append(f"commit {commits.pop()}")
-    in_rounds = [result.record for result in measured if result.in_round and result.record]
-    if floor_of is not None and in_rounds:
-        parts.append(_floors(records, in_rounds, phases, floor_of, statistic_name))
+    in_rounds = {result.run.id for result in measured if result.in_round}
+    if phases and in_rounds:
+        parts.append(_floors(observation, in_rounds, phases))
     parts.append(_slowed_down(own, phases, noun))
     return "; ".join(filter(None, parts))
 
@@ -210,49 +225,20 @@ def _range(counts: list[int], noun: str) -> str:
     return f"{format_range(counts)} {noun if max(counts) == 1 else plural(noun)}"
 
 
-def _floors(
-    records: Iterable[Record],
-    shown: list[Record],
-    phases: Sequence[str],
-    metric: Metric,
-    statistic_name: str,
-) -> str:
+def _floors(observation: Observation, runs: set[str], phases: Sequence[str]) -> str:
     """Return the A/A floor of each phase and device, such as `A/A floor 0.4%`.
 
-    It comes from the blocks of the shown records, and is the smallest and the largest floor of a
-    block. See `jobs.verdicts.judge`.
+    It is the smallest and the largest one of the verdicts on some runs, see `jobs.verdicts.judge`.
     """
-
-    def value(record: Record, phase: str) -> float:
-        samples = metric_samples(record, metric, phase)
-        known = samples is not None and not isinstance(samples, str)
-        return statistic(samples, statistic_name) if known else 0.0  # type: ignore[arg-type]
-
-    wanted = {(place_of(record).id, place_of(record).execution) for record in shown}
-    blocks: dict[tuple[str, str], dict[str, list[Round]]] = {}  # rounds by phase, device; block
-    for execution in complete_executions(records):
-        place = place_of(execution[0])
-        baseline = sorted(
-            (record for record in execution if place_of(record).baseline),
-            key=lambda record: place_of(record).second,
-        )
-        if (place.id, place.execution) not in wanted or len(baseline) < 2:
-            continue
-        for phase in phases:
-            values = tuple(value(record, phase) for record in baseline)
-            if min(values) > 0:
-                of_phase = blocks.setdefault((phase, baseline[0].device), {})
-                of_phase.setdefault(place.id, []).append(Round("", values, values[0]))
+    floors: dict[tuple[str, str], list[float]] = {}
+    for (candidate, _, phase, device), verdict in verdicts_of(observation).items():
+        if candidate in runs and phase in phases and verdict.floor is not None:
+            floors.setdefault((phase, device), []).append(verdict.floor)
     texts = []
-    for key, found in blocks.items():
-        pooled = aa_floor(found.values())
-        floors = [floor_of_block(rounds, pooled) for rounds in found.values()]
-        known = [floor for floor in floors if floor is not None]
-        if known:
-            ends = dict.fromkeys(map(format_percent, (min(known), max(known))))
-            differing = [part for i, part in enumerate(key) if len({k[i] for k in blocks}) > 1]
-            label = f" ({', '.join(differing)})" if differing else ""
-            texts.append(" to ".join(ends) + label)
+    for key, found in floors.items():
+        ends = dict.fromkeys(map(format_percent, (min(found), max(found))))
+        differing = [part for i, part in enumerate(key) if len({k[i] for k in floors}) > 1]
+        texts.append(" to ".join(ends) + (f" ({', '.join(differing)})" if differing else ""))
     return f"A/A floor {', '.join(texts)}" if texts else ""
 
 

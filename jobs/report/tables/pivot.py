@@ -18,7 +18,7 @@ from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import NO_VALUE, Cell, Row, cells_of, rows_of
 from jobs.frame.statistics import of_each, over_processes
-from jobs.report.tables.notes import attempts_note, notes_of, process_noun
+from jobs.report.tables.notes import attempts_note, launch_bound_note, notes_of, process_noun
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
 from jobs.run import varying
@@ -72,9 +72,9 @@ def make_pivot(shown: Shown) -> Pivot:
         shown,
         [*rows, *columns],
         _sampling_note(shown, cells.values()),
-        phases,
-        next((metric for metric in metrics if metric.is_sampled), None),
+        phases if any(metric.is_sampled for metric in metrics) else (),
     )
+    notes += launch_bound_note(results, phases, metrics)
     return Pivot(
         shown,
         metrics,

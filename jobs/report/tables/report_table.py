@@ -143,6 +143,8 @@ def pivot_columns(
             yield from _ends(header, [speedup.interval for speedup in found], "{:.4f}".format)
             if any(speedup.pairing for speedup in found):
                 yield f"{header} paired", [speedup.pairing for speedup in found], None
+            if any(speedup.verdict for speedup in found):
+                yield f"{header} undecided", [speedup.verdict for speedup in found], None
 
 
 def _ends(

@@ -20,8 +20,10 @@ from jobs.frame.statistics import statistic
 from jobs.report.tables.pivot import Pivot
 from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
+from jobs.results.run_states import Observation
 from jobs.sweep.schema import Scalar
-from jobs.verdicts.judge import Round, judge
+from jobs.verdicts.block_cells import sweep_margin, verdicts_of
+from jobs.verdicts.judge import MARGIN, Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
@@ -42,26 +44,28 @@ class Speedup:
     spread: float = 0.0  # without an interval: the larger relative spread of the two cells
     paired: bool = False  # whether the ratio is that of rounds of a block
     elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
+    verdict: str = ""  # same or unsure, if this is what the rounds say
     is_timed: bool = True  # False: the value does not depend on where it was measured
 
     def text(self, with_details: bool = True, tells_noise: bool = True) -> str:
         """Return the speedup as text, such as `1.95x`.
 
-        Details are the interval, as in `1.95x [1.93, 1.97]`, or the mark of a ratio of runs on
-        different GPUs or hosts, as in `1.95x*`. With `tells_noise`, they are also the word noise
-        instead of an interval, see `format_ratio`.
+        Details are the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or
+        unsure, or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. With
+        `tells_noise`, they are also the word noise instead of an interval, see `format_ratio`.
         """
         if self.ratio is None:
             return self.instead
         low, high = self.interval or (0.0, self.spread * abs(self.ratio))
         spread = high - low if with_details and tells_noise else 0.0
-        if self.interval is None or spread > abs(self.ratio):
+        if self.interval is None or (spread > abs(self.ratio) and self.verdict):
             mark = "*" if self.elsewhere and with_details else ""
             return format_ratio(self.ratio, spread) + mark
         # Two decimals would give a narrow interval the same ends, or hide whether 1 is inside.
         digits = 3 if high - low < 0.02 or 1 in (round(low, 2), round(high, 2)) else 2
         interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
-        return f"{self.ratio:.{digits}f}x{interval}"
+        word = f" {self.verdict}" if self.verdict and with_details else ""
+        return f"{self.ratio:.{digits}f}x{interval}{word}"
 
     @property
     def pairing(self) -> str:
@@ -95,6 +99,7 @@ def speedup_column(
             pivot.cells.get((row, column)),
             pivot.cells.get((row, base)),
             pivot.shown.view.statistic,
+            pivot.shown.observation,
         )
         for row in pivot.row_keys
     ]
@@ -111,12 +116,16 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups without an interval are not paired: {NOT_PAIRED}")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
+    if any(speedup.verdict and speedup.interval for speedup in timed):
+        notes.append("same: equal within the margin; unsure: not decided, see docs/verdicts.md")
     if any(speedup.elsewhere for speedup in unpaired):
         notes.append(ELSEWHERE)
     return notes
 
 
-def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -> Speedup:
+def speedup_of(
+    cell: Cell | None, reference: Cell | None, statistic_name: str, observation: Observation
+) -> Speedup:
     """Return the speedup of a cell relative to the cell of the baseline.
 
     Without a cell, the result has no text. If one of the two cells has no number, or the number is
@@ -142,12 +151,36 @@ def speedup_of(cell: Cell | None, reference: Cell | None, statistic_name: str) -
     if not rounds:
         elsewhere = _on_different_gpus(cell.records, reference.records)
         return Speedup(ratio, spread=spread, elsewhere=elsewhere)
-    verdict = judge(rounds)
+    verdict = _verdict(cell, reference, statistic_name, observation, rounds)
     ends = [end for end in (verdict.low, verdict.high) if end is not None]
     ratio = verdict.ratio
     if lower_is_better:  # the ratio of a verdict is candidate / baseline
         ratio, ends = 1 / ratio, [1 / end for end in reversed(ends)]
-    return Speedup(ratio, interval=(ends[0], ends[1]) if ends else None, paired=True)
+    word = "" if verdict.verdict in ("faster", "slower") else verdict.verdict
+    return Speedup(ratio, interval=(ends[0], ends[1]) if ends else None, paired=True, verdict=word)
+
+
+def _verdict(
+    cell: Cell,
+    reference: Cell,
+    statistic_name: str,
+    observation: Observation,
+    rounds: list[Round],
+) -> Verdict:
+    """Return the verdict of `compare`, or of the rounds alone if it has none on these values."""
+    if cell.metric.name == "time" and statistic_name == "median":
+        keys = {
+            (own.result.run.id, other.result.run.id, own.phase, own.result.device)
+            for own, other in zip(cell.measured, reference.measured, strict=False)
+        }
+        known = verdicts_of(observation)
+        for mine, theirs, phase, device in keys if len(keys) == 1 else ():
+            found = known.get((mine, theirs, phase, device))
+            other = known.get((theirs, mine, phase, device))
+            found = found or (other.inverse if other is not None else None)
+            if found is not None and found.rounds == len(rounds):
+                return found
+    return judge([rounds], sweep_margin(observation) or MARGIN)[0]
 
 
 def _on_different_gpus(some: Collection[Record], others: Collection[Record]) -> bool:

@@ -1,0 +1,141 @@
+"""Tells how the conditions differ under which two lists of records were measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from jobs.formatting import is_number
+from jobs.frame.recorded import UNKNOWN, recorded_value
+from jobs.results.record import Record
+
+OTHER_CLOCK = 0.01  # relative difference from which on two SM clocks count as different
+MOST_NAMED = 3  # values in a line
+Records = Sequence[Record]
+
+
+def sm_clock_mhz(record: Record, phase: str) -> float | None:
+    """Return the median SM clock of the GPUs during a phase, in MHz. None if it is unknown."""
+    clock = record.conditions.get(phase, {}).get("sm_clock_mhz")  # minimum, median, maximum
+    middle: Any = clock[len(clock) // 2] if isinstance(clock, list) and clock else 0
+    return float(middle) if is_number(middle) and middle > 0 else None
+
+
+def clocks_mhz(before: Records, after: Records, phase: str) -> tuple[float, float] | None:
+    """Return the median SM clocks of a phase before and after. None if one is unknown."""
+    return _clocks(before, after, lambda record: [phase])
+
+
+def is_other_clock(clocks: tuple[float, float]) -> bool:
+    """Return whether two clocks differ so much that cycles tell more than times."""
+    before, after = clocks
+    return not 1 / (1 + OTHER_CLOCK) <= after / before <= 1 + OTHER_CLOCK
+
+
+def on_same_gpus(before: Records, after: Records) -> bool:
+    """Return whether it is known that records are of the same GPUs."""
+    gpus = _gpus(before)
+    return bool(gpus) and None not in gpus and gpus == _gpus(after)
+
+
+def differences(before: Records, after: Records) -> list[str]:
+    """Return a line for each condition that differs, such as `driver: 570 before, 580 after`.
+
+    Values that no record of one side contains are `unknown` there.
+    """
+    lines = ["other GPUs"] if _gpus(before) != _gpus(after) else []
+    if _values(before, _recorded("host")) != _values(after, _recorded("host")):
+        lines.append("other hosts")
+    for name, of in _VALUES.items():
+        ours, theirs = _values(before, of), _values(after, of)
+        if ours != theirs:
+            lines.append(f"{name}: {_named(ours)} before, {_named(theirs)} after")
+    return [*lines, *_other_sources(before, after), *_other_clocks(before, after)]
+
+
+def _recorded(*keys: str) -> Callable[[Record], Any]:
+    """Return a function that returns a value of the environment of a record."""
+
+    def value(record: Record) -> Any:
+        found: Any = record.environment
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    return value
+
+
+_VALUES: dict[str, Callable[[Record], Any]] = {
+    "driver": _recorded("driver"),
+    "torch": _recorded("loaded", "torch"),
+    "CUDA": _recorded("loaded", "cuda"),
+    "cuDNN": _recorded("loaded", "cudnn"),
+    "NCCL": _recorded("loaded", "nccl"),
+    "Triton": _recorded("loaded", "triton"),
+    "commit": lambda record: recorded_value(record, "commit").replace("-dirty", " with changes"),
+}
+
+
+def _values(records: Records, of: Callable[[Record], Any]) -> list[str]:
+    found = {str(of(record) or UNKNOWN) for record in records}
+    return sorted(found - {UNKNOWN}) or [UNKNOWN]
+
+
+def _named(values: list[str]) -> str:
+    more = len(values) - MOST_NAMED
+    return ", ".join(values[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _gpus(records: Records) -> set[Any]:
+    """Return the UUIDs of the GPUs of some records, with None if one is unknown."""
+    return {gpu.get("uuid") for record in records for gpu in record.gpus}
+
+
+def _other_sources(before: Records, after: Records) -> list[str]:
+    """Return a line on the number of runs whose sources differ. Unknown sources do not count."""
+    ours, theirs = (
+        {(r.run, r.source_hash) for r in side if r.source_hash} for side in (before, after)
+    )
+    common = {run for run, _ in ours} & {run for run, _ in theirs}
+    other = {run for run, _ in ours ^ theirs} & common
+    return [f"source hash: another one in {len(other)} of {len(common)} runs"] if other else []
+
+
+def _other_clocks(before: Records, after: Records) -> list[str]:
+    """Return lines on the SM clock and on what slowed down the GPUs."""
+    lines = []
+    clocks = _clocks(before, after, lambda record: record.conditions)
+    if clocks and is_other_clock(clocks):
+        lines.append(f"SM clock: {clocks[0]:.0f} MHz before, {clocks[1]:.0f} MHz after")
+    shares = [_throttled(before), _throttled(after)]
+    for reason in sorted({*shares[0], *shares[1]}) if all(shares) else ():
+        first, second = (f"{share[reason] / share['']:.0%}" for share in shares)
+        if first != second:
+            lines.append(f"slowed down by {reason}: {first} of processes before, {second} after")
+    return lines
+
+
+def _clocks(
+    before: Records, after: Records, phases_of: Callable[[Record], Iterable[str]]
+) -> tuple[float, float] | None:
+    """Return the median SM clocks before and after over some phases. None if one is unknown."""
+    ours, theirs = (
+        [mhz for r in side for phase in phases_of(r) if (mhz := sm_clock_mhz(r, phase)) is not None]
+        for side in (before, after)
+    )
+    return (median(ours), median(theirs)) if ours and theirs else None
+
+
+def _throttled(records: Records) -> Counter[str]:
+    """Return the number of processes by what slowed them down, and of all with the key ""."""
+    return Counter(
+        reason
+        for record in records
+        if record.conditions
+        for reason in {
+            "",
+            *(r for each in record.conditions.values() for r in each.get("throttle", ())),
+        }
+    )
