@@ -1,12 +1,10 @@
 """Measure how often verdicts are right: plant slowdowns in a copy of the code, and compare.
 
-    python scripts/planted_slowdowns.py OUT --on gpu --slowdown 0.02 --rounds 40
+    python scripts/planted_slowdowns.py OUT --on gpu --slowdown 0.02 --times 5
 
 A copy of this project does extra work in every forward pass of attention. The copy is measured with
-`--against` this project, in one long block. Each group of consecutive rounds gives verdicts as a
-block of its own would: on forward, which is slower, on backward, which is the same code, and on the
-two measurements of the baseline (A/A). The A/A floor is that of all other groups. With `--slowdown
-0` nothing is slower.
+`--against` this project and `--rounds auto`, several times, and compared by `aggregate.py compare`.
+Forward is slower in the copy, and backward is the same code. With `--slowdown 0` nothing is slower.
 
 Results are kept in OUT. The same command continues after an interruption.
 """
@@ -14,23 +12,16 @@ Results are kept in OUT. The same command continues after an interruption.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from jobs.results.record_reader import read_records  # noqa: E402
-from jobs.verdicts.judge import Round, Verdict, aa_floor, decide, judge  # noqa: E402
-from jobs.verdicts.pairs import paired_rounds  # noqa: E402
-
 COPIED = ("jobs", "systems", "sweeps", "pyproject.toml")
 # Points whose forward is long enough that the launch of an extra kernel is no large part of it.
 POINTS = {
@@ -47,7 +38,9 @@ POINTS = {
     },
 }  # fmt: skip
 # Appended to the module that returns the attention function. The extra time of a GPU is a number of
-# clock cycles, so that it changes with the clock as the time of the kernel does.
+# clock cycles, so that it changes with the clock as the time of the kernel does. Near the power
+# limit, such a pause lets the clock rise, which hides most of it. There the extra work is attention
+# of one of the 64 heads, which takes about 2% of the time.
 PATCH = '''
 
 _unchanged = attention_function
@@ -65,7 +58,11 @@ def attention_function(*arguments):
         start = time.perf_counter()
         out = function(q, k, v, is_causal=is_causal)
         if q.is_cuda:
-            torch.cuda._sleep({cycles})
+            if {cycles}:
+                torch.cuda._sleep({cycles})
+            else:
+                with torch.no_grad():
+                    function(q[:1, :1], k[:1, :1], v[:1, :1], is_causal=is_causal)
             return out
         end = start + (time.perf_counter() - start) * (1 + {slowdown})
         while time.perf_counter() < end:
@@ -80,15 +77,17 @@ def calibrate(point: dict[str, object], slowdown: float) -> int:
     """Return the clock cycles that make a forward pass slower by a fraction, on this GPU."""
     code = f"""
 import statistics, torch
-from systems.benchmarks.attention import Params, _Call
+from systems.benchmarks.attention import Params
 from systems.measure.timing import time_ms
-call = _Call(Params.model_validate({point!r}), torch.device("cuda"))
+from systems.training.attention_call import AttentionCall
+call = AttentionCall(Params.model_validate({point!r}), torch.device("cuda"))
+forward, before = call.phases()["forward"]
 def ms(cycles):
     def run():
-        call.forward()
+        forward()
         if cycles:
             torch.cuda._sleep(cycles)
-    return statistics.median(time_ms(run, torch.device("cuda"), before=call.clear_gradients))
+    return statistics.median(time_ms(run, torch.device("cuda"), before=before))
 alone = ms(0)
 cycles = int(alone * {slowdown} * 1.8e6)
 for _ in range(6):
@@ -115,22 +114,24 @@ def make_copy(folder: Path, point: dict[str, object], on: str, slowdown: float) 
         else:
             shutil.copy(source, partial / name)
     if slowdown:
-        cycles = 0 if on == "cpu" else calibrate(point, slowdown)
+        cycles = calibrate(point, slowdown) if on == "gpu" else 0
         with (partial / "systems" / "training" / "attention_choice.py").open("a") as file:
             file.write(PATCH.format(cycles=cycles, slowdown=slowdown))
     partial.rename(folder)
 
 
-def measure(out: Path, on: str, slowdown: float, rounds: int) -> Path:
+def measure(out: Path, on: str, slowdown: float, number: int) -> Path:
     """Measure the copy against this project, and return the results folder."""
-    copy, results = out / f"copy-{on}-{slowdown:g}", out / f"results-{on}-{slowdown:g}"
+    copy = out / f"copy-{on}-{slowdown:g}"
+    results = out / f"results-{on}-{slowdown:g}-{number}"
     make_copy(copy, POINTS[on], on, slowdown)
     sweep = {
         "name": "planted",
         "benchmark": "attention",
         "fixed": POINTS[on],
         "resources": {"gpus_per_node": 0 if on == "cpu" else 1},
-        "blocks": {"rounds": rounds},
+        # Backward near the power limit needs more rounds than 10.
+        "blocks": {"rounds": "auto", "phases": ["forward"] if on == "gpu-power" else []},
     }
     path = out / f"planted-{on}.yaml"
     path.write_text(json.dumps(sweep))
@@ -141,35 +142,14 @@ def measure(out: Path, on: str, slowdown: float, rounds: int) -> Path:
     return results
 
 
-def groups(rounds: tuple[Round, ...], size: int) -> Iterator[list[Round]]:
-    """Yield consecutive groups of rounds. An incomplete last group is left out."""
-    for start in range(0, len(rounds) - size + 1, size):
-        yield list(rounds[start : start + size])
-
-
-def verdicts(results: Path, size: int, margin: float) -> dict[str, Counter[str]]:
-    """Return the number of verdicts of each kind, by what is compared.
-
-    The exit codes are those of `aggregate.py compare` for each group, over all phases.
-    """
-    counts: dict[str, Counter[str]] = {}
-    of_groups: dict[int, list[Verdict]] = {}
-    for pair in paired_rounds(read_records(results)[0]):
-        parts = list(groups(pair.rounds, size))
-        for i, part in enumerate(parts):
-            floor = aa_floor([*parts[:i], *parts[i + 1 :]])
-            judged = judge(part, margin, floor)
-            of_groups.setdefault(i, []).append(judged)
-            counts.setdefault(pair.phase, Counter())[judged.verdict] += 1
-            twice = [replace(r, baseline=r.baseline[:1], candidate=r.baseline[1]) for r in part]
-            verdict = judge(twice, margin, floor).verdict
-            counts.setdefault(f"{pair.phase}, A/A", Counter())[verdict] += 1
-        whole = judge(pair.rounds, margin, 0.0)
-        if whole.low is not None and whole.high is not None:
-            interval = f"{whole.ratio:.4f} [{whole.low:.4f}, {whole.high:.4f}]"
-            print(f"  {pair.phase:18} all {whole.rounds} rounds: ratio {interval}")
-    codes = Counter(f"exit {decide(found)}" for found in of_groups.values())
-    return counts | {"all phases": codes}
+def compared(results: Path, margin: float) -> tuple[list[dict[str, str]], int]:
+    """Return the cells of `aggregate.py compare`, and its exit code."""
+    command = [sys.executable, "aggregate.py", "compare", str(results.resolve()), "--format", "csv"]
+    done = subprocess.run(
+        [*command, "--margin", str(margin)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines)), done.returncode
 
 
 def main() -> None:
@@ -177,15 +157,25 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--on", choices=list(POINTS), default="cpu")
     parser.add_argument("--slowdown", type=float, default=0.05)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--verdict-rounds", type=int, default=5)
+    parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--margin", type=float, default=0.01)
     given = parser.parse_args()
+    if given.on == "gpu-power" and given.slowdown not in (0, 0.02):
+        parser.error("--on gpu-power plants attention of one of 64 heads: --slowdown 0.02, or 0")
     given.out.mkdir(parents=True, exist_ok=True)
-    results = measure(given.out, given.on, given.slowdown, given.rounds)
-    print(f"{given.on}, planted {given.slowdown:.0%}, verdicts of {given.verdict_rounds} rounds:")
-    for name, found in verdicts(results, given.verdict_rounds, given.margin).items():
-        print(f"  {name:24} " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()))
+    verdicts: dict[str, Counter[str]] = {}
+    codes: Counter[int] = Counter()
+    for number in range(given.times):
+        cells, code = compared(measure(given.out, given.on, given.slowdown, number), given.margin)
+        codes[code] += 1
+        for cell in cells:
+            interval = f"{float(cell['ratio']):.4f} [{cell['low']:.6}, {cell['high']:.6}]"
+            print(f"  {cell['phase']:18} {cell['rounds']} rounds: {interval} {cell['verdict']}")
+            verdicts.setdefault(cell["phase"], Counter())[cell["verdict"]] += 1
+    print(f"{given.on}, planted {given.slowdown:.0%}:")
+    for name, found in verdicts.items():
+        print(f"  {name:18} " + ", ".join(f"{n} {kind}" for kind, n in found.most_common()))
+    print("  exit codes         " + ", ".join(f"{n} x {code}" for code, n in codes.items()))
 
 
 if __name__ == "__main__":
