@@ -82,6 +82,7 @@ def own_section(page):
     return page.locator("#own_sweeps article").filter(has_text="Zebra by size")
 
 
+@pytest.mark.slow
 def test_what_is_looked_for_is_found(open_page) -> None:
     page = open_page("#own_sweeps")  # an anchor opens its problem
     assert own_section(page).count() == 1

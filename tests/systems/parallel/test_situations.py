@@ -279,7 +279,9 @@ assert loops() == 0, "threads of Gloo are alive"
 """
 
 
-@pytest.mark.parametrize("given", ["None", "dist.new_group()"])
+@pytest.mark.parametrize(
+    "given", ["None", pytest.param("dist.new_group()", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", ["NaiveDDP", "BucketedDDP", "FullyShardedDataParallel"])
 def test_no_thread_of_gloo_outlives_the_process_group(name, given):
     arguments = "torch.nn.Linear(3, 3), process_group=given"
