@@ -29,8 +29,7 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
 
 def _wrapped(lines: list[str], width: int) -> list[str]:
     """Return lines of text that fit a width. Those with a command stay whole, to be copied."""
-    return [line if " -m " in line or "blocks.rounds" in line else wrapped(line, width)
-            for line in lines]  # fmt: skip
+    return [line if " -m " in line else wrapped(line, width) for line in lines]
 
 
 def csv_comparison(found: Comparison) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from jobs.results.unreadable import BadLine, first_problem
+from jobs.results.unreadable import BadLine, read_json
 from jobs.whole_files import write_json
 
 FILE = "judgements.json"
@@ -52,15 +52,4 @@ def read_judgements(job_folder: Path, bad: list[BadLine] | None = None) -> dict[
     Args:
         bad: list to which a `BadLine` is added if the file cannot be read.
     """
-    path = job_folder / FILE
-    try:
-        return _FILE.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        reason = str(error.strerror)
-    except ValidationError as error:
-        reason = first_problem(error)
-    if bad is not None:
-        bad.append(BadLine(path, 0, reason))
-    return {}
+    return read_json(job_folder / FILE, _FILE, bad) or {}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from jobs.formatting import on_one_line
 from jobs.results.manifest import (
@@ -27,7 +27,7 @@ from jobs.results.manifest import (
 )
 from jobs.results.slurm_job import SlurmJob
 from jobs.results.slurm_queue import UNCONFIRMED_S, Answer, ask
-from jobs.results.unreadable import BadLine, first_problem
+from jobs.results.unreadable import BadLine, read_json
 from jobs.status import JobState, JobStates, Status
 from jobs.whole_files import write_json
 
@@ -184,17 +184,10 @@ def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> P
 
 
 def _read_ended(manifest: Manifest, notes: list[str]) -> dict[str, str]:
-    path = manifest.path / ENDED
-    try:
-        return _STATES.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        reason = str(error.strerror)
-    except ValidationError as error:
-        reason = first_problem(error)
-    notes.append(str(BadLine(path, 0, reason)))
-    return {}
+    bad: list[BadLine] = []
+    found = read_json(manifest.path / ENDED, _STATES, bad) or {}
+    notes += map(str, bad)
+    return found
 
 
 def _age_s(path: Path) -> float:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import CommandError
+
+T = TypeVar("T")
 
 
 class UnreadableResults(CommandError):
@@ -53,6 +56,25 @@ def names_in(folder: Path) -> list[str]:
     except OSError as error:
         why = str(error.strerror)
     raise UnreadableResults(f"{folder} cannot be read: {why}")
+
+
+def read_json(path: Path, kind: TypeAdapter[T], bad: list[BadLine] | None = None) -> T | None:
+    """Return the content of a JSON file, or None if it does not exist or cannot be read.
+
+    Args:
+        bad: list to which a `BadLine` is added if the file exists, but cannot be read.
+    """
+    try:
+        return kind.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = str(error.strerror)
+    except ValidationError as error:
+        reason = first_problem(error)
+    if bad is not None:
+        bad.append(BadLine(path, 0, reason))
+    return None
 
 
 def first_problem(error: ValidationError) -> str:

@@ -15,19 +15,17 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from jobs.processes import signal_name
-from jobs.results.unreadable import BadLine, first_problem
+from jobs.results.unreadable import BadLine, read_json
 from jobs.whole_files import write_json
 
 STATE = "state.json"  # file in the folder of a job
 WORKER = "worker"
 END = "worker_end.json"
 IDLE_RESTARTS = 2  # restarts in a row of a worker that dies without progress
-T = TypeVar("T", bound=BaseModel)
 
 
 class RunningAttempt(BaseModel):
@@ -70,6 +68,9 @@ class WorkerEnd(BaseModel):
         return f"the worker (process {self.pid}) of job {job} {how}"
 
 
+_STATE, _END = TypeAdapter(WorkerState), TypeAdapter(WorkerEnd)
+
+
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
     write_json(job_folder / STATE, state.model_dump(mode="json"), parents=False)
 
@@ -86,7 +87,7 @@ def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> Wor
     Args:
         bad: list to which a `BadLine` is added if the file cannot be read.
     """
-    return _read(job_folder / STATE, WorkerState, bad) or WorkerState()
+    return read_json(job_folder / STATE, _STATE, bad) or WorkerState()
 
 
 def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
@@ -95,21 +96,7 @@ def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
     Args:
         bad: list to which a `BadLine` is added if the file cannot be read.
     """
-    return _read(job_folder / END, WorkerEnd, bad)
-
-
-def _read(path: Path, kind: type[T], bad: list[BadLine] | None) -> T | None:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        reason = str(error.strerror)
-    except ValidationError as error:
-        reason = first_problem(error)
-    if bad is not None:
-        bad.append(BadLine(path, 0, reason))
-    return None
+    return read_json(job_folder / END, _END, bad)
 
 
 def claim_job(job_folder: Path) -> str:

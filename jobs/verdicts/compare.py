@@ -6,32 +6,27 @@ verdicts and the exit codes.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 from jobs.errors import CommandError
-from jobs.formatting import counted, format_scalar, relative
+from jobs.formatting import counted, relative
 from jobs.frame.recorded import recorded_value
-from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
-from jobs.run import Run, varying
-from jobs.sweep.conditions import MAX_LENGTH
 from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.conditions import differences, is_other_clock
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
 from jobs.verdicts.judge import MARGIN, Verdict, established
+from jobs.verdicts.more_rounds import command_for_more
 
 NO_ROUNDS = (
     "it has no paired rounds. To measure runs in turn, add the key `blocks` to the sweep, or "
     "submit it with --against REV to compare with another version of the code"
 )
 FAILED = ("broken", "wrong")  # verdicts on the whole run, for which the exit code is 1
-MORE_ROUNDS = 5  # that the command for undecided cells adds
 
 
 @dataclass(frozen=True)
@@ -331,79 +326,11 @@ def _decision(
         f"Undecided: {counted(len(open_cells), 'cell')} may be more than {margin:.2%} slower"
         + (
             f". To measure their blocks again: {again}"
-            if (again := _again(open_cells, observation))
+            if (again := command_for_more(open_cells, observation))
             else "."
         )
     )
     return lines
-
-
-def _again(cells: list[Cell], observation: Observation | None) -> str:
-    """Return the command that measures more rounds of the blocks of some cells, or "".
-
-    It is that of the latest submission which has one of the cells, for all its cells.
-    """
-    runs = {cell.run.id for cell in cells}
-    for manifest in reversed(observation.manifests if observation is not None else ()):
-        words = shlex.split(manifest.command)
-        blocks = [block for block in manifest.blocks if not runs.isdisjoint(block.runs)]
-        if blocks and {"jobs.submit", "submit"} & set(words):
-            break
-    else:
-        return ""
-    kept = _without(words, "--rounds", "--out", "--where", "--filter")
-    kept = [w for w in kept if w != "--force" and not w.startswith("blocks.rounds=")]
-    # After a commit, --against HEAD would be another version of the code.
-    for i, word in enumerate(kept):
-        option, equals, given = word.partition("=")
-        if option == "--against" and not Path(given if equals else kept[i + 1]).is_dir():
-            kept[i : i + 1 if equals else i + 2] = ["--against", *manifest.checkouts]
-    judgements = observation.judgements if observation is not None else {}
-    done = [judgements[b.id].rounds if b.id in judgements else b.rounds for b in blocks]
-    kept += ["--rounds", str(max(done) + MORE_ROUNDS), "--out", str(relative(manifest.folder))]
-    own = [cell for cell in cells if cell.run.id in manifest.runs]
-    condition = _condition(own, manifest)
-    return shlex.join([*kept, "--where", condition] if condition else kept)
-
-
-def _without(words: list[str], *options: str) -> list[str]:
-    """Return the words of a command without some options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if not skip and option not in options:
-            kept.append(word)
-        skip = not skip and option in options and not equals
-    return kept
-
-
-def _condition(cells: list[Cell], manifest: Manifest) -> str | None:
-    """Return the condition that holds for the blocks of some cells, None for all blocks.
-
-    If there are too many blocks for a condition, it holds for as many as it can.
-    """
-    keys = manifest.sweep.blocks
-    compared = set(keys.interleave) if keys is not None else set()
-    members = [manifest.runs[block.baseline] for block in manifest.blocks]
-    names = [name for name in varying(members) if name not in compared]
-    wanted = {_equals(cell.run, names): None for cell in cells}
-    if wanted.keys() >= {_equals(run, names) for run in members} or not names:
-        return manifest.sweep.filter
-    given = f" and ({manifest.sweep.filter})" if manifest.sweep.filter else ""
-    room = MAX_LENGTH - len(given) - len("()")
-    lengths = accumulate(len(one) + len(" or ") for one in wanted)
-    of_blocks = " or ".join(o for o, end in zip(wanted, lengths, strict=True) if end < room)
-    return f"({of_blocks}){given}" if given else of_blocks
-
-
-def _equals(run: Run, names: list[str]) -> str:
-    values = {name: run.params[name] for name in names if name in run.params}
-    texts = {
-        name: json.dumps(value) if isinstance(value, str) else format_scalar(value)
-        for name, value in values.items()
-    }
-    return " and ".join(f"{name} == {text}" for name, text in texts.items())
 
 
 def _span(numbers: list[int], noun: str) -> str:

@@ -130,7 +130,7 @@ def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided:
     alone = estimate.allocations() if estimate.are_unlike else [estimate]
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
-    half = estimate.over_allocations() if estimate.are_unlike else estimate.half_width(CONFIDENCE)
+    half = (estimate.over_allocations if estimate.are_unlike else estimate).half_width(CONFIDENCE)
     p_values = [each.p for each in alone]
     p = None if None in p_values else max(p for p in p_values if p is not None)
     return Verdict(
@@ -306,13 +306,13 @@ class _Estimate:
             return None
         return float(stdtrit(self.freedom, 1 - (1 - confidence) / 2)) * self.error
 
-    def over_allocations(self) -> float:
-        """Return the half width of the 95% interval of the mean over allocations, with hosts."""
-        from scipy.special import stdtrit
-
-        freedom = len(self.means) - 1
-        error = float(np.std(self.means, ddof=1)) / math.sqrt(len(self.means))
-        return float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2)) * error
+    @property
+    def over_allocations(self) -> _Estimate:
+        """The estimate whose error includes the variation of hosts, from one mean of each."""
+        variance, count = float(np.var(self.means, ddof=1)), len(self.means)
+        return replace(
+            self, means=(self.mean,), counts=(count,), variance=variance, freedom=count - 1, blur=0
+        )
 
     def decision(self, same: float, least: float, one_sided: float) -> Decision:
         """Return the verdict. `same` and `least` are the logarithms of the margin and the floor."""
