@@ -1,8 +1,4 @@
-"""Makes the columns of a table that show published figures.
-
-Published figures are values that other authors measured. Figures with different sources or GPUs are
-in different columns.
-"""
+"""Makes the columns of a table that show published figures, one for each source and GPU."""
 
 from __future__ import annotations
 
@@ -18,11 +14,10 @@ _UNSTATED = "unstated"  # in the CSV files: the source does not give this value
 def published_columns(
     published: Published, dimensions: list[str], keys: list[tuple[Any, ...]]
 ) -> dict[str, list[str]]:
-    """Make the columns of a table that show published figures.
+    """Return the columns of published figures beside the rows of a table, by header.
 
-    Published figures are values that other authors measured. For each row, a key has the values of
-    the dimensions, the parameters that identify it. Of consecutive rows with equal values, only the
-    first gets a figure. A column has a cell per row, which is empty without a figure.
+    For each row, a key has the values of the dimensions, the parameters that identify it. Of
+    consecutive rows with equal values, only the first gets a figure. A cell without one is empty.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures fit one cell.
@@ -44,13 +39,10 @@ def published_columns(
 def _by_origin(
     file: FigureFile, published: Published, rows: list[dict[str, str]], place: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the published figures that belong to one row of a table.
+    """Return the figures that belong to one row of a table, by their source and GPU.
 
-    A published figure is a value that other authors measured. The figures are stored in CSV files.
-
-    `rows` are the rows of the CSV file that match `published.where`, and `place` has the parameters
-    of the table row. The figures are returned as printed. The keys name the source and the GPU of
-    the figure.
+    `rows` are those of the file that match `published.where`, and `place` has the parameters of the
+    row of the table.
     """
     # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():
@@ -73,10 +65,7 @@ def _by_origin(
 
 
 def _origin(file: FigureFile, row: dict[str, str]) -> str:
-    """Return the source and the GPU of a published figure as text, for the header of its column.
-
-    A published figure is a value that other authors measured.
-    """
+    """Return the source and the GPU of a figure as text, for the header of its column."""
     source = row.get("source") or file.name.removesuffix(".csv")
     gpu = row.get("gpu", _UNSTATED)
     return f"{source}, {'GPU unstated' if gpu == _UNSTATED else gpu}"

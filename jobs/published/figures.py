@@ -1,8 +1,7 @@
 """Reads published figures from the CSV files in the folder of this module.
 
 Published figures are values that other authors measured, on other machines and with other settings.
-A table shows each figure exactly as it was printed. The header of the table column names the source
-and the GPU of the figure.
+A table shows each figure exactly as it was printed, below its source and GPU.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _MEASURED = ("_ms", "_mib", "_gib", "_percent")  # suffixes of columns with meas
 
 
 class Published(BaseModel):
-    """Settings that select published figures, which are values that other authors measured.
-
-    In a sweep file, this is an entry of the key `published` of a table.
-    """
+    """Selects published figures: an entry of the key `published` of a table in a sweep file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -42,31 +38,20 @@ class Published(BaseModel):
 
 @dataclass(frozen=True)
 class FigureFile:
-    """One CSV file of published figures, which are values that other authors measured.
-
-    The rows contain each value as text, as printed by its source.
-    """
+    """One CSV file of published figures. Values are text, as printed by their source."""
 
     name: str
     columns: list[str]
     rows: list[dict[str, str]]
 
     def check_column(self, name: str) -> str:
-        """Check that the file has a column, and return the name of the column.
-
-        Raises:
-            TableError: if there is no such column. The message lists the valid columns.
-        """
+        """Return the name of a column. Raises TableError if the file has no such column."""
         if name not in self.columns:
             raise TableError(f"{self.name} has no column {name!r}{nearest(name, self.columns)}")
         return name
 
     def matching_rows(self, fixed: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the rows in which each given column has the required value, or one of a list.
-
-        Raises:
-            TableError: if a column does not exist.
-        """
+        """Return the rows in which each given column has the required value, or one of a list."""
         rows = self.rows
         for name, given in fixed.items():
             column = self.check_column(name)
@@ -75,10 +60,9 @@ class FigureFile:
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
-        """Return the error message for a selection that matches several rows instead of one.
+        """Return the error message for a selection, `what`, that matches several rows.
 
-        The message lists the columns in which these rows differ, except columns of measured values.
-        `what` describes the selection, such as "gpu=H100".
+        It lists the columns in which the rows differ, except columns of measured values.
         """
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
@@ -94,12 +78,10 @@ class FigureFile:
 
 @cache
 def read_figures(file: str) -> FigureFile:
-    """Read a CSV file of published figures, which are values that other authors measured.
-
-    The name of the file is without its folder.
+    """Read a CSV file, given by its name without the folder.
 
     Raises:
-        TableError: if there is no file of this name. The message lists the valid names.
+        TableError: if there is no file of this name.
     """
     known = sorted(path.name for path in FOLDER.glob("*.csv"))
     if file not in known:
@@ -127,9 +109,7 @@ def same_value(value: Any, text: str) -> bool:
 def published_figure(file: str, column: str, **where: Any) -> str | None:
     """Return one published figure as printed, or None if no figure matches.
 
-    A published figure is a value that other authors measured. The figures are in the CSV files of
-    the folder jobs/published. `where` has conditions on other columns: the required value, or a
-    list of allowed values.
+    `where` has conditions on other columns: the required value, or a list of allowed values.
 
     Raises:
         TableError: if the file or a column does not exist, or if several figures match.
@@ -144,11 +124,7 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:
-    """Return the errors in the settings that select published figures for a table.
-
-    Published figures are values that other authors measured. Each error is the path of the key
-    within the settings, and the message.
-    """
+    """Return the errors in settings: the path of the key within them, and the message."""
     try:
         figures = read_figures(published.file)
     except TableError as error:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
+from jobs.results.unreadable import BadLine, UnreadableResults, names_in, read_json
 from jobs.whole_files import write_json
 
 CANCELLED = "cancelled"  # folder of the lists inside the folder of a submission
@@ -22,30 +22,17 @@ _LIST = TypeAdapter(set[tuple[str, int]])
 
 
 def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tuple[str, int]]:
-    """Return the (run id, repeat) pairs of a submission that were cancelled before they started.
-
-    Args:
-        bad: list to which a `BadLine` is added for each list that cannot be read.
-    """
-    tasks: set[tuple[str, int]] = set()
-    problems: list[BadLine] = []
+    """Return the (run id, repeat) pairs of a submission that were cancelled before they started."""
     folder = submission / CANCELLED
     try:
         names = names_in(folder)
     except UnreadableResults as error:
-        names, problems = [], [BadLine(folder, 0, str(error))]
-    for name in names:
-        if not name.endswith(".json"):
-            continue  # the temporary file of a list that is being written
-        try:
-            tasks |= _LIST.validate_json((folder / name).read_bytes())
-        except OSError as error:
-            problems.append(BadLine(folder / name, 0, str(error.strerror)))
-        except ValidationError as error:
-            problems.append(BadLine(folder / name, 0, first_problem(error)))
-    if bad is not None:
-        bad += problems
-    return tasks
+        if bad is not None:
+            bad.append(BadLine(folder, 0, str(error)))
+        return set()
+    # Others are the temporary files of lists that are being written.
+    lists = (name for name in names if name.endswith(".json"))
+    return set().union(*(read_json(folder / name, _LIST, bad) or () for name in lists))
 
 
 def add_cancelled(submission: Path, tasks: Iterable[tuple[str, int]]) -> None:

@@ -47,9 +47,5 @@ def write_judgement(job_folder: Path, block: str, judgement: Judgement) -> None:
 
 
 def read_judgements(job_folder: Path, bad: list[BadLine] | None = None) -> dict[str, Judgement]:
-    """Return the judgements on the blocks of a job, by block id.
-
-    Args:
-        bad: list to which a `BadLine` is added if the file cannot be read.
-    """
+    """Return the judgements on the blocks of a job, by block id."""
     return read_json(job_folder / FILE, _FILE, bad) or {}

@@ -47,10 +47,6 @@ def note_accepted(folder: Path) -> None:
 def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
     """Return the results folder of the last accepted submission, or None if there is none.
 
-    Args:
-        bad: list to which a `BadLine` is added for each file or folder in ./logs that was searched
-            and cannot be read.
-
     Raises:
         UnreadableResults: if ./logs cannot be read.
     """
@@ -79,9 +75,6 @@ def noted_folder() -> Path | None:
 def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
     """Return the results folders in a folder and in its folders, as logs/flash and logs/h200/flash.
 
-    Args:
-        bad: list to which a `BadLine` is added for each folder that cannot be read.
-
     Raises:
         UnreadableResults: if `parent` cannot be read.
     """
@@ -107,22 +100,16 @@ def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
 def manifests_of(
     folders: Iterable[Path], bad: list[BadLine] | None = None
 ) -> dict[Path, list[Manifest]]:
-    """Return the manifests of each results folder. Folders that cannot be read are left out.
-
-    Args:
-        bad: list to which a `BadLine` is added for each file or folder that cannot be read.
-    """
+    """Return the manifests of each results folder. Folders that cannot be read are left out."""
     found: dict[Path, list[Manifest]] = {}
-    problems: list[BadLine] = []
+    bad = [] if bad is None else bad
     for folder in folders:
         try:
-            found[folder] = read_manifests(folder, problems)
+            found[folder] = read_manifests(folder, bad)
         except FileNotFoundError:
             continue  # no submission has a manifest
         except BrokenManifest as error:
-            problems.append(error.problem)
+            bad.append(error.problem)
         except UnreadableResults as error:
-            problems.append(BadLine(folder, 0, str(error)))
-    if bad is not None:
-        bad += problems
+            bad.append(BadLine(folder, 0, str(error)))
     return found

@@ -268,8 +268,6 @@ def read_manifest(
 
     Args:
         path: the submission's folder.
-        bad: list to which a `BadLine` is added for handles.json, and for each of its entries, that
-            cannot be read.
         digest: hash that manifest.json must have, from `write_manifest`. None: any.
 
     Raises:
@@ -360,10 +358,6 @@ def _read_handles(
 
 def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
-
-    Args:
-        bad: list to which a `BadLine` is added for each file that cannot be read. Submissions whose
-            manifest.json cannot be read are skipped.
 
     Raises:
         FileNotFoundError: if the folder contains no submissions.

@@ -1,7 +1,8 @@
 """Files and folders of a results folder that cannot be read.
 
 A damaged line or file is reported as a `BadLine` and skipped. A folder that cannot be read is an
-error, because all results in it would seem to be missing.
+error, because all results in it would seem to be missing. Functions that read results have the
+argument `bad`, a list to which they add a `BadLine` for each file, folder or line that they skip.
 """
 
 from __future__ import annotations
@@ -59,11 +60,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def read_json(path: Path, kind: TypeAdapter[T], bad: list[BadLine] | None = None) -> T | None:
-    """Return the content of a JSON file, or None if it does not exist or cannot be read.
-
-    Args:
-        bad: list to which a `BadLine` is added if the file exists, but cannot be read.
-    """
+    """Return the content of a JSON file, or None if it does not exist or cannot be read."""
     try:
         return kind.validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -60,7 +60,7 @@ class WorkerEnd(BaseModel):
     at: float  # in seconds since the epoch
 
     def text(self, job: int) -> str:
-        """Return how the worker of a job ended, e.g. `the worker ... was killed by SIGKILL`."""
+        """Return how the worker of a job ended, as text."""
         if self.exit_code < 0:
             how = f"was killed by {signal_name(-self.exit_code)}"
         else:
@@ -80,22 +80,12 @@ def write_worker_end(job_folder: Path, end: WorkerEnd) -> None:
 
 
 def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> WorkerState:
-    """Return the last state that a worker of the job wrote.
-
-    If there is no readable state, return an empty state.
-
-    Args:
-        bad: list to which a `BadLine` is added if the file cannot be read.
-    """
+    """Return the last state that a worker of the job wrote. It is empty if none can be read."""
     return read_json(job_folder / STATE, _STATE, bad) or WorkerState()
 
 
 def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
-    """Return how the worker of a job failed, or None if the job has no readable `worker_end.json`.
-
-    Args:
-        bad: list to which a `BadLine` is added if the file cannot be read.
-    """
+    """Return how the worker of a job failed, or None if no file says that it did."""
     return read_json(job_folder / END, _END, bad)
 
 
