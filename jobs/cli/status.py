@@ -1,4 +1,4 @@
-"""The command `python -m jobs status`: the state of each run in a results folder."""
+"""The command `status`: the state of each run in a results folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
+from jobs.cli.arguments import Folder
+from jobs.cli.completion import results_folders
+from jobs.cli.consoles import console
+from jobs.cli.find import observed
+from jobs.cli.watch import LONGEST_S, SHORTEST_S, WatchingCommand, watch
+from jobs.cli.where import Where, matching
 from jobs.code.short_names import run_labels
-from jobs.command_line.completion import results_folders
-from jobs.command_line.plain_console import plain_console
-from jobs.commands.arguments import Folder
-from jobs.commands.find import observed
-from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
-from jobs.commands.where import Where, matching
 from jobs.formatting import compact_ids, counted, format_range, wrapped
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.stale import with_stale
 from jobs.status import Status
+
+EXAMPLES = """
+logs/flash --json
+--watch
+--where 'status == error and seq_len > 4096'
+"""
 
 SHOWN_RUNS = 30
 SHOWN_SIMILAR = 5  # maximum number of runs with the same state and reason that are listed
@@ -29,8 +35,8 @@ URGENT = (
     Status.oom, Status.unsupported, Status.preempted,
 )  # fmt: skip
 LAST = len(URGENT)
+COMMAND_CLASS = WatchingCommand
 SHOWN_SUBMISSIONS = 5
-console = plain_console()
 
 
 def status(
@@ -60,8 +66,8 @@ def status(
     or the status with which a run ended (ok, oom, timeout, error, wrong, unsupported, killed,
     preempted, cancelled). For rounds: auto, it tells how many blocks are decided, and the undecided
     cells. Then it lists the runs that are neither ok nor queued, with the reason, or with --where
-    all runs that satisfy the condition. Results of older code, see python -m jobs sources, are
-    counted in a note and marked in the list. For submissions to Slurm, it prints the ids of the
+    all runs that satisfy the condition. Results of older code are counted in a
+    note and marked in the list. For submissions to Slurm, it prints the ids of the
     jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,

@@ -1,4 +1,4 @@
-"""The command `python -m jobs logs`: the output of one run."""
+"""The command `logs`: the output of one run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.arguments import In, RunId
-from jobs.commands.find import find_run
-from jobs.commands.follow import attempt_of, follow, logs_of
+from jobs.cli.arguments import In, RunId
+from jobs.cli.consoles import fail
+from jobs.cli.find import find_run
+from jobs.cli.follow import attempt_of, follow, logs_of
 from jobs.results.manifest import ARTIFACTS
 from jobs.results.run_states import Observation, TaskState
-from jobs.submit import fail
+
+EXAMPLES = "3fa2 --follow"
 
 
 def logs(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from jobs.command_line.completion import results_folders, run_ids
-from jobs.command_line.parsers import as_path, run_prefix
+from jobs.cli.completion import results_folders, run_ids
+from jobs.cli.parsers import as_path, run_prefix
 
 Folder = Annotated[
     Path | None,
