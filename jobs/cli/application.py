@@ -1,7 +1,7 @@
 """The commands of this project, as one application.
 
 The module of a command is imported when the command is called. It has a function with the name of
-the command, and its EXAMPLES.
+the command (list_ for list, which is a builtin), and its EXAMPLES.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typer.main import get_command
 COMMANDS = {
     "submit": "Run a sweep: expand its file into runs, group them into jobs, and start the jobs.",
     "status": "Show the state of each run in a results folder.",
+    "list": "List the results folders here, the newest last.",
+    "show": "Show one page about a run.",
     "logs": "Print the output of a run and, if the run failed, the reason.",
     "cancel": "Cancel all queued and running jobs of a results folder.",
     "retry": "Submit the failed and missing runs of a results folder again.",
@@ -67,7 +69,8 @@ def load(name: str) -> TyperCommand:
     """Import the module of a command and return the command."""
     module = import_module(f"jobs.cli.{name}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=getattr(module, "COMMAND_CLASS", Command))(getattr(module, name))
+    function = getattr(module, name if hasattr(module, name) else f"{name}_")
+    app.command(name, cls=getattr(module, "COMMAND_CLASS", Command))(function)
     loaded = get_command(app)
     loaded.examples = module.EXAMPLES  # type: ignore[attr-defined]
     return loaded  # type: ignore[return-value]

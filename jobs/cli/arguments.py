@@ -18,6 +18,15 @@ Folder = Annotated[
         autocompletion=results_folders,
     ),
 ]
+AnyFolders = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[FOLDER]...",
+        help="Results folders, and folders that contain results folders. [default: ./logs]",
+        parser=as_path,
+        autocompletion=results_folders,
+    ),
+]
 In = Annotated[
     Path | None,
     typer.Option(
