@@ -31,7 +31,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # In the sbatch scripts of a dry run
 NEW_SUBMISSION = r"(submissions/|sweep:)\d{8}-\d{6}-\d+-\w{4}(?=/slurm|/jobs|\.| )"
-WARM_UP = ["aggregate", "pandas", "scipy.stats", "matplotlib.figure", "typer", "pydantic"]
+WARM_UP = [
+    "aggregate",
+    "jobs.cli.tables",
+    "pandas",
+    "scipy.stats",
+    "matplotlib.figure",
+    "typer",
+    "pydantic",
+]
 # Executes commands, each in a process that has the modules already, and saves what they print.
 RUN_ALL = """
 import json, os, runpy, sys
@@ -64,6 +72,17 @@ from pathlib import Path
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 for run in expand(load_sweep(Path({sweep!r}))).runs: print(run.id, run.label())
+"""
+
+# Prints the id of each run of a results folder, and the hash of the sources that it has now.
+HASHES = """
+import sys
+from pathlib import Path
+from jobs.results.run_states import observe
+from jobs.sweep.run_sources import RunSources
+sources = RunSources()
+for manifest in observe(Path(sys.argv[1]).resolve()).manifests:
+    for run in manifest.runs.values(): print(run.id, sources.source_hash(run))
 """
 
 
@@ -142,7 +161,7 @@ def source_hashes(version: Path) -> dict[str, str]:
     """Return the present source hash of each run in the results folders of a version."""
     lines: list[str] = []
     for folder in results_folders(version):
-        command = [sys.executable, "-m", "jobs", "sources", "--in", folder]
+        command = [sys.executable, "-c", HASHES, folder]
         lines += subprocess.run(
             command, cwd=version, check=True, capture_output=True, text=True
         ).stdout.splitlines()

@@ -28,8 +28,8 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from aggregate import app
 from jobs.block import Block
+from jobs.cli.application import app
 from jobs.results.counting import allocation_of, complete_executions, place_of
 from jobs.results.manifest import Executor, Job, Manifest, write_manifest
 from jobs.results.record import RECORDS, Record

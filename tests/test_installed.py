@@ -142,7 +142,7 @@ def test_the_wheel_works_in_any_folder(elsewhere: Path, installed: Path, own: Pa
         assert tracked and not tracked - set(ZipFile(wheel).namelist())
 
     told = python("jobs.submit", "my.yaml", "--local")
-    assert "2 ok" in told and f"{Path(sys.executable).name} -m aggregate logs/my" in told
+    assert "2 ok" in told and f"{Path(sys.executable).name} -m jobs tables logs/my" in told
     for record in records(elsewhere / "logs" / "my"):
         files = [str(installed / name / "__init__.py") for name in ("jobs", "systems")]
         assert facts(record)["files"] == files
@@ -166,13 +166,13 @@ PYTHON = "env/bin/python"
     ("commands", "submit", "tables"),
     [
         ("sweeps", "sweeps submit", "sweeps tables"),
-        (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m aggregate"),
+        (f"{PYTHON} -m jobs", f"{PYTHON} -m jobs.submit", f"{PYTHON} -m jobs tables"),
         *(
             pytest.param(*words, marks=pytest.mark.exhaustive)
             for words in [
                 ("env/bin/sweeps", "env/bin/sweeps submit", "env/bin/sweeps tables"),
-                ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m aggregate"),
-                ("python -m jobs", "python -m jobs.submit", "python -m aggregate"),
+                ("python3 -m jobs", "python3 -m jobs.submit", "python3 -m jobs tables"),
+                ("python -m jobs", "python -m jobs.submit", "python -m jobs tables"),
             ]
         ),
     ],

@@ -144,9 +144,14 @@ def git(*arguments: str) -> bytes:
 
 HASHES = """
 import sys
-from jobs.__main__ import app
+from pathlib import Path
+from jobs.results.run_states import observe
+from jobs.sweep.run_sources import RunSources
+sources = RunSources()
 for folder in sys.argv[1:]:
-    app(["sources", "--in", folder], standalone_mode=False)
+    for manifest in observe(Path(folder).resolve()).manifests:
+        for run in manifest.runs.values():
+            print(run.id, sources.source_hash(run))
 """
 
 

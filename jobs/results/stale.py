@@ -58,8 +58,7 @@ def with_stale(observation: Observation, staleness: Staleness | None = None) -> 
     note = (
         f"{len(stale)} of {counted(len(measured), 'result')} {_are(len(stale))} from older code"
         f"{without_hash(stale.values())}; python -m jobs.submit measures them again, "
-        "python -m jobs status --where 'older_code == true' lists them, "
-        "python -m jobs sources RUN the files that count"
+        "python -m jobs status --where 'older_code == true' lists them"
     )
     return replace(observation, stale=frozenset(stale), notes=[*observation.notes, note])
 

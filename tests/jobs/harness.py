@@ -16,9 +16,7 @@ from typing import Any
 import yaml
 from typer.testing import CliRunner
 
-import aggregate
-import jobs.__main__ as commands
-from jobs import submit
+from jobs.cli.application import COMMANDS, app
 from jobs.launch.plan_submission import Options, prepare
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import Record
@@ -115,7 +113,7 @@ def run_as_nobody(command: str, out: Path) -> subprocess.CompletedProcess[str]:
     modules.
     """
     code = (
-        "import os; from typer.testing import CliRunner; from jobs.__main__ import app; "
+        "import os; from typer.testing import CliRunner; from jobs.cli.application import app; "
         f"CliRunner().invoke(app, ['status', {str(out)!r}]); "
         f"CliRunner().invoke(app, [{command!r}, 'no-such-folder']); "
         "os.setuid(65534); app()"
@@ -141,9 +139,10 @@ def call(
         The completed process. `stdout` has the output of both streams, `stderr` only of stderr.
     """
     module, *rest = map(str, arguments)
-    app = {"jobs.submit": submit.app, "jobs": commands.app, "aggregate": aggregate.app}[module]
+    default = {"jobs.submit": ["submit"], "aggregate": ["tables"]}.get(module, [])
+    words = rest if rest[:1] and rest[0] in COMMANDS else [*default, *rest]
     given: dict[str, str | None] = {"COLUMNS": "80", TESTS_OWN: None, **(environment or {})}
-    result = CliRunner().invoke(app, rest, env=given)
+    result = CliRunner().invoke(app, words, env=given)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return subprocess.CompletedProcess(arguments, result.exit_code, result.output, result.stderr)

@@ -86,9 +86,6 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
 _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "Usage: "),
     (("jobs", "stauts"), "No such command 'stauts'"),
-    (("jobs", "compare", "logs/x"), "compare belongs to aggregate.py"),
-    (("jobs", "submit", "sweep.yaml"), "submit belongs to jobs.submit"),
-    (("aggregate", "status", "logs/x"), "status belongs to jobs"),
     (("jobs", "status"), "none in ./logs has an accepted submission"),
     (("jobs", "cancel"), "none in ./logs has an accepted submission"),
     (("jobs", "retry"), "none in ./logs has an accepted submission"),

@@ -270,8 +270,8 @@ def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
         text = f"try:\n    {text}\nexcept ImportError:\n    pass"
     (tmp_path / "odd" / "heavy.py").write_text(text)
     (tmp_path / "odd" / "light.py").write_text("from odd.heavy import x")
-    code = "import sys; from jobs.submit import app\n"
-    code += "try:\n    app()\nfinally:\n    print('torch' in sys.modules)"
+    code = "import sys; from jobs.cli.main import main\n"
+    code += "try:\n    main('submit', 'submit')\nfinally:\n    print('torch' in sys.modules)"
     paths = [str(tmp_path), str(ROOT), *([] if installed else [str(no_torch)])]
     sweep = tmp_path / "sweep.yaml"
     for name, file, line in (("odd.heavy", "heavy", 1 + installed), ("odd.light", "light", 1)):

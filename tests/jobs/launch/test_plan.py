@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.block import Block
-from jobs.command_line.expected_time import ExpectedTime
+from jobs.launch.expected_time import ExpectedTime
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import Task, split_done, tasks_of

@@ -252,10 +252,11 @@ def test_one_job_from_inside_another(waiting: Scenarios) -> None:
 # Prints a line when it is ready to submit, and submits when its stdin ends.
 SUBMIT_TOGETHER = """
 import sys
-from jobs.submit import app
+from jobs.cli.application import load
+submit = load("submit")
 print("ready", flush=True)
 sys.stdin.read()
-app(sys.argv[1:])
+submit(sys.argv[1:])
 """
 
 

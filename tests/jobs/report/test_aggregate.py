@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-import aggregate
-from jobs.commands import status
+from jobs.cli import status
+from jobs.cli.application import COMMANDS, app
 from jobs.frame.results import list_results
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.pivot import make_pivot
@@ -48,7 +48,8 @@ def special(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
 
 
 def cli(*arguments: str | Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(aggregate.app, [str(a) for a in arguments])
+    words = [str(a) for a in arguments]
+    result = CliRunner().invoke(app, words if words[0] in COMMANDS else ["tables", *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.stdout, result.stderr
 
@@ -122,7 +123,7 @@ def test_no_command_prints_a_line_wider_than_the_terminal(
     commands = [("aggregate", name) for name in ("tables", "compare", "attempts")]
     commands += [("jobs", "hours"), ("jobs", "status")]
     in_pipe = [call(*command, "out").stdout for command in commands]
-    monkeypatch.setattr("jobs.command_line.plain_console.UNLIMITED", width)
+    monkeypatch.setattr("jobs.cli.consoles.UNLIMITED", width)
     monkeypatch.setattr(status.console, "width", width)
     for command, whole in zip(commands, in_pipe, strict=True):
         lines = call(*command, "out").stdout.splitlines()
@@ -401,21 +402,3 @@ def test_tables_is_the_command_where_none_is_named(special: ResultsFolder) -> No
     assert named[0] == 0 and named[1].startswith("# second: time (ms)")
     assert cli(special.path, "--format", "csv", "--table", "second") == named
     assert cli("--format", "csv", "--table", "second", special.path) == named
-
-
-def test_help_shows_every_command() -> None:
-    code, out, _ = cli("--help")
-    assert code == 0
-    assert {"tables", "attempts", "compare", "export"} <= set(out.split())
-    assert "Examples: python aggregate.py logs/flash" in out
-    assert cli()[0] == 2
-
-
-def test_a_results_folder_may_be_named_as_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = ResultsFolder(tmp_path / "tables")
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
-    monkeypatch.chdir(tmp_path)
-    shown = call("aggregate", "tables").stdout
-    assert "1.000" in shown and shown == call("aggregate", "tables", "tables").stdout

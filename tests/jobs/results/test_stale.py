@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.commands.sources import sources
-from jobs.commands.status import status
+from jobs.cli.status import status
 from jobs.results.run_states import observe, summary
 from jobs.results.stale import with_stale
 from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
@@ -61,23 +60,3 @@ def test_status_tells_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         status(folder, as_json=True)
     assert sum(task["stale"] for task in json.loads(capsys.readouterr().out)["tasks"]) == 2
-
-
-def test_the_command_sources(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = {task.run.params["size"]: task.run.id for task in observe(folder).tasks}
-    sources(None, folder)
-    lines = {
-        line.split()[0]: line.split(" ", 2)[1:] for line in capsys.readouterr().out.splitlines()
-    }
-    assert [lines[runs[size]][1] for size in (1, 2, 3, 4)] == [
-        "older",
-        "older",
-        "same",
-        "no result",
-    ]
-    assert lines.keys() == set(runs.values())
-    for run, (source_hash, state) in lines.items():
-        sources(run, folder)
-        first, *files = capsys.readouterr().out.splitlines()
-        assert first == f"{run} {source_hash} {state}"
-        assert {"  tests/benchmarks/toy.py", "  systems/benchmark.py"} <= set(files)

@@ -164,9 +164,9 @@ def test_a_submission_refuses_it_with_one_line_and_without_torch(folder: Path) -
         assert done.returncode == 2 and words in done.stdout, done.stdout
         assert done.stdout.count("\n") == 1 and not (folder / "logs").exists()
     code = (
-        "import sys; from jobs.submit import app; sys.argv = ['x', sys.argv[1], "
+        "import sys; from jobs.cli.main import main; sys.argv = ['x', sys.argv[1], "
         "'implementation=code.py:Flash', '--dry-run']\n"
-        "try: app()\nfinally: print('torch' in sys.modules)"
+        "try: main('submit', 'submit')\nfinally: print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, sweep],

@@ -1,4 +1,4 @@
-"""The command `python -m jobs status`: the state of each run in a results folder."""
+"""The command `status`: the state of each run in a results folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Annotated
 import typer
 from rich.table import Table as Grid
 
+from jobs.cli.arguments import Folder
+from jobs.cli.completion import results_folders
+from jobs.cli.consoles import console
+from jobs.cli.find import observed
+from jobs.cli.watch import LONGEST_S, SHORTEST_S, WatchingCommand, watch
+from jobs.cli.where import Where, matching
 from jobs.code.short_names import run_labels
-from jobs.command_line.completion import results_folders
-from jobs.command_line.plain_console import plain_console
-from jobs.commands.arguments import Folder
-from jobs.commands.find import observed
-from jobs.commands.watch import LONGEST_S, SHORTEST_S, watch
-from jobs.commands.where import Where, matching
 from jobs.formatting import compact_ids, counted, format_range, wrapped
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.stale import with_stale
 from jobs.status import Status
+
+EXAMPLES = """
+logs/flash --json
+--watch
+--where 'status == error and seq_len > 4096'
+"""
 
 SHOWN_RUNS = 30
 SHOWN_SIMILAR = 5  # maximum number of runs with the same state and reason that are listed
@@ -29,8 +35,8 @@ URGENT = (
     Status.oom, Status.unsupported, Status.preempted,
 )  # fmt: skip
 LAST = len(URGENT)
+COMMAND_CLASS = WatchingCommand
 SHOWN_SUBMISSIONS = 5
-console = plain_console()
 
 
 def status(
@@ -40,6 +46,9 @@ def status(
         typer.Option("--json", help="Print the submissions and the state of every run as JSON."),
     ] = False,
     where: Where = None,
+    lists_all: Annotated[
+        bool, typer.Option("--all", help="List every run, also those that are ok or queued.")
+    ] = False,
     every_s: Annotated[
         float | None,
         typer.Option(
@@ -60,9 +69,8 @@ def status(
     or the status with which a run ended (ok, oom, timeout, error, wrong, unsupported, killed,
     preempted, cancelled). For rounds: auto, it tells how many blocks are decided, and the undecided
     cells. Then it lists the runs that are neither ok nor queued, with the reason, or with --where
-    all runs that satisfy the condition. Results of older code, see python -m jobs sources, are
-    counted in a note and marked in the list. For submissions to Slurm, it prints the ids of the
-    jobs.
+    all runs that satisfy the condition, or with --all every run. Results of older code are counted
+    in a note and marked in the list. For submissions to Slurm, it prints the ids of the jobs.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued, running, unknown and not_needed are not failures.
@@ -78,7 +86,7 @@ def status(
         text = (
             json.dumps(summary(chosen)) + "\n"
             if as_json
-            else _text(chosen, len(seen.tasks), where is not None)
+            else _text(chosen, len(seen.tasks), where is not None, lists_all)
         )
         return text, any(task.status.is_live for task in tasks)
 
@@ -92,17 +100,17 @@ def status(
     raise SystemExit(1 if any(task.status.is_failure for task in tasks) else 0)
 
 
-def _text(seen: Observation, total: int, all_runs: bool) -> str:
+def _text(seen: Observation, total: int, any_state: bool, every: bool) -> str:
     with console.capture() as capture:
-        _show(seen, total, all_runs)
+        _show(seen, total, any_state, every)
     return capture.get()
 
 
-def _show(seen: Observation, total: int, all_runs: bool) -> None:
+def _show(seen: Observation, total: int, any_state: bool, every: bool) -> None:
     """Print the state of a results folder.
 
     `seen` has the runs to show, and `total` is the number of all runs in the folder. With
-    `all_runs`, runs that are ok or queued are listed, too.
+    `any_state`, runs that are ok or queued are listed, too, and with `every` all of them.
     """
     newest = seen.manifests[-1]
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
@@ -120,7 +128,7 @@ def _show(seen: Observation, total: int, all_runs: bool) -> None:
         grid.add_row("", state, str(count), _waits_for(seen) if state is Status.queued else "")
     console.print(grid)
     _show_judgements(seen)
-    _show_runs(seen, all_runs)
+    _show_runs(seen, any_state or every, None if every else SHOWN_RUNS)
     for line in (*map(str, seen.bad_lines), *seen.notes):
         _print_line(f"  note: {line}", " " * 4)
 
@@ -165,14 +173,14 @@ def _show_judgements(seen: Observation) -> None:
         _print_line(f"  {which} (of {counted(each.cells, 'cell')})", " " * 6)
 
 
-def _show_runs(seen: Observation, all_runs: bool) -> None:
-    """Print the runs that are neither ok nor queued, with the reason. Urgent states come first.
+def _show_runs(seen: Observation, any_state: bool, most: int | None) -> None:
+    """Print at most `most` runs with the reasons of their states. Urgent states come first.
 
-    With `all_runs`, print those, too.
+    Without `any_state`, these are the runs that are neither ok nor queued.
     """
     label = run_labels([task.run for task in seen.tasks])
     hidden = (
-        () if all_runs else (Status.ok, Status.queued, Status.unknown, Status.not_needed)
+        () if any_state else (Status.ok, Status.queued, Status.unknown, Status.not_needed)
     )  # a note says why
     chosen = [task for task in seen.tasks if task.status not in hidden]
     chosen.sort(key=lambda task: URGENT.index(task.status) if task.status in URGENT else LAST)
@@ -184,7 +192,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
         # The reasons of many runs differ only in the number of a Slurm job or of a process.
         kind = (task.status, re.sub(r"\d+", "N", why))
         similar[kind] += 1
-        if (similar[kind] > SHOWN_SIMILAR and why) or shown == SHOWN_RUNS:
+        if most is not None and ((similar[kind] > SHOWN_SIMILAR and why) or shown == most):
             left[task.status] += 1
             continue
         shown += 1
@@ -193,7 +201,7 @@ def _show_runs(seen: Observation, all_runs: bool) -> None:
         text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}{older}  {why}"
         _print_line(text.rstrip(), " " * 14)
     for status, count in left.items():
-        console.print(f"  {status:11} … and {count} more; --json lists all", highlight=False)
+        console.print(f"  {status:11} … and {count} more; --all lists them", highlight=False)
 
 
 def _why(task: TaskState) -> str:

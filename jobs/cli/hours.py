@@ -1,4 +1,4 @@
-"""The command `python -m jobs hours`: the hours and GPU-hours that sweeps used."""
+"""The command `hours`: the hours and GPU-hours that sweeps used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.command_line.completion import results_folders
-from jobs.command_line.parsers import as_path
-from jobs.command_line.plain_console import plain_console
-from jobs.commands.find import note_bad_lines, observed
+from jobs.cli.completion import results_folders
+from jobs.cli.consoles import errors, fail, plain_console
+from jobs.cli.find import note_bad_lines, observed
+from jobs.cli.parsers import as_path
 from jobs.formatting import counted, relative
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.run_states import Observation, observe
 from jobs.results.unreadable import BadLine, UnreadableResults
-from jobs.submit import errors, fail
 
 if TYPE_CHECKING:
     from jobs.report.hours import Hours
+
+EXAMPLES = "logs/flash --by status"
 
 # The columns that a narrow terminal does not show, the first one first
 LEAST = (

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jobs.results.record_reader import RecordTail
+from jobs.results.run_logs import attempt_of, logs_of
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
@@ -63,21 +64,6 @@ def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
         return seen, task
     same = (t for t in seen.tasks if t.key == task.key)
     return seen, next(same, task)
-
-
-def logs_of(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of a run on all nodes, those of later attempts last."""
-    key = task.key
-    folders = (
-        m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
-    )
-    found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
-    return sorted(found, key=lambda path: (attempt_of(path), path.name))
-
-
-def attempt_of(log: Path) -> int:
-    """Return the number of the attempt that wrote a log file."""
-    return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
 
 
 class _Printer:

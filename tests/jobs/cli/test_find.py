@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.command_line.completion import results_folders
+from jobs.cli.completion import results_folders
 from jobs.results.latest import LATEST, note_accepted
 from jobs.results.record import Record
 from tests.jobs.harness import ROOT, call, records, write_submission, write_sweep

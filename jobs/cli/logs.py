@@ -1,4 +1,4 @@
-"""The command `python -m jobs logs`: the output of one run."""
+"""The command `logs`: the output of one run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.arguments import In, RunId
-from jobs.commands.find import find_run
-from jobs.commands.follow import attempt_of, follow, logs_of
+from jobs.cli.arguments import In, RunId
+from jobs.cli.consoles import fail
+from jobs.cli.find import find_run
+from jobs.cli.follow import follow
 from jobs.results.manifest import ARTIFACTS
+from jobs.results.run_logs import job_logs, log_of
 from jobs.results.run_states import Observation, TaskState
-from jobs.submit import fail
+
+EXAMPLES = "3fa2 --follow"
 
 
 def logs(
@@ -62,13 +65,13 @@ def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
         print(f"# artifacts in {left}")
-    shown = _log(seen, task)
+    shown = log_of(seen, task)
     if shown is None:
-        for path in _job_logs(seen, task):
+        for path in job_logs(seen, task):
             print(f"# the run has no log file; this is the output of its job, {path}:")
-            sys.stdout.write(_text(path))
+            sys.stdout.write(text_of(path))
         return
-    text = _text(shown)
+    text = text_of(shown)
     if not printed:
         print(f"# {shown}")
         sys.stdout.write(text)
@@ -76,49 +79,9 @@ def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
         print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """Return the content of a log, or a line that says why it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError as error:
         return f"# {path} cannot be read: {error.strerror}\n"
-
-
-def _log(seen: Observation, task: TaskState) -> Path | None:
-    """Return the log file of a run: that of its recorded attempt, or the newest without a record.
-
-    A log of another attempt would explain a failure that is not the one shown.
-    """
-    logs = logs_of(seen, task)
-    record = task.record
-    if record is not None and not task.status.is_live:
-        if record.log and (seen.folder / record.log).exists():
-            return seen.folder / record.log
-        logs = [path for path in logs if attempt_of(path) == record.attempt]
-    return max(logs, key=_written_at, default=None)
-
-
-def _written_at(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _job_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of the newest job that contains a run. Empty files are left out."""
-    for manifest in reversed(seen.manifests):
-        for job in manifest.jobs:
-            if task.key in job.tasks:
-                job_id = manifest.slurm_ids.get(job.index, "-")
-                found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
-                found += [p for p in [manifest.job_folder(job.index) / "worker.log"] if p.exists()]
-                return [p for p in found if _size(p)]
-    return []

@@ -240,11 +240,11 @@ def test_status_lists_failures_first_and_few_runs_with_the_same_reason(tmp_path:
     lines = call("jobs", "status", folder.path).stdout.splitlines()
     listed = [line.split()[0] for line in lines if "size=" in line]
     assert listed == ["error", *["missing"] * 5]
-    assert "… and 34 more; --json lists all" in lines[-1]
+    assert "… and 34 more; --all" in lines[-1]
     folder.submit(loaded, lambda params, repeat: failed("error", "E" * max(10, params["size"])))
     lines = call("jobs", "status", folder.path).stdout.splitlines()
     # Of the 10 runs with the same reason 5 are listed, of the others as many as fit.
-    assert sum("size=" in line for line in lines) == 30 and "… and 10 more; --json" in lines[-1]
+    assert sum("size=" in line for line in lines) == 30 and "… and 10 more; --all" in lines[-1]
     assert sum(" EEEEEEEEEE: " in line for line in lines) == 5
     chosen = call("jobs", "status", folder.path, "--where", "size >= 39").stdout
     assert chosen.count("size=") == 2

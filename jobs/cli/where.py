@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import create_model
 
+from jobs.cli.consoles import fail
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.status import Status
-from jobs.submit import fail
 from jobs.sweep.benchmark_conditions import comparison
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
 from jobs.sweep.check_schema import literal_check

@@ -1,4 +1,4 @@
-"""The command `python -m jobs cancel`: stop queued and running jobs."""
+"""The command `cancel`: stop queued and running jobs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import signal
 import time
 
 from jobs.block import TaskKey
-from jobs.command_line.plain_console import plain_console
-from jobs.commands.arguments import Folder
-from jobs.commands.find import observed
-from jobs.commands.where import Where, matching
+from jobs.cli.arguments import Folder
+from jobs.cli.consoles import console, fail
+from jobs.cli.find import observed
+from jobs.cli.where import Where, matching
 from jobs.formatting import counted, on_one_line
 from jobs.printing import waiting_for
 from jobs.results.cancelled import add_cancelled
@@ -19,11 +19,11 @@ from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.run_states import Observation
 from jobs.slurm_client import SlurmSilent, configuration, slurm_client
 from jobs.status import Status
-from jobs.submit import fail
+
+EXAMPLES = "logs/flash --where 'dtype == fp16'"
 
 END_S = 60.0  # maximum wait for the end of cancelled jobs, in seconds
 POLL_S = 1.0
-console = plain_console()
 
 
 class CannotCancel(RuntimeError):

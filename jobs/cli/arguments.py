@@ -7,13 +7,22 @@ from typing import Annotated
 
 import typer
 
-from jobs.command_line.completion import results_folders, run_ids
-from jobs.command_line.parsers import as_path, run_prefix
+from jobs.cli.completion import results_folders, run_ids
+from jobs.cli.parsers import as_path, run_prefix
 
 Folder = Annotated[
     Path | None,
     typer.Argument(
         help="Results folder. [default: the folder of the last accepted submission]",
+        parser=as_path,
+        autocompletion=results_folders,
+    ),
+]
+AnyFolders = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[FOLDER]...",
+        help="Results folders, and folders that contain results folders. [default: ./logs]",
         parser=as_path,
         autocompletion=results_folders,
     ),

@@ -1,12 +1,14 @@
-"""The command `python -m jobs carry`: write the state of the repository to a file."""
+"""The command `carry`: write the state of the repository to a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from jobs.cli.consoles import fail
 from jobs.code.git import GitError
 from jobs.code.state import repository_root, write_carried
-from jobs.submit import fail
+
+EXAMPLES = "&& rsync -a --exclude .git ./ gpubox:sweeps/"
 
 
 def carry() -> None:

@@ -11,21 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
-import aggregate
-from jobs import __main__ as commands
 from jobs import console
-from jobs.command_line.invocation import JOBS, REPORTS
+from jobs.cli.application import COMMANDS, app
+from jobs.cli.application import load as load_command
 from jobs.sweep.load import load_sweep
-from tests.jobs.harness import ROOT, call
+from tests.jobs.harness import ROOT, call, run
 from tests.jobs.results_folder import GRID, TOY, ResultsFolder, ok
-
-
-def test_the_commands_of_each_module_are_known() -> None:
-    for app, names in ((commands.app, JOBS), (aggregate.app, REPORTS)):
-        assert list(get_command(app).commands) == list(names)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -42,7 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sweeps(*arguments: str, **environment: str) -> str:
     """Return the output of `sweeps ARGUMENTS`."""
-    done = CliRunner().invoke(console.app, arguments, env=environment, prog_name="sweeps")
+    done = CliRunner().invoke(app, arguments, env=environment, prog_name="sweeps")
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -53,17 +46,37 @@ def complete(*words: str) -> list[str]:
     return sweeps(_SWEEPS_COMPLETE="complete_bash", **given).strip().splitlines()
 
 
-def test_commands_of_all_modules() -> None:
-    """`sweeps` has all commands, and their help names commands of `sweeps`."""
-    groups = [get_command(app) for app in (commands.app, aggregate.app)]
-    names = ["submit", *(name for group in groups for name in group.commands)]  # type: ignore[attr-defined]
-    assert {"status", "replay", "tables", "compare"} < set(names)
+def test_every_command_has_help_and_examples_that_begin_as_the_user_called_it() -> None:
     shown = sweeps("--help")
-    assert all(f"\n  {name} " in shown for name in names)
-    for name in names:
-        shown = sweeps(name, "--help")
-        assert f"Usage: sweeps {name}" in shown
-        assert "python" not in shown.partition("Example")[2]
+    for name, summary in COMMANDS.items():
+        assert f"\n  {name} " in shown
+        command = load_command(name)
+        assert str(command.help).startswith(summary)
+        shown_of_it = sweeps(name, "--help")
+        assert f"Usage: sweeps {name}" in shown_of_it and f"\n  sweeps {name} " in shown_of_it
+
+
+@pytest.mark.parametrize(
+    ("door", "words", "usage"),
+    [
+        ("jobs.submit", "--help", "Usage: python -m jobs.submit [OPTIONS] {sweep}"),
+        ("jobs.submit", "status --help", "Usage: python -m jobs.submit status "),
+        ("jobs", "submit --help", "Usage: python -m jobs submit "),
+        ("aggregate", "--help", "Usage: python aggregate.py [OPTIONS] {folder}"),
+        ("aggregate", "cancel --help", "Usage: python aggregate.py cancel "),
+        ("jobs.console", "compare --help", "Usage: sweeps compare "),
+    ],
+)
+def test_every_door_leads_to_every_command(door: str, words: str, usage: str) -> None:
+    assert usage in run(door, *words.split()).stdout
+
+
+def test_an_option_given_twice_is_an_error() -> None:
+    for name in ("status", "attempts", "compare", "cancel", "retry", "submit"):
+        done = call("jobs", name, "--where", "a == 1", "x", "--where", "b == 2")
+        assert done.returncode == 2 and "join the conditions with 'and'" in done.stdout
+    assert "--out is given 2 times" in call("jobs", "export", "x", "--out=a", "--out=b").stdout
+    assert "2 times" not in call("jobs", "check", "x", "--dtype=bf16", "--dtype=fp16").stdout
 
 
 def test_a_package_of_the_user_that_hides_the_project(
@@ -99,7 +112,7 @@ def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
         )
         assert "submit" in done.stdout or "my.yaml" in done.stdout, done.stderr
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "jobs.console" in imported and not imported & unwanted
+        assert "jobs.cli.application" in imported and not imported & unwanted
 
 
 def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:

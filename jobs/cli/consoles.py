@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from rich.console import Console
 
 from jobs.formatting import UNLIMITED
@@ -17,3 +19,18 @@ def plain_console(stderr: bool = False) -> Console:
     if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set
         console.width = UNLIMITED
     return console
+
+
+console = plain_console()
+errors = plain_console(stderr=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error message and exit with code 2."""
+    errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+    raise SystemExit(2)
+
+
+def note(text: object) -> None:
+    """Print a note to stderr."""
+    errors.print(f"note: {text}", highlight=False, soft_wrap=True)

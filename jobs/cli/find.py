@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jobs.cli.consoles import errors, fail
 from jobs.printing import waiting_for
 from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of, noted_folder
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine, UnreadableResults
 from jobs.status import Status
-from jobs.submit import errors, fail
 
 
 def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
@@ -31,6 +31,14 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
     if not shows_bad_lines:
         note_bad_lines(seen.bad_lines)
     return seen
+
+
+def read_folder(folder: Path) -> Observation:
+    """Return the state of a results folder. Exits with an error message if it cannot be read."""
+    try:
+        return observe(folder.resolve())
+    except (FileNotFoundError, UnreadableResults) as error:
+        fail(str(error))
 
 
 def note_bad_lines(bad_lines: list[BadLine]) -> None:

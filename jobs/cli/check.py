@@ -1,4 +1,4 @@
-"""The command `python -m jobs check`: compares an implementation of one's own with a reference."""
+"""The command `check`: compares an implementation of one's own with a reference."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command_line.plain_console import plain_console
+from jobs.cli.consoles import console, fail
 from jobs.formatting import counted
 from jobs.provenance import visible_gpus
-from jobs.submit import fail
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
 
-console = plain_console()
+EXAMPLES = "my_kernels/flash.py:MyFlash"
+
 DTYPES = ("bf16", "fp16", "fp32")
 SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
 

@@ -9,16 +9,15 @@ from shutil import which
 from rich.table import Table as Grid
 
 from jobs.block import Block
-from jobs.command_line.expected_time import EarlierTimes, expected_text
-from jobs.command_line.plain_console import plain_console
+from jobs.cli.consoles import console
 from jobs.formatting import counted, relative
+from jobs.launch.expected_time import EarlierTimes, expected_text
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.plan_submission import Prepared
 from jobs.results.manifest import Executor
 from jobs.run import varying
 
 SHOWN_RUNS = 10
-console = plain_console()
 
 
 def show_plan(

@@ -1,4 +1,4 @@
-"""The command `python -m jobs replay`: repeat one run in the foreground."""
+"""The command `replay`: repeat one run in the foreground."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import subprocess
 
 import yaml
 
-from jobs.command_line.invocation import words
-from jobs.commands.arguments import In, RunId
-from jobs.commands.find import find_run
+from jobs.cli.arguments import In, RunId
+from jobs.cli.consoles import fail
+from jobs.cli.find import find_run
+from jobs.cli.invocation import words
 from jobs.results.latest import REPLAY
-from jobs.submit import fail
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
+
+EXAMPLES = "3fa2"
 
 
 def replay(run: RunId, folder: In = None) -> None:

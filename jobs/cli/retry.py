@@ -1,4 +1,4 @@
-"""The command `python -m jobs retry`: submit failed and missing runs again."""
+"""The command `retry`: submit failed and missing runs again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from jobs.block import TaskKey
-from jobs.command_line.plain_console import plain_console
-from jobs.commands.arguments import Folder
-from jobs.commands.find import note_bad_lines, observed
-from jobs.commands.where import Where, matching
+from jobs.cli.arguments import Folder
+from jobs.cli.consoles import console, fail
+from jobs.cli.find import note_bad_lines, observed
+from jobs.cli.submit import plan_and_start, show_notes
+from jobs.cli.where import Where, matching
 from jobs.errors import CommandError, InputError
 from jobs.formatting import counted
 from jobs.launch.packing import worst_case_gpu_hours
@@ -21,12 +22,12 @@ from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 from jobs.run import varying
 from jobs.status import Status
-from jobs.submit import fail, plan_and_start, show_notes
 from jobs.sweep.benchmarks import NoBenchmark
+
+EXAMPLES = "logs/flash --where 'status == oom'"
 
 SHOWN_RUNS = 30
 INTERRUPTED = 130  # exit code after Ctrl-C
-console = plain_console()
 
 
 def retry(

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from typer.core import TyperCommand
+from jobs.cli.application import Command
 
 DEFAULT_S = 5.0
 SHORTEST_S = 0.5  # minimum of the option: each report reads the folder and asks Slurm
 LONGEST_S = 86400.0  # maximum of the option: a day
 
 
-class WatchingCommand(TyperCommand):
+class WatchingCommand(Command):
     """A command whose option --watch has an optional value, the interval in seconds."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -1,0 +1,140 @@
+"""The command `compare`: compare measured times of one or two results folders."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.cli.completion import results_folders
+from jobs.cli.consoles import fail, plain_console
+from jobs.cli.parsers import as_fraction, as_path
+from jobs.cli.where import matching_runs
+from jobs.errors import CommandError
+from jobs.report.compare_text import csv_comparison, markdown_comparison
+from jobs.report.tables.render import ListFormat
+from jobs.results.stale import with_stale
+from jobs.run import Run
+from jobs.verdicts.compare import compare_blocks, compare_folders, require_margin
+from jobs.verdicts.folder_cells import read_side
+from jobs.verdicts.short_records import read_short
+
+EXAMPLES = """
+logs/flash --where 'seq_len > 4096'
+logs/before logs/after
+"""
+
+
+def compare(
+    before: Annotated[
+        Path,
+        typer.Argument(
+            help="Results folder. If it is the only one, its runs are compared with the baselines "
+            "of their blocks.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    after: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Results folder to compare with BEFORE.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            "--tolerance",
+            metavar="FLOAT",
+            parser=as_fraction,
+            help="Relative difference up to which two times count as the same. [default: "
+            "blocks.margin of the sweep, or 0.01]",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only the runs that satisfy this condition, for example 'seq_len > 4096'. It may "
+            "contain parameters and benchmark. [default: all runs]",
+        ),
+    ] = None,
+    output_format: Annotated[
+        ListFormat,
+        typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
+    ] = ListFormat.md,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Also list cells that are new, gone or not measured.",
+        ),
+    ] = False,
+) -> None:
+    """Compare measured times, by run and phase.
+
+    With one folder, each run is compared with the baseline of its block: another implementation,
+    or another version of the code (--against). The verdict comes from the ratios of the rounds:
+
+    faster, slower: the difference is significant at 0.5% and larger than that of the same code.
+
+    same: the ratio is within the margin, by two one-sided tests at 5%.
+
+    unsure: neither. If such a run may be slower by more than the margin, the last lines give the
+    command that measures more rounds of its block.
+
+    With two folders, AFTER is compared with BEFORE, run by run. They were not measured in turn, so
+    a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% if
+    runs have no repeats. What differs between the folders is printed above the table: GPUs,
+    versions, code and clocks.
+
+    There are other verdicts for runs and phases without times to compare:
+
+    broken: measured before; after, it failed or has no record.
+
+    wrong: an attempt after, with the code that is compared, was wrong.
+
+    fixed: the reverse of broken or wrong.
+
+    new: not submitted before, or the phase did not exist.
+
+    gone: not submitted after, or the phase does not exist.
+
+    not measured: queued or running, or without times on both sides.
+
+    Exit code: 0 if no time is slower by more than the margin, with 95% confidence; 1 if one is,
+    after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
+    input is invalid; 3 otherwise.
+    """
+    try:
+        if margin is not None:
+            require_margin(margin)
+        if after is None:
+            observation = with_stale(read_short(before.resolve()))
+            notes = [*map(str, observation.bad_lines), *observation.notes]
+            runs = {task.run.id: task.run for task in observation.tasks}
+            found = compare_blocks(observation, margin, _chosen(runs, where))
+        else:
+            old, new = read_side(before.resolve()), read_side(after.resolve())
+            notes = [
+                f"{each.folder}: {note}"
+                for each in (old.observation, new.observation)
+                for note in (*each.bad_lines, *each.notes)
+            ]
+            found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
+    except CommandError as error:
+        fail(str(error))
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
+    as_csv, width = output_format is ListFormat.csv, plain_console().width
+    print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width))
+    raise SystemExit(found.exit_code)
+
+
+def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:
+    return None if where is None or not runs else matching_runs(list(runs.values()), where)

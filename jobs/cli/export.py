@@ -1,0 +1,75 @@
+"""The command `export`: write the results of folders as one flat table."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.cli.completion import results_folders
+from jobs.cli.consoles import fail
+from jobs.cli.parsers import as_path
+from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.results.unreadable import UnreadableResults
+
+EXAMPLES = "logs/flash --out flash.parquet"
+
+
+class By(StrEnum):
+    run = "run"
+    process = "process"
+
+
+def export(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER",
+            help="Results folders, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write, whose name ends in .csv or .parquet. An existing file is "
+            "replaced. [default: -, which prints CSV]",
+            parser=as_path,
+        ),
+    ] = None,
+    by: Annotated[
+        By,
+        typer.Option(
+            help="What a row is about: a run with all its repeats or rounds, or one process of it, "
+            "with the clock, power and temperature of the GPU."
+        ),
+    ] = By.run,
+) -> None:
+    """Write the results of folders as one flat table, for pandas and other programs.
+
+    A row is a run on one kind of device, in one phase. Numbers have all digits. The rows and
+    columns are those of jobs.report.load, see docs/results_folders.md.
+    """
+    if out == Path("-"):
+        out = None
+    if out is not None and (wrong := unusable_file(out)):
+        fail(f"--out: {wrong}")
+    from jobs.frame.flat import read_frame  # imports pandas, which is slow
+
+    try:
+        frame, notes = read_frame(folders, by is By.process)
+    except (FileNotFoundError, UnreadableResults) as error:
+        fail(str(error))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if out is None:
+        write_csv(frame, sys.stdout)
+        return
+    try:
+        write_frame(frame, out)
+    except OSError as error:
+        fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")

@@ -1,0 +1,111 @@
+"""The command `list`: the results folders here, a line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jobs.cli.arguments import AnyFolders
+from jobs.cli.consoles import console, fail, note
+from jobs.cli.find import note_bad_lines
+from jobs.formatting import relative
+from jobs.report.tables.markdown import markdown_table
+from jobs.results.latest import LOGS, folders_in
+from jobs.results.manifest import SUBMISSIONS
+from jobs.results.record import Record
+from jobs.results.run_states import Observation, observe
+from jobs.results.unreadable import BadLine, UnreadableResults
+from jobs.status import Status
+
+EXAMPLES = "logs/h100"
+
+_LEAST = ("GPU-hours", "newest (UTC)", "sweep")  # that a narrow terminal does not show
+
+
+def list_(
+    folders: AnyFolders = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """List the results folders here, the newest last.
+
+    Each has a line with its sweep, its number of runs and their states, when it was last written,
+    and the GPU-hours of all attempts: their durations times the GPUs that their runs requested.
+    """
+    bad: list[BadLine] = []
+    rows = sorted(map(_row, _observed(folders or [LOGS], bad)), key=lambda row: row["newest"])
+    note_bad_lines(bad)
+    if as_json:
+        print(json.dumps(rows))
+    elif not rows:
+        note(f"no results folder in {', '.join(map(str, folders or [LOGS]))}")
+    else:
+        columns = {
+            "folder": [row["folder"] for row in rows],
+            "sweep": [row["sweep"] for row in rows],
+            "runs": [str(row["runs"]) for row in rows],
+            "states": [_states(row["states"]) for row in rows],
+            "newest (UTC)": [_time(row["newest"]) for row in rows],
+            "GPU-hours": [f"{row['gpu_hours']:.2f}" for row in rows],
+        }
+        print(markdown_table(columns, "left", console.width, _LEAST, see="--json"))
+
+
+def _observed(places: list[Path], bad: list[BadLine]) -> Iterator[Observation]:
+    """Yield the state of each results folder. What cannot be read is added to `bad`."""
+    for place in places:
+        if place != LOGS and not place.is_dir():
+            fail(
+                f"there is no folder {place}; give a results folder, or a folder that contains some"
+            )
+        try:
+            found = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
+        except UnreadableResults as error:
+            fail(str(error))
+        for folder in found:
+            try:
+                seen = observe(folder.resolve(), _forget_measurements)
+            except (FileNotFoundError, UnreadableResults) as error:
+                bad.append(BadLine(folder, 0, str(error)))
+            else:
+                bad += seen.bad_lines
+                yield seen
+
+
+def _forget_measurements(record: Record) -> None:
+    if record.measurements is not None:
+        record.measurements.samples_ms.clear()
+        record.measurements.facts.clear()
+    record.conditions.clear()
+
+
+def _row(seen: Observation) -> dict[str, Any]:
+    gpus = {
+        run.id: run.shape.nodes * run.shape.gpus_per_node
+        for manifest in seen.manifests
+        for run in manifest.runs.values()
+    }
+    seconds = sum((r.finished_at - r.started_at) * gpus.get(r.run, 0) for r in seen.records)
+    counts = seen.counts()
+    return {
+        "folder": str(relative(seen.folder)),
+        "sweep": seen.manifests[-1].sweep.name,
+        "runs": len({task.run.id for task in seen.tasks}),
+        "states": {str(status): counts[status] for status in Status if status in counts},
+        "newest": max(
+            [seen.manifests[-1].created_at, *(record.finished_at for record in seen.records)]
+        ),
+        "gpu_hours": seconds / 3600,
+    }
+
+
+def _states(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

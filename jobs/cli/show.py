@@ -1,0 +1,154 @@
+"""The command `show`: one page about a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from jobs.cli.arguments import In, RunId
+from jobs.cli.consoles import console
+from jobs.cli.find import find_run
+from jobs.cli.invocation import command
+from jobs.cli.logs import text_of
+from jobs.formatting import format_number, format_scalar, relative
+from jobs.frame.metrics import METRICS, measured_phases, metric_samples
+from jobs.frame.recorded import shown_commit
+from jobs.frame.statistics import statistic
+from jobs.report.attempts import attempt_columns, attempts_of
+from jobs.report.tables.markdown import markdown_table
+from jobs.results.manifest import ARTIFACTS, Manifest
+from jobs.results.record import Record
+from jobs.results.run_logs import job_logs, log_of
+from jobs.results.run_states import Observation, TaskState
+from jobs.results.stale import with_stale
+
+EXAMPLES = "3fa2 --in logs/flash"
+
+LOG_LINES = 10  # number of lines at the end of the log that are shown
+SHOWN_FACTS = 30  # maximum number of facts
+# Columns of the attempts that this page shows elsewhere, and those that a narrow terminal lacks
+_ELSEWHERE = ("run", "repeat", "device")
+_LEAST = ("why", "gpu", "round", "host", "commit", "started (UTC)", "shown")
+
+
+def show(run: RunId, folder: In = None) -> None:
+    """Show one page about a run.
+
+    The page has its parameters, all attempts, the figures and the environment of its result, the
+    end of its log, and how to repeat it. If the run has several repeats, the result is that of a
+    repeat that failed if there is one, otherwise of the repeat that finished last.
+    """
+    seen, task = find_run(run, folder)
+    for section in _sections(seen, task):
+        print(section, end="\n\n")
+
+
+def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
+    record = task.record if not task.status.is_live else None
+    with_run = [manifest for manifest in seen.manifests if task.run.id in manifest.runs]
+    of_record = [m for m in with_run if record is not None and m.id == record.submission]
+    manifest = (of_record or with_run)[-1]
+    yield "\n".join(_head(seen, task, manifest))
+    attempts = [each for each in attempts_of(seen) if each.run.id == task.run.id]
+    if attempts:
+        columns = attempt_columns(seen, attempts)
+        shown = {name: cells for name, cells in columns.items() if name not in _ELSEWHERE}
+        yield _table("Attempts", shown)
+    if record is not None and record.measurements is not None:
+        yield _table("Median over the samples of one process", _figures(record))
+        if facts := _facts(record.measurements.facts):
+            yield "\n".join(["Facts", *facts])
+    if record is not None:
+        yield "\n".join(["Environment", *_environment(record)])
+    path = log_of(seen, task) or next(iter(job_logs(seen, task)), None)
+    if path is not None:
+        lines = text_of(path).splitlines()
+        rest = f", its last {LOG_LINES} of {len(lines)} lines" if lines[LOG_LINES:] else ""
+        yield "\n".join([f"Log {relative(path)}{rest}", *lines[-LOG_LINES:]])
+    yield "\n".join(["To repeat it", *_again(seen, task, manifest)])
+
+
+def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
+    run = task.run
+    yield f"Run {run.id} of sweep {manifest.sweep.name} in {relative(seen.folder)}"
+    older = " (measured with older code)" if task.key in with_stale(seen).stale else ""
+    failure = task.record.failure if task.record and not task.status.is_live else None
+    why = failure.summary if failure else task.detail
+    yield _line("state", f"{task.status}{older}" + (f": {why}" if why else ""))
+    yield _line("benchmark", f"{run.benchmark}, version {run.version}")
+    params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())
+    yield _line("parameters", " ".join(params))
+    yield _line("resources", f"{run.shape}, at most {run.timeout_s:g} s")
+    if run.checkout:
+        yield _line("code", f"the checkout {run.checkout}")
+    for left in sorted(seen.folder.glob(f"{ARTIFACTS}/{run.id}-{task.repeat}-*")):
+        yield _line("artifacts", str(relative(left)))
+
+
+def _figures(record: Record) -> dict[str, list[str]]:
+    """Return a table of all metrics by phase."""
+    assert record.measurements is not None
+    phases = measured_phases(record.measurements)
+    columns = {"phase": phases}
+    for metric in METRICS.values():
+        found = [metric_samples(record, metric, phase) for phase in phases]
+        numbers = [
+            format_number(statistic(each, "median"))
+            if each is not None and not isinstance(each, str)
+            else ""
+            for each in found
+        ]
+        if any(numbers):
+            columns[metric.header] = numbers
+    return columns
+
+
+def _facts(facts: dict[str, Any]) -> list[str]:
+    """Return a line for each fact that is a number or a short text."""
+    flat = list(_flat(facts))
+    width = max((len(name) for name, _ in flat), default=0)
+    more = [f"  … and {len(flat) - SHOWN_FACTS} more"] if flat[SHOWN_FACTS:] else []
+    return [*(f"  {name:{width}}  {text}" for name, text in flat[:SHOWN_FACTS]), *more]
+
+
+def _flat(facts: dict[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{start}{name}.")
+        elif isinstance(value, float):
+            yield f"{start}{name}", format_number(value)
+        elif isinstance(value, (bool, int, str)) and len(str(value)) <= 80:
+            yield f"{start}{name}", format_scalar(value)
+
+
+def _environment(record: Record) -> Iterator[str]:
+    about = record.environment
+    uuids = ", ".join(str(gpu.get("uuid")) for gpu in record.gpus)
+    yield _line("device", f"{record.device} ({uuids})" if uuids else record.device)
+    yield _line("host", " ".join(str(about[k]) for k in ("host", "processor") if about.get(k)))
+    if record.slurm.get("job_id"):
+        yield _line("Slurm job", record.slurm["job_id"])
+    versions: dict[str, Any] = {"driver": about.get("driver")}
+    versions |= (about.get("packages") or {}) | (about.get("loaded") or {})
+    yield _line("versions", ", ".join(f"{name} {each}" for name, each in versions.items() if each))
+    for state in (about.get("git") or {}, *(about.get("code") or ())):
+        diff = f", diffs/{state['diff']}.diff" if state.get("diff") else ""
+        of = f"{state['name']}: " if state.get("name") else ""
+        yield _line("commit", f"{of}{shown_commit(state)}{diff}")
+
+
+def _again(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
+    place = shlex.quote(str(relative(seen.folder)))
+    if not task.run.checkout:
+        yield f"  {command('replay')} {task.run.id} --in {place}    # here, in the foreground"
+    yield f"  {manifest.command}    # its submission"
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:12} {text}"
+
+
+def _table(title: str, columns: dict[str, list[str]]) -> str:
+    table = markdown_table(columns, width=console.width, least=_LEAST, see=command("attempts"))
+    return f"{title}\n\n{table}"

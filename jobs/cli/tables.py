@@ -1,0 +1,166 @@
+"""The command `tables`: print the tables of a results folder and draw its plots."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.cli.completion import results_folders, sweep_files
+from jobs.cli.consoles import fail, plain_console
+from jobs.cli.find import read_folder
+from jobs.cli.invocation import command
+from jobs.cli.parsers import as_path
+from jobs.errors import InputError, TableError
+from jobs.formatting import relative
+from jobs.frame.results import Result, list_results
+from jobs.report.images import Image, copy_run_images, draw_plots
+from jobs.report.tables.render import Format, markdown_image, render
+from jobs.report.tables.report_table import make_report_table
+from jobs.report.texts.templates import StudyTexts
+from jobs.report.views import plots_of, tables_of
+from jobs.results.run_states import Observation
+from jobs.results.stale import with_stale
+from jobs.sweep.benchmarks import short_name
+from jobs.sweep.load import load_sweep
+from jobs.sweep.schema import Sweep
+from jobs.user_files import not_a_folder
+
+EXAMPLES = "logs/flash --format latex --plot plots"
+
+
+def tables(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Results folder, such as logs/flash.",
+            parser=as_path,
+            autocompletion=results_folders,
+        ),
+    ],
+    output_format: Annotated[
+        Format, typer.Option("--format", help="Output format of the tables.")
+    ] = Format.md,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for images: the plots of the sweep, and copies of the PNG files that runs "
+            "produced. Markdown output links to the images.",
+            parser=as_path,
+        ),
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
+    sweep_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--views",
+            metavar="SWEEP",
+            help="Sweep file that declares the tables and plots. [default: the sweep of the "
+            "folder's latest submission]",
+            parser=as_path,
+            autocompletion=sweep_files,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="Jinja2 template with the texts to print below the tables, one block per table. "
+            "Example: examples/quickstart_texts.md.j2.",
+            parser=as_path,
+        ),
+    ] = None,
+) -> None:
+    """Print the tables of a results folder. Failed and missing runs are shown with their status."""
+    if plot is not None and (file := not_a_folder(plot)):
+        fail(f"--plot must be a folder, got the file {str(file)!r}")
+    observation = with_stale(read_folder(folder))
+    sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
+    results = list_results(observation)
+    texts = None if text is None else _read_texts(text, sweep)
+    _print_tables(observation, sweep, results, table, output_format, texts)
+    for line in (*map(str, observation.bad_lines), *observation.notes):
+        print(f"note: {line}", file=sys.stderr)
+    others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
+    if others:
+        see = f"{command('compare')} {relative(observation.folder)}"
+        print(f"note: the runs of {', '.join(others)} are not in tables: {see}", file=sys.stderr)
+    if plot is not None:
+        images = _collect_images(observation, sweep, results, plot)
+        if output_format is Format.md and images:
+            print("\n\n".join(markdown_image(image, plot) for image in images))
+
+
+def _print_tables(
+    observation: Observation,
+    sweep: Sweep,
+    results: list[Result],
+    only: str | None,
+    output_format: Format,
+    texts: StudyTexts | None,
+) -> None:
+    views = tables_of(sweep)
+    if only is not None:
+        views = [view for view in views if view.name == only]
+        if not views:
+            known = ", ".join(view.name for view in sweep.tables) or "none"
+            fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
+    for view in views:
+        try:
+            for_programs = output_format is Format.csv
+            table = make_report_table(observation, view, results, for_programs)
+            if table is not None and texts is not None:
+                table.text = texts.render(observation, view, results, table.warnings.append)
+        except TableError as error:
+            fail(f"sweep {sweep.name}, table {view.name}: {error}")
+        if table is None:
+            here = short_name(str(view.benchmark)) in {r.run.benchmark for r in results}
+            which = (
+                f"satisfies the condition {view.where!r}"
+                if here
+                else f"has benchmark {view.benchmark!r}"
+            )
+            print(f"note: table {view.name} is empty: no run {which}", file=sys.stderr)
+            continue
+        for warning in table.warnings:
+            print(f"note: table {view.name}: {warning}", file=sys.stderr)
+        print(render(table, output_format, plain_console().width), end="\n\n")
+
+
+def _collect_images(
+    observation: Observation, sweep: Sweep, results: list[Result], folder: Path
+) -> list[Image]:
+    """Draw the plots of the sweep, copy the PNG files of runs, and print all paths to stderr."""
+    try:
+        drawn = draw_plots(observation, plots_of(sweep), folder, results)
+        declared = [f"{plot.name}.png" for plot in sweep.plots]
+        images = drawn + copy_run_images(observation, results, folder, declared)
+    except TableError as error:
+        fail(f"sweep {sweep.name}, plots: {error}")
+    except OSError as error:
+        fail(f"--plot {folder}: {error.strerror}: {error.filename}")
+    for name in declared:
+        if name not in [image.path.name for image in drawn]:
+            plot = name.removesuffix(".png")
+            print(f"note: plot {plot} is not drawn: no run has a value for it", file=sys.stderr)
+    for image in images:
+        print(image.path, file=sys.stderr)
+    if not images and not declared:
+        print(f"note: sweep {sweep.name} has no plots, and no run produced images", file=sys.stderr)
+    return images
+
+
+def _load(path: Path) -> Sweep:
+    try:
+        return load_sweep(path).sweep
+    except InputError as error:
+        fail(str(error))
+
+
+def _read_texts(path: Path, sweep: Sweep) -> StudyTexts:
+    try:
+        return StudyTexts(path, [view.name for view in tables_of(sweep)])
+    except TableError as error:
+        fail(f"--text: {error}")

@@ -1,0 +1,62 @@
+"""Finds the log files of a run, and those of the job that contains it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jobs.results.run_states import Observation, TaskState
+
+
+def logs_of(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of a run on all nodes, those of later attempts last."""
+    key = task.key
+    folders = (
+        m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
+    )
+    found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
+    return sorted(found, key=lambda path: (attempt_of(path), path.name))
+
+
+def attempt_of(log: Path) -> int:
+    """Return the number of the attempt that wrote a log file."""
+    return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
+
+
+def log_of(seen: Observation, task: TaskState) -> Path | None:
+    """Return the log file of a run: that of its recorded attempt, or the newest without a record.
+
+    A log of another attempt would explain a failure that is not the one shown.
+    """
+    logs = logs_of(seen, task)
+    record = task.record
+    if record is not None and not task.status.is_live:
+        if record.log and (seen.folder / record.log).exists():
+            return seen.folder / record.log
+        logs = [path for path in logs if attempt_of(path) == record.attempt]
+    return max(logs, key=_written_at, default=None)
+
+
+def job_logs(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of the newest job that contains a run. Empty files are left out."""
+    for manifest in reversed(seen.manifests):
+        for job in manifest.jobs:
+            if task.key in job.tasks:
+                job_id = manifest.slurm_ids.get(job.index, "-")
+                found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
+                found.append(manifest.job_folder(job.index) / "worker.log")
+                return [path for path in found if _size(path)]
+    return []
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
