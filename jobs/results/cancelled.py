@@ -1,8 +1,8 @@
 """Writes and reads the lists of runs of a submission that must not start.
 
-Each `jobs cancel --where` writes a file to the folder `cancelled` of a submission, so that calls at
-the same time lose no entries. Workers read the files before each run and skip the listed runs. The
-local queue also stops the jobs of which all runs are listed.
+Each `cancel --where` writes a file, so that calls at the same time lose no entries. Workers read
+the files before each run and skip the listed runs. The local queue also stops the jobs of which all
+runs are listed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,6 @@ def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tu
 
 
 def add_cancelled(submission: Path, tasks: Iterable[tuple[str, int]]) -> None:
-    """Add (run id, repeat) pairs to those of a submission that must not start.
-
-    Raises:
-        OSError: if the list cannot be written.
-    """
+    """Add (run id, repeat) pairs to those of a submission that must not start."""
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}.json"
     write_json(submission / CANCELLED / name, sorted(tasks))

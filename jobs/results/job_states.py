@@ -15,10 +15,9 @@ UNKNOWN_S = 86400.0
 
 
 def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """Return the state of every job of the given submissions, by submission id and job index.
+    """Return the state of every job of submissions, by submission id and job index.
 
-    Args:
-        notes: list to which notes for the user are added, e.g. that Slurm does not answer.
+    Problems, such as that Slurm does not answer, are added to `notes`.
     """
     slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]
     states = {m.id: _local_states(m) for m in manifests if m.executor is not Executor.slurm}

@@ -1,7 +1,4 @@
-"""Writes and reads what workers decided about blocks whose number of rounds is not fixed.
-
-The file judgements.json in the folder of a job has the latest judgement on each block.
-"""
+"""What workers decided about blocks with `rounds: auto`: a file in the folder of each job."""
 
 from __future__ import annotations
 
@@ -37,11 +34,7 @@ _FILE = TypeAdapter(dict[str, Judgement])  # by block id
 
 
 def write_judgement(job_folder: Path, block: str, judgement: Judgement) -> None:
-    """Add the judgement on a block to those of a job.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Add the judgement on a block to those of a job."""
     found = {**read_judgements(job_folder), block: judgement}
     write_json(job_folder / FILE, _FILE.dump_python(found, mode="json"), parents=False)
 

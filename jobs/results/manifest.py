@@ -133,25 +133,19 @@ class Manifest:
 
     @property
     def process(self) -> ProcessHandle | None:
-        """The process that runs a local or debug submission.
-
-        None for a Slurm submission, and before the process has started.
-        """
+        """The process that runs a local or debug submission, from its start on."""
         return next((h for h in self.handles.values() if isinstance(h, ProcessHandle)), None)
 
     def job_folder(self, index: int) -> Path:
         return self.path / "jobs" / str(index)
 
     def artifacts(self, run: str, repeat: int, attempt: int) -> Path:
-        """Return the folder for files of an attempt, which is one execution of a run.
-
-        The folder exists only if the benchmark creates it.
-        """
+        """Return the folder for files of an attempt. It exists only if the benchmark creates it."""
         return self.folder / ARTIFACTS / f"{run}-{repeat}-{attempt}"
 
 
 def new_id() -> str:
-    """Return a unique submission id, made of the time, the process id and random digits."""
+    """Return a unique submission id."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return f"{stamp}-{os.getpid()}-{os.urandom(2).hex()}"
 
@@ -196,14 +190,7 @@ def _entry(run: Run) -> dict[str, Any]:
 
 
 def write_handles(manifest: Manifest) -> None:
-    """Write the file handles.json.
-
-    For a Slurm submission, the file contains the `SlurmJob` of each job. Otherwise it contains the
-    local process that runs the jobs.
-
-    Raises:
-        OSError: if the file cannot be written, e.g. because the submission's folder was removed.
-    """
+    """Write handles.json: for Slurm the `SlurmJob` of each job, else the process that runs them."""
     handles = {
         str(index): handle.entry() if isinstance(handle, SlurmJob) else asdict(handle)
         for index, handle in manifest.handles.items()
@@ -233,7 +220,7 @@ class _RunData(BaseModel):
 
 
 class _ManifestData(BaseModel):
-    """The content of manifest.json. Later versions may add keys, which are ignored."""
+    """The content of manifest.json."""
 
     id: str
     created_at: float
@@ -262,13 +249,9 @@ _SLURM_JOB = TypeAdapter(SlurmJob)
 def read_manifest(
     path: Path, bad: list[BadLine] | None = None, digest: str | None = None
 ) -> Manifest:
-    """Read manifest.json and handles.json of a submission. Unknown keys are ignored.
+    """Read manifest.json and handles.json in the folder of a submission.
 
-    If handles.json cannot be read, the manifest has no handles, as before the jobs were submitted.
-
-    Args:
-        path: the submission's folder.
-        digest: hash that manifest.json must have, from `write_manifest`. None: any.
+    `digest` is the hash that manifest.json must have, from `write_manifest`. None: any.
 
     Raises:
         BrokenManifest: if manifest.json cannot be read, is invalid or has another hash.

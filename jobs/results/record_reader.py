@@ -30,10 +30,7 @@ def parse_lines(
 ) -> Iterator[Record | BadLine]:
     """Yield one object per line of a file: a `Record`, or a `BadLine` if the line is not readable.
 
-    Args:
-        data: the content of the file. Empty lines are ignored.
-        shared: cache of values that occur in many records, so that the records can share one copy.
-            Pass the same dict for all files. If it is None, nothing is shared.
+    `shared` is a cache of values of which records share one copy, the same for all files.
     """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -54,10 +51,7 @@ def parse_lines(
 
 
 def _later_version(line: bytes) -> str | None:
-    """Return an error message if a later version of the project wrote this line, else None.
-
-    The version is the field `schema_version` of a record.
-    """
+    """Return an error message if a later version of the project wrote this line, else None."""
     try:
         version = _Versioned.model_validate_json(line).schema_version
     except ValidationError:
@@ -91,10 +85,9 @@ def _record_files(records: Path) -> list[Path]:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector while records are read or used.
+    """Pause Python's garbage collector, which would take a third of the time to read records.
 
-    The collector frees only reference cycles, and records form no cycles. With the collector, a
-    third of the time to read 100,000 records would be spent in it.
+    It frees only reference cycles, and records form none.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -110,10 +103,7 @@ def read_records(
 ) -> tuple[list[Record], list[BadLine]]:
     """Return all records of a results folder, oldest first, and the lines that cannot be read.
 
-    Args:
-        shorten: removes from a record what the caller does not need. It is called for each record
-            before the next one is read, so that all records together need less memory. None:
-            nothing is removed.
+    `shorten` removes from a record what the caller does not need, before the next one is read.
 
     Raises:
         UnreadableResults: if the folder of the records exists, but cannot be read.
@@ -133,13 +123,7 @@ def read_records(
 
 
 class RecordTail:
-    """Reads new records of a results folder while other processes write them.
-
-    Each call of `new` reads only the lines that were appended since the previous call.
-
-    Args:
-        runs: ids of the runs to read, or None for all runs. Records of other runs are ignored.
-    """
+    """Reads new records of a results folder, of all runs or of `runs`, while others write them."""
 
     def __init__(self, folder: Path, runs: set[str] | None = None):
         self._folder = folder / RECORDS
@@ -149,10 +133,9 @@ class RecordTail:
         self._shared: dict[str, Any] = {}
 
     def new(self) -> list[Record]:
-        """Return the records that were written since the previous call.
+        """Return the records that were written since the previous call, or all.
 
-        The first call returns all records. A line that cannot be read is skipped. A line that is
-        still being written, and a file or folder that cannot be read, are left to a later call.
+        What is still being written, or cannot be read now, is left to a later call.
         """
         records: list[Record] = []
         try:

@@ -18,14 +18,10 @@ RETRY_S = 2.0  # delay before a new try to write a record, in seconds
 
 
 class RecordWriter:
-    """Appends records to a file that no other writer uses.
+    """Appends records to a file that no other writer uses. `name` is the start of its name.
 
-    The name of the file contains the host, the process id and the time, so it is unique. If a write
-    fails, e.g. on a full disk, the partial line is removed, the error is printed to stderr, and the
-    write is repeated. If every try fails, the record is printed to stderr.
-
-    Args:
-        name: prefix of the file name.
+    If a write fails, e.g. on a full disk, the partial line is removed and the write is repeated. If
+    every try fails, the record is printed to stderr.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -34,14 +30,7 @@ class RecordWriter:
         self.error: OSError | None = None  # the latest error
 
     def write(self, record: Record, tries: int = 2) -> bool:
-        """Append one record to the file and flush it to disk.
-
-        Args:
-            tries: maximum number of tries. The delay before a new try is RETRY_S seconds.
-
-        Returns:
-            True if the record was written, False if every try failed.
-        """
+        """Append one record and flush it to disk. Return whether one of the tries succeeded."""
         line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         for attempt in range(tries):
             if attempt:

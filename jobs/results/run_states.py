@@ -33,10 +33,7 @@ from jobs.status import JobState, JobStates, Status
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The state of a task. A task is one repeat of a run.
-
-    A sweep with `repeats: 3` has three tasks for each run.
-    """
+    """The state of a task. A task is one repeat of a run, or its part in a round."""
 
     run: Run
     repeat: int
@@ -169,11 +166,10 @@ def _job_tasks(
     cancelled: set[TaskKey],
     bad: list[BadLine],
 ) -> Iterator[tuple[TaskKey, TaskState]]:
-    """Yield the state of each task of a job. A task is one repeat of a run.
+    """Yield the state of each task of a job.
 
-    `latest_here` has the latest record of each task in this submission, or None. `best` has, for
-    each task with records in any submission, its latest record with status ok, or else its latest
-    record. `cancelled` has the tasks of the submission that `jobs cancel --where` cancelled.
+    `latest_here` has the latest record of each task in this submission, or None, `best` the best
+    attempt of any submission. `cancelled` are those of `cancel --where`.
     """
     folder = manifest.job_folder(job.index)
     if None in latest_here.values():

@@ -73,11 +73,8 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
 
     squeue shows an ended job only for a limited time. Therefore the last known states of ended jobs
     are saved in the file `ended.json` in the folder of the submission. The ids of jobs that sbatch
-    did not report are saved in `handles.json` when squeue lists the jobs.
-
-    Args:
-        notes: list to which a note for the user is added if a cluster does not answer, or if the
-            file `ended.json` cannot be read.
+    did not report are saved in `handles.json` when squeue lists the jobs. Problems are added to
+    `notes`.
     """
     ended = {manifest.id: _read_ended(manifest, notes) for manifest in manifests}
     unknown = [
@@ -198,13 +195,9 @@ def _age_s(path: Path) -> float:
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Add the line of a job's stderr that shows why it failed to the detail of the job's state.
+    """Return the state of a job with the line of its stderr that shows why it failed, see `_cause`.
 
-    The detail is a text for the user. See `_cause` for the choice of the line. If stderr reports
-    that the memory limit was exceeded, the status `killed` is replaced by `oom`.
-
-    Returns:
-        The new state. If the job has no readable stderr, `state` is returned.
+    If stderr reports that the memory limit was exceeded, the status is oom instead of killed.
     """
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:
@@ -245,8 +238,7 @@ def _cause(manifest: Manifest, job_id: str) -> str:
 def _stderr(manifest: Manifest, job_id: str, task: str = "0") -> list[str]:
     """Return the last lines of a job's stderr, without those that say nothing about the cause.
 
-    The result is empty if the job never started, or if its log cannot be read. Task 0 shares its
-    file with the batch script and srun.
+    Task 0 shares its file with the batch script and srun.
     """
     try:
         with _slurm_log(manifest, job_id, "err", task).open("rb") as file:

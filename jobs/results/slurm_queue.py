@@ -55,22 +55,14 @@ def ask(jobs: Iterable[SlurmJob]) -> dict[SlurmJob, Answer]:
 
 
 class _Queue:
-    """The queue of one cluster.
-
-    Args:
-        cluster: name of the cluster, or "" for that of this host.
-        is_private: whether users see only their own jobs.
-    """
+    """The queue of one cluster."""
 
     def __init__(self, cluster: str, is_private: bool):
-        self.cluster, self.is_private = cluster, is_private
+        self.cluster = cluster  # "": that of this host
+        self.is_private = is_private  # whether users see only their own jobs
 
     def ask(self, jobs: list[SlurmJob]) -> dict[SlurmJob, Answer]:
-        """Return what the cluster says about some jobs.
-
-        Raises:
-            SlurmSilent: if it does not answer.
-        """
+        """Return what the cluster says about jobs. Raises SlurmSilent if it does not answer."""
         numbers = sorted({job.id.split("_")[0] for job in jobs if job.id is not None})
         by_id: dict[str, QueuedJob] = {}
         for start in range(0, len(numbers), 1000):  # the length of a command line is limited

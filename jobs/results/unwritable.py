@@ -1,12 +1,11 @@
 """Marker of a submission whose worker could not write a record, e.g. because the disk is full.
 
-The worker then ends its job with the exit code EXIT_CODE, because it could not record later runs
-either. The marker is an empty file whose name contains the job and the error. It therefore needs no
-data block, and usually can be created on a full disk, unlike the last lines of the job's log:
+The worker then ends its job, because it could not record later runs either. The marker is an empty
+file, which usually can be created on a full disk:
 
     DIR/submissions/<id>/cannot-write-<job>-<error>    for example cannot-write-3-ENOSPC
 
-`python -m jobs status` shows the marker of the newest submission.
+`status` shows the marker of the newest submission.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ def problem(folder: Path, submission: Path) -> str | None:
 
 
 def message(folder: Path, number: int | None) -> str:
-    """Return the error message for a results folder that cannot be written.
-
-    Args:
-        number: number of the error. None if it is unknown.
-    """
+    """Return the error message for a results folder that cannot be written, by errno if known."""
     if number == errno.ENOENT or not os.path.isdir(folder):
         return f"{folder} was moved or removed while its runs executed; repeat the command"
     why = "see the log of the job" if number is None else os.strerror(number)

@@ -1,12 +1,8 @@
-"""Writes and reads the files that say what the worker of a job does, and how it ended.
+"""Files in the folder of a job that say what its worker does, and how it ended.
 
-A worker is a process that executes the runs of a job, one after another. The files are in the
-folder of the job:
-
-    state.json        the run that the worker executes. If the worker dies, the next worker of the
-                      same job also reads the file.
-    worker_end.json   how the worker ended, only if it failed. The local queue writes the file.
-    worker            token of the worker that started last, see `claim_job`.
+state.json        the run that the worker executes, and how often workers died in one
+worker_end.json   how the worker ended, only if it failed. The local queue writes the file.
+worker            token of the worker that started last, see `claim_job`
 """
 
 from __future__ import annotations
