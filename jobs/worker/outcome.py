@@ -5,23 +5,20 @@ The functions in this module do not start processes or read the clock.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, Literal
 
 from jobs.printing import say
 from jobs.processes import signal_name
 from jobs.results.record import Failure, Record
 from jobs.results.unwritable import FULL
 from jobs.status import Status
-from jobs.whole_files import write_json
+from jobs.worker.messages import Message, Outcome
 from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # maximum length of the traceback in a record, in characters
@@ -34,108 +31,6 @@ LOST = {
     "NodeLost": "the worker on another node of the job ended or lost its connection; "
     "see that node's log, and submit the sweep again to repeat the run",
 }
-
-
-def _without_models(value: Any) -> Any:
-    """Convert a pydantic model, or the models in a list, to dicts for json.dump.
-
-    Other values are returned unchanged. pydantic's own JSON serializer is not used, because it
-    rejects lone surrogates and deep nesting. A dict that a benchmark returned may contain both.
-    """
-    if isinstance(value, list):
-        return [_without_models(item) for item in value]
-    return value.model_dump() if isinstance(value, BaseModel) else value
-
-
-class _Message(BaseModel):
-    """Base class of messages that the processes of a run send to the worker.
-
-    A message is sent through a JSON file or through a socket.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    def write(self, path: Path) -> None:
-        write_json(path, {name: _without_models(value) for name, value in self})
-
-    def deliver(self, path: Path) -> bool:
-        """Write this message to a file in the scratch folder of a run.
-
-        If that fails, e.g. because the disk is full, leave an empty file that has the error in its
-        name. The worker finds the error with `undelivered`. Return whether the message was written.
-        """
-        try:
-            self.write(path)
-        except OSError as error:
-            leave_error(path.parent, error)
-            return False
-        return True
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        return cls.model_validate(json.loads(path.read_bytes()))
-
-
-class Outcome(_Message):
-    """Outcome of a run or of one of its ranks: measurements if ok, otherwise a failure."""
-
-    status: Status
-    measurements: dict[str, Any] | None = None  # dict that the benchmark returned
-    failure: Failure | None = None
-    # Set only if the process that called the benchmark wrote this outcome:
-    starting: float | None = None  # from the start of the attempt to the call of run(), in seconds
-    measuring: float | None = None  # time inside run(), in seconds
-    ended_at: float = 0.0  # in seconds since the epoch
-    versions: dict[str, Any] = {}  # versions of the libraries that were loaded
-    # Start and end of the windows in which each phase was measured, on the monotonic clock.
-    windows: dict[str, list[tuple[float, float]]] = {}
-    rank: int = 0
-    lost_peer: bool = False  # whether a collective failed, as when another rank ends
-
-    @property
-    def is_ok(self) -> bool:
-        return self.status is Status.ok
-
-
-class RankFailure(_Message):
-    """A rank that failed. torchrun's agent, which starts the ranks of a node, reports it."""
-
-    rank: int
-    exit_code: int  # negative: number of the signal that killed the rank
-    at: float  # time of the failure, in seconds since the epoch
-
-
-class AgentReport(_Message):
-    """Report of the torchrun agent, i.e. of the process that starts the ranks on one node."""
-
-    failures: list[RankFailure] = []
-    error: str | None = None  # error of the agent itself
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.failures and self.error is None
-
-
-class NodeReport(_Message):
-    """Result of one run on one node.
-
-    The torchrun agent, which starts the ranks of the node, and the ranks themselves write reports.
-    This class combines them.
-    """
-
-    token: str  # identifies the attempt
-    exit_code: int | None = 0  # exit code of the agent; 0 if it had to be killed
-    agent: AgentReport | None = None  # None: the agent ended without a report
-    outcomes: list[Outcome] = []
-    stacks: str = ""  # stacks of the processes at a hang or crash
-    log_end: str = ""  # last part of the log
-    out_of_memory: bool = False  # whether the OOM killer killed a process of the job
-    lost: Literal["ServerDied", "NodeLost"] | None = None  # what was lost, if anything
-    undelivered: str | None = None  # why a process could not write to its scratch folder
-
-    @property
-    def is_ok(self) -> bool:
-        return self.agent is not None and self.agent.is_ok
 
 
 def failed(
@@ -222,6 +117,19 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
         if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
             return "gpu"  # first text: cuBLAS; second text: driver, Triton, NCCL
     return None
+
+
+def deliver(message: Message, path: Path) -> bool:
+    """Write a message to a file in the scratch folder of a run, and return whether that worked.
+
+    If not, e.g. because the disk is full, the worker finds the error with `undelivered`.
+    """
+    try:
+        message.write(path)
+    except OSError as error:
+        leave_error(path.parent, error)
+        return False
+    return True
 
 
 def leave_error(scratch: Path, error: OSError) -> None:

@@ -28,7 +28,7 @@ from jobs.status import Status
 from jobs.worker.code_reader import CodeReader
 from jobs.worker.conditions import energy_facts
 from jobs.worker.isolation import blocked_signals
-from jobs.worker.outcome import Outcome
+from jobs.worker.messages import Outcome
 
 _SLURM = (
     "job_id",

@@ -20,7 +20,6 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,50 +27,14 @@ from jobs.formatting import counted
 from jobs.printing import say
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
-from jobs.whole_files import write_json
 from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
-from jobs.worker.outcome import Outcome, outcome_of
+from jobs.worker.messages import Outcome, Request
+from jobs.worker.outcome import deliver, outcome_of
 from systems.benchmark import ARTIFACTS
 
 # Environment variable that `systems.benchmark.round_options` reads. It is not imported from there,
 # because `systems` may come from an older checkout.
 ROUND = "RUN_ROUND"
-
-
-@dataclass(frozen=True)
-class Request:
-    """Describes one attempt to execute a run: the benchmark, its parameters, folders and GPUs.
-
-    The worker passes the request to the processes that execute the run.
-    """
-
-    benchmark: str
-    version: int  # version of the benchmark at submission
-    params: dict[str, Any]
-    scratch: str  # folder on this node for outcomes and stacks; removed after the run
-    gpus: list[str]  # indices or UUIDs of the GPUs that the run may use; empty: CPU run
-    artifacts: str  # folder for the run's files, shared by all nodes; created by `artifacts_folder`
-    token: str  # identifies the attempt to all nodes
-    asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
-    log: str | None = None  # file for stdout and stderr; None: the terminal
-    checkout: str = ""  # name of another checkout of the code; empty: the present code
-    # What this round of a block includes, see `systems.benchmark.round_options`. None: no block.
-    round_options: dict[str, Any] | None = None
-    # For runs of several processes (jobs.worker.torchrun):
-    nproc_per_node: int | None = None
-    nodes: int = 1
-    node_rank: int = 0
-    host: str = "127.0.0.1"  # IP address of node 0, on which the rendezvous listens
-    endpoint: str | None = None  # host:port of the rendezvous; None: node 0, which opens it
-    agent: int | None = None  # pid of the torchrun agent, which starts this node's ranks
-
-    @property
-    def world_size(self) -> int:
-        return self.nodes * (self.nproc_per_node or 1)
-
-    def dump(self, path: Path) -> Path:
-        write_json(path, asdict(self))
-        return path
 
 
 def become_run(request: Request) -> None:
@@ -123,7 +86,7 @@ def run_alone(request: Request) -> None:
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    execute(request).deliver(scratch / "outcome0.json")
+    deliver(execute(request), scratch / "outcome0.json")
 
 
 def run_rank(request_path: Path) -> int:
@@ -135,14 +98,14 @@ def run_rank(request_path: Path) -> int:
     Returns:
         The exit code for this process: 0 if the rank is ok and has written it, otherwise 1.
     """
-    request = Request(**json.loads(request_path.read_text()))
+    request = Request.read(request_path)
     assert request.agent is not None
     die_with_parent(request.agent)
     rank = int(os.environ["RANK"])
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
     outcome = execute(request).model_copy(update={"rank": rank})
-    delivered = outcome.deliver(scratch / f"outcome{rank}.json")
+    delivered = deliver(outcome, scratch / f"outcome{rank}.json")
     return 0 if outcome.is_ok and delivered else 1
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
-from jobs.worker.outcome import Outcome, died, scratch_failed, timed_out, undelivered
-from jobs.worker.run_process import Request, run_alone
+from jobs.worker.messages import Outcome, Request
+from jobs.worker.outcome import died, scratch_failed, timed_out, undelivered
+from jobs.worker.run_process import run_alone
 from jobs.worker.torchrun import log_end
 
 TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds

@@ -8,24 +8,20 @@ The module `nodes` coordinates the nodes of a job.
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs.results.unwritable import FULL
 from jobs.whole_files import write_json
 from jobs.worker.isolation import Child, oom_kills, read_stacks
-from jobs.worker.outcome import (
-    AgentReport,
-    NodeReport,
-    Outcome,
-    RankFailure,
-    leave_error,
-    undelivered,
-)
-from jobs.worker.run_process import Request, become_run, watch_stacks
+from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure, Request
+from jobs.worker.outcome import deliver, leave_error, undelivered
+from jobs.worker.run_process import become_run, watch_stacks
 
 LOOPBACK = "lo"  # network interface that only processes on this machine can reach
+JOIN_S = 120  # maximum wait for the agents of the other nodes, in seconds
 LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
 
 
@@ -44,7 +40,7 @@ def agent(request: Request) -> None:
         report = AgentReport(error=f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in FULL:  # torchrun writes there, too
             leave_error(scratch, error)
-    report.deliver(scratch / "agent.json")
+    deliver(report, scratch / "agent.json")
 
 
 def _launch(request: Request) -> list[RankFailure]:
@@ -57,13 +53,10 @@ def _launch(request: Request) -> list[RankFailure]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from jobs.worker.rendezvous import BACKEND, open_store
-
     scratch = Path(request.scratch)
-    store = None
-    endpoint = request.endpoint
+    store, endpoint = None, request.endpoint
     if endpoint is None:
-        store = open_store(request.host)
+        store = _open_store(request.host)
         endpoint = f"{request.host}:{store.port}"
         write_json(scratch / "endpoint.json", endpoint)
     if request.nodes == 1:  # do not listen where other machines can connect
@@ -76,14 +69,15 @@ def _launch(request: Request) -> list[RankFailure]:
         max_nodes=request.nodes,
         nproc_per_node=request.nproc_per_node,
         run_id=request.token,
-        rdzv_backend=BACKEND,
+        # torchrun's other rendezvous unpickle what any client writes to their store.
+        rdzv_backend="static",
         rdzv_endpoint=endpoint,
-        rdzv_configs={"rank": request.node_rank},
+        rdzv_configs={"rank": request.node_rank, "timeout": JOIN_S},
         max_restarts=0,
         # By default, torchrun would leave a folder in /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
-    request_path = replace(request, agent=os.getpid()).dump(scratch / "request.json")
+    request_path = request.on(agent=os.getpid()).write(scratch / "request.json")
     command = ["-u", "-m", "jobs.worker.run_process", str(request_path)]
     try:
         elastic_launch(config, sys.executable)(*command)
@@ -95,6 +89,26 @@ def _launch(request: Request) -> list[RankFailure]:
     finally:
         del store
     return []
+
+
+def _open_store(host: str) -> Any:
+    """Open a TCPStore that listens only on the IP address `host`, on a free port.
+
+    Without a socket that is already bound, TCPStore would listen on all interfaces. The rendezvous
+    of this process finds the store by its port (multi_tenant), and opens no other.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        multi_tenant=True,
+    )
 
 
 def collect(request: Request, kills: int, child: Child) -> NodeReport:

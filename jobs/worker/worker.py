@@ -41,8 +41,8 @@ from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment
 from jobs.worker.isolation import Child, blocked_signals
+from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
-    Outcome,
     cancelled_before_start,
     failed,
     no_scratch,
@@ -54,7 +54,7 @@ from jobs.worker.ranks.node_connections import node_address
 from jobs.worker.ranks.nodes import Followers, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, job_id, slurm_facts
-from jobs.worker.run_process import Request, execute
+from jobs.worker.run_process import execute
 from jobs.worker.run_with_timeout import run_with_timeout
 from jobs.worker.servers import ForkServers
 from jobs.worker.turns import Turns

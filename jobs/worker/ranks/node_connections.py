@@ -1,9 +1,8 @@
 """Connections between the workers of a job with several nodes.
 
 The worker on node 0, the leader, listens on one IP address and writes the address and a secret to a
-file that only this user can read. The other workers, the followers, connect to it. Messages are
-pickled, so whoever can send one can execute code. Therefore both ends first prove that they know
-the secret. The messages after that are neither encrypted nor signed.
+file that only this user can read. The other workers, the followers, connect to it. Both ends first
+prove that they know the secret. The messages after that are JSON, neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import json
 import os
 import queue
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -20,12 +20,15 @@ from contextlib import contextmanager
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
+from typing import Any, TypeVar
 
 from jobs.whole_files import is_own, write_json
+from jobs.worker.messages import Message
+
+M = TypeVar("M", bound=Message)
 
 MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
 HANDSHAKE_S = 10.0  # maximum time to prove the knowledge of the secret, in seconds
-MAX_HANDSHAKES = 64  # maximum number of handshakes at the same time
 SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
 
 
@@ -69,6 +72,22 @@ def _is_own(family: int, ip: str) -> bool:
         return False
 
 
+def send(connection: Connection, message: Message) -> None:
+    connection.send_bytes(message.encode())
+
+
+def receive(connection: Connection, kind: type[M]) -> M:
+    """Receive the next message.
+
+    Raises:
+        ConnectionError: if the connection is lost, or the message is not of this kind.
+    """
+    try:
+        return kind.decode(connection.recv_bytes())
+    except (EOFError, OSError, ValueError) as error:
+        raise ConnectionError(str(error)) from None
+
+
 # ---- the leader ----------------------------------------------------------------------------------
 
 
@@ -82,22 +101,20 @@ def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
         RuntimeError: if no further node connects within a time limit (MEET_S), although nodes are
             still missing.
     """
-    host, key = node_address(), os.urandom(32)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=128) as listener:
-        port = listener.getsockname()[1]
-        _write_secretly(rendezvous_file, {"host": host, "port": port, "key": key.hex()})
-        acceptor = _Acceptor(listener, key)
+    with _Listener(node_address(), os.urandom(32)) as listener:
+        host, port = listener.server_address[:2]
+        _write_secretly(rendezvous_file, {"host": host, "port": port, "key": listener.key.hex()})
+        threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
         try:
-            return [_next(acceptor.proven, found, count) for found in range(count)]
+            return [_next(listener.proven, found, count) for found in range(count)]
         finally:
             rendezvous_file.unlink(missing_ok=True)
-            acceptor.close()
+            listener.shutdown()
 
 
 def _write_secretly(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    previous = os.umask(0o077)  # with the secret, others could execute code as this user
+    previous = os.umask(0o077)  # with the secret, others could take the place of a node
     try:
         write_json(path, value)
     finally:
@@ -117,52 +134,40 @@ def _next(proven: queue.SimpleQueue[Connection], found: int, count: int) -> Conn
     )
 
 
-class _Acceptor:
-    """Accepts connections in a thread, and checks in other threads whether they know the secret.
+class _Listener(socketserver.ThreadingTCPServer):
+    """Accepts connections, and checks each in a thread of its own for the secret.
 
     A client that stays silent therefore does not delay a worker.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, key: bytes):
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.key = key
         self.proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()  # know the secret
-        self._listener, self._key = listener, key
-        self._slots = threading.BoundedSemaphore(MAX_HANDSHAKES)
-        self._closing = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__((host, 0), socketserver.BaseRequestHandler)
 
-    def close(self) -> None:
-        self._closing.set()
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends a waiting `accept`
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            if not self._slots.acquire(timeout=SLICE_S):
-                continue
-            try:
-                connected, _ = self._listener.accept()
-            except OSError:  # closing, or too many open files
-                self._slots.release()
-                self._closing.wait(SLICE_S)
-                continue
-            try:
-                threading.Thread(target=self._prove, args=(connected,), daemon=True).start()
-            except RuntimeError:  # no memory or no place for a thread now; a worker tries again
-                connected.close()
-                self._slots.release()
-                self._closing.wait(SLICE_S)
-
-    def _prove(self, connected: socket.socket) -> None:
+    def get_request(self) -> tuple[Any, Any]:
         try:
-            with _time_limit(connected):
-                connection = Connection(os.dup(connected.fileno()))
-                deliver_challenge(connection, self._key)
-                answer_challenge(connection, self._key)
-            self.proven.put(connection)
-        except (AuthenticationError, EOFError, OSError):
-            pass  # not a worker of this job, e.g. a port scanner
-        finally:
-            connected.close()
-            self._slots.release()
+            return super().get_request()
+        except OSError:  # too many open files, until handshakes have reached their time limit
+            time.sleep(SLICE_S)
+            raise
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with _time_limit(request):
+            connection = Connection(os.dup(request.fileno()))
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
+        self.proven.put(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        request.close()  # not a shutdown, because the connection stays open
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that is not a worker of this job, such as a port scanner."""
 
 
 @contextmanager

@@ -10,17 +10,17 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import PAUSE_S, Child, ForkServer, oom_kills
-from jobs.worker.outcome import NodeReport, no_scratch
-from jobs.worker.ranks.node_connections import accept_workers, connect_to_leader
-from jobs.worker.run_process import Request
+from jobs.worker.messages import NodeReport, Order, Request
+from jobs.worker.outcome import no_scratch
+from jobs.worker.ranks.node_connections import accept_workers, connect_to_leader, receive, send
 from jobs.worker.servers import ForkServers
 from jobs.worker.torchrun import agent, collect, outcomes_in
 
@@ -71,28 +71,22 @@ class _Patience:
 class Followers:
     """Connections from the leader, i.e. the worker on node 0, to the workers of the other nodes.
 
-    Args:
-        rendezvous_file: file to which the leader writes its address. The other nodes read the file.
-            It is removed when all nodes have connected, or when the wait fails.
-
-    Raises:
-        RuntimeError: if a node is missing after a time limit, see `accept_workers`.
+    The arguments and the error are those of `accept_workers`.
     """
 
     def __init__(self, count: int, rendezvous_file: Path):
         self.connections = accept_workers(count, rendezvous_file)
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        for connection in self.connections:
-            try:
-                connection.send(message)
-            except OSError:
-                continue  # `_receive` reports a lost connection
-
     def close(self) -> None:
-        self.send(("end",))
+        _tell(self.connections, Order(what="end"))
         for connection in self.connections:
             connection.close()
+
+
+def _tell(followers: Iterable[Connection], order: Order) -> None:
+    for connection in followers:
+        with suppress(OSError):  # `_report_of` tells that the connection is lost
+            send(connection, order)
 
 
 def lead(
@@ -123,17 +117,13 @@ def lead(
     try:
         others: list[Connection] = []
         if followers is not None and (endpoint := _endpoint(child, scratch, patience)):
-            followers.send(("run", replace(request, endpoint=endpoint)))
             others = list(followers.connections)
+            _tell(others, Order(what="run", request=request.on(endpoint=endpoint)))
         waiting: list[Any] = [child, *others]
         reports = _await_reports(child, waiting, request, kills, patience)
         expired = bool(waiting) and not patience.failed
         late = [one for one in waiting if one is not child]
-        for connection in late:
-            try:
-                connection.send(("stacks" if expired else "stop",))
-            except OSError:
-                continue
+        _tell(late, Order(what="stacks" if expired else "stop"))
         if expired and not child.ended:
             child.stacks(scratch)
         own = collect(request, kills, child)
@@ -158,7 +148,7 @@ def _await_reports(
                 child.wait(0)
                 report = collect(request, kills, child)
             else:
-                received = _receive(one, request.token)
+                received = _report_of(one, request.token)
                 if received is None:
                     continue
                 report = received
@@ -192,15 +182,14 @@ def _endpoint(child: Child, scratch: Path, patience: _Patience) -> str | None:
     return str(json.loads(path.read_text()))
 
 
-def _receive(connection: Connection, token: str) -> NodeReport | None:
-    """Receive the report of another node about the current attempt of a run.
+def _report_of(connection: Connection, token: str) -> NodeReport | None:
+    """Receive the report of another node about the attempt that `token` identifies.
 
-    If the connection is lost, return a report that says so. If the report is about an earlier
-    attempt, return None. `token` identifies the attempt.
+    If the connection is lost, the report says so. None if the report is about an earlier attempt.
     """
     try:
-        report: NodeReport = connection.recv()
-    except (EOFError, OSError):
+        report = receive(connection, NodeReport)
+    except ConnectionError:
         return NodeReport(token=token, lost="NodeLost")
     return report if report.token == token else None
 
@@ -212,7 +201,7 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
     """
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
-        report = _receive(connection, token)
+        report = _report_of(connection, token)
         if report is not None:
             return report
     return NodeReport(token=token)
@@ -236,30 +225,29 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
     servers.get()  # import modules while the leader prepares the first run
     try:
         while True:
-            message = leader.recv()
-            if message[0] == "end":
+            order = receive(leader, Order)
+            if order.what == "end":
                 return
-            if message[0] != "run":
+            if order.request is None:
                 continue  # an order to stop that arrived after this node's report was sent
-            request: Request = message[1]
+            request = order.request
             server = servers.get(request.checkout)
             try:
                 scratch = Path(tempfile.mkdtemp(prefix="run-"))
             except OSError as error:  # this node goes on, so that the run gets the true cause
-                leader.send(NodeReport(token=request.token, undelivered=no_scratch(error)))
+                send(leader, NodeReport(token=request.token, undelivered=no_scratch(error)))
                 continue
             log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
-            mine = replace(
-                request,
+            mine = request.on(
                 scratch=str(scratch),
                 node_rank=node_rank,
                 log=request.log and str(log),
             )
             try:
-                leader.send(_run_here(server, mine, leader))
+                send(leader, _run_here(server, mine, leader))
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-    except (EOFError, OSError):
+    except OSError:
         return  # the leader has exited, which ends the job
     finally:
         servers.close()
@@ -280,7 +268,7 @@ def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeR
         while not child.ended and patience.look():
             either: list[Any] = [child, leader]
             if leader in wait(either, patience.pause()):
-                if leader.recv()[0] == "stacks":
+                if receive(leader, Order).what == "stacks":
                     child.stacks(scratch)
                 break
             child.wait(0)

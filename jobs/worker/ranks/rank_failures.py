@@ -8,7 +8,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from jobs.status import Status
-from jobs.worker.outcome import LOST, NodeReport, Outcome, died, failed, scratch_failed, timed_out
+from jobs.worker.messages import NodeReport, Outcome
+from jobs.worker.outcome import LOST, died, failed, scratch_failed, timed_out
 
 
 class Cause(IntEnum):

@@ -24,7 +24,7 @@ from jobs.results.manifest import (
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
-from jobs.worker.outcome import Outcome
+from jobs.worker.messages import Outcome
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 

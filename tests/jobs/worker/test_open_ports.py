@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from jobs.results.manifest import Executor
+from jobs.worker.messages import Order
 from jobs.worker.ranks import node_connections
-from jobs.worker.ranks.node_connections import MAX_HANDSHAKES, node_address
+from jobs.worker.ranks.node_connections import node_address, receive, send
 from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
@@ -37,6 +38,7 @@ from tests.jobs.open_ports import (
 )
 from tests.jobs.worker.test_torchrun import start_node
 
+SILENT = 100  # number of clients that connect and send nothing
 LONG_S = 200  # timeout of the runs, in seconds
 
 
@@ -113,7 +115,7 @@ def test_two_nodes_listen_on_one_address_and_strangers_do_not_matter(
     assert job.file.stat().st_mode & 0o077 == 0
     assert listening(job.leader.pid) == {job.address} and job.address[0] == "127.0.0.2"
     with ExitStack() as silent:
-        for _ in range(MAX_HANDSHAKES // 2):
+        for _ in range(SILENT):
             silent.enter_context(connect(job.address))
         with connect(job.address) as liar:
             connection = Connection(os.dup(liar.fileno()))
@@ -134,24 +136,43 @@ def test_two_nodes_listen_on_one_address_and_strangers_do_not_matter(
     assert not (tmp_path / "bomb").exists()
 
 
-def test_many_silent_clients_do_not_keep_a_worker_out(
+def test_silent_clients_keep_no_worker_out_and_one_with_the_secret_executes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silent clients are dropped after a while. The other workers then get their turn."""
-    monkeypatch.setattr(node_connections, "HANDSHAKE_S", 0.5)
     monkeypatch.setenv("SLURMD_NODENAME", "127.0.0.2")
     file = tmp_path / "rendezvous.json"
     with ThreadPoolExecutor(2) as pool, ExitStack() as silent:
         leader = pool.submit(node_connections.accept_workers, 1, file)
         await_true(file.exists, "the leader listens")
         where = json.loads(file.read_text())
-        for _ in range(2 * MAX_HANDSHAKES):
+        for _ in range(SILENT):
             silent.enter_context(connect((where["host"], where["port"])))
         follower = pool.submit(node_connections.connect_to_leader, file).result(PATIENCE_S)
         (connection,) = leader.result(PATIENCE_S)
         with connection, follower:
-            connection.send("hello")
-            assert follower.recv() == "hello"
+            send(connection, Order(what="end"))
+            assert receive(follower, Order).what == "end"
+            follower.send(Bomb(tmp_path / "bomb"))  # a pickle
+            with pytest.raises(ConnectionError):
+                receive(connection, Order)
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_a_handshake_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise silent clients would take all open files of a worker."""
+    monkeypatch.setattr(node_connections, "HANDSHAKE_S", 0.2)
+    monkeypatch.setenv("SLURMD_NODENAME", "127.0.0.2")
+    file = tmp_path / "rendezvous.json"
+    with ThreadPoolExecutor(1) as pool:
+        leader = pool.submit(node_connections.accept_workers, 1, file)
+        await_true(file.exists, "the leader listens")
+        where = json.loads(file.read_text())
+        with connect((where["host"], where["port"])) as silent:
+            silent.settimeout(PATIENCE_S)
+            while silent.recv(1000):  # the challenge, and then the end
+                pass
+        node_connections.connect_to_leader(file).close()
+        leader.result(PATIENCE_S)[0].close()
 
 
 @pytest.mark.parametrize(

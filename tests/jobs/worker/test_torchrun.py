@@ -17,10 +17,9 @@ from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import ForkServer
-from jobs.worker.outcome import AgentReport, NodeReport, Outcome, RankFailure
+from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure, Request
 from jobs.worker.ranks.nodes import lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
-from jobs.worker.run_process import Request
 from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,

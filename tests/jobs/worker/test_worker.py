@@ -18,8 +18,8 @@ from jobs.results.record import Record
 from jobs.worker.environment import job_environment
 from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
-from jobs.worker.outcome import Outcome
-from jobs.worker.run_process import Request, execute, run_alone
+from jobs.worker.messages import Outcome, Request
+from jobs.worker.run_process import execute, run_alone
 from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
