@@ -1,6 +1,7 @@
 """Results of older code: records whose sources are not the present ones, see `jobs.code.sources`.
 
-A record without a hash of its sources counts as older code.
+A record without a hash of its sources counts as older code. If a run did not import some of the
+sources, an edit of them does not make its record older.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ class Staleness:
     """Tells which records are from older code. Sources are read once, when an object is created."""
 
     def __init__(self, runs: Iterable[Run]):
-        sources = RunSources()
-        by_id = {run.id: run for run in runs}
-        self._now = {id: sources.source_hash(run) for id, run in by_id.items()}
+        self._sources = RunSources()
+        self._runs = {run.id: run for run in runs}
+        self.now = {id: self._sources.source_hash(run) for id, run in self._runs.items()}
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is from older code.
@@ -29,8 +30,14 @@ class Staleness:
         False if the present sources of its run are unknown, for example because its benchmark no
         longer exists.
         """
-        now = self._now.get(record.run)
-        return now is not None and record.source_hash != now
+        now = self.now.get(record.run)
+        if now is None or record.source_hash == now:
+            return False
+        imported = record.imported
+        if imported is None:
+            return True
+        run = self._runs[record.run]
+        return self._sources.hash_without(run, imported.without) != imported.hash
 
 
 def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:

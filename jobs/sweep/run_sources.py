@@ -15,6 +15,8 @@ from jobs.code.sources import SourceTree
 from jobs.run import Run
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
+# Code in another process is not seen among the modules that a run has imported.
+_OTHER_PROCESSES = {"concurrent", "multiprocessing", "subprocess", "torch.multiprocessing"}
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 FUNCTION = "sources"  # name of the function of a benchmark
 
@@ -26,6 +28,7 @@ class RunSources:
         self._tree = SourceTree()
         self._files: dict[_Key, frozenset[Path] | None] = {}
         self._hashes: dict[_Key, str | None] = {}
+        self._without: dict[tuple[_Key, tuple[str, ...]], str | None] = {}
         self._functions: dict[str, Callable[[dict[str, Any]], Any] | None] = {}
 
     def source_hash(self, run: Run) -> str | None:
@@ -51,16 +54,26 @@ class RunSources:
         files = None if key is None else self._files_of(key)
         return None if files is None else sorted(files)
 
-    def is_stale(self, source_hash: str | None, run: Run) -> bool:
-        """Return whether a record of a run was made from other sources than the present ones.
+    def hash_without(self, run: Run, paths: tuple[str, ...]) -> str | None:
+        """Return the hash of the sources of a run except some files, given as by `shown_path`.
 
-        Args:
-            source_hash: hash in the record. None: the record has none, so its sources are unknown
-                and count as other sources.
-            run: the run. If its present sources are unknown, no record of it is stale.
+        None if it is unknown, or if one of the other files can start processes: they may import
+        what the run has not imported itself.
         """
-        now = self.source_hash(run)
-        return now is not None and now != source_hash
+        key = self._key(run)
+        if key is None:
+            return None
+        if (key, paths) not in self._without:
+            files = {path for path in self._files_of(key) or () if shown_path(path) not in paths}
+            starts = any(
+                item.module in _OTHER_PROCESSES or item.module.split(".")[0] in _OTHER_PROCESSES
+                for path in files
+                if (source := self._tree.source(path))
+                for item in source.imports
+            )
+            found = None if starts or not files else self._tree.hash_of(frozenset(files))
+            self._without[key, paths] = found
+        return self._without[key, paths]
 
     def _key(self, run: Run) -> _Key | None:
         """Return what determines the files of a run. None if it is unknown."""

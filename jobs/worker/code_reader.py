@@ -12,9 +12,10 @@ from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
-from jobs.results.record import Record
+from jobs.results.record import Imported
+from jobs.results.stale import Staleness
 from jobs.run import Run
-from jobs.sweep.run_sources import RunSources
+from jobs.sweep.run_sources import RunSources, shown_path
 
 _PROJECT = ""  # key of this project; the other keys are names of measured code
 CHANGED = "changed_since_job_start"
@@ -35,15 +36,15 @@ class CodeReader:
         if manifest.snapshot is not None:
             self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
         self._at_start: dict[str, str] = {}
-        self._hashes: dict[str, str | None] = {}  # source hashes at the start of the job, by run
+        self.staleness = Staleness(())  # with the sources at the start of the job
 
     def note_start(self, runs: Iterable[Run]) -> None:
         """Remember the state of the code of some runs, because a job imports modules only once."""
         states: dict[Path, CodeState] = {}
         self._at_start[_PROJECT] = self._of_project(states)[1]
-        sources = RunSources()
+        runs = list(runs)
+        self.staleness = Staleness(runs)
         for run in runs:
-            self._hashes[run.id] = sources.source_hash(run)
             for name, path in measured_files(run).items():
                 if name not in self._at_start:
                     self._at_start[name] = self._of_file(name, path, states)[1]
@@ -67,19 +68,22 @@ class CodeReader:
         ]
         return found | ({"code": code} if code else {})
 
-    def source_hash(self, run: Run) -> str | None:
-        """Return the hash of the sources that a run measures.
+    def sources(self, run: Run) -> tuple[str | None, list[Path]]:
+        """Return the hash of the sources that a run measures, and their files.
 
-        None if it is unknown, or if the sources have changed since the start of the job. A job
-        imports modules only once, so it may execute old and new code together.
+        The hash is None if it is unknown, or if the sources have changed since the start of the
+        job. A job imports modules only once, so it may execute old and new code together.
         """
-        now = RunSources().source_hash(run)
-        return now if self._hashes.get(run.id, now) == now else None
+        sources = RunSources()
+        now = sources.source_hash(run)
+        is_same = self.staleness.now.get(run.id, now) == now
+        return (now if is_same else None), sources.files(run) or []
 
-    def is_stale(self, record: Record) -> bool:
-        """Return whether a record is from other sources than those at the start of the job."""
-        now = self._hashes.get(record.run)
-        return now is not None and record.source_hash != now
+    def imported(self, run: Run, not_imported: Iterable[str]) -> Imported | None:
+        """Return what a record says about sources that a run has not imported."""
+        without = tuple(shown_path(Path(path)) for path in not_imported)
+        known = RunSources().hash_without(run, without) if without else None
+        return None if known is None else Imported(hash=known, without=without)
 
     def _marked(self, name: str, entry: dict[str, Any], fingerprint: str) -> dict[str, Any]:
         before = self._at_start.get(name)

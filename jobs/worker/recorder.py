@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Attempt:
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
     source_hash: str | None = None  # hash of the sources when the attempt began; None: unknown
+    sources: list[Path] = field(default_factory=list)  # their files
     place: BlockPlace | None = None  # where the attempt is executed in its block, if it has one
 
     def as_state(self) -> RunningAttempt:
@@ -126,11 +127,11 @@ class Recorder:
         code = self.code.environment(run)
         # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
         with blocked_signals():
-            sources = self.code.source_hash(run)
+            digest, files = self.code.sources(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
         return Attempt(
-            run, repeat, number, log, artifacts, before, code, now, clock, sources, place
+            run, repeat, number, log, artifacts, before, code, now, clock, digest, files, place
         )
 
     def write(
@@ -218,6 +219,12 @@ class Recorder:
         compiling = measurements.compiling_seconds if measurements else None
         after = provenance.gpu_states(self._gpus)
         folder = manifest.folder
+        sources = self.code.sources(run)[0]
+        if sources != attempt.source_hash:  # a benchmark imports modules while it runs
+            sources = None
+        imported = None
+        if status is Status.ok and sources is not None:
+            imported = self.code.imported(run, outcome.not_imported)
         return Record(
             run=run.id,
             repeat=attempt.repeat,
@@ -246,20 +253,13 @@ class Recorder:
             conditions=conditions,
             block=attempt.place,
             checkout=run.checkout,
-            source_hash=self._unchanged_hash(attempt),
+            source_hash=sources,
+            imported=imported,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
             ),
         )
-
-    def _unchanged_hash(self, attempt: Attempt) -> str | None:
-        """Return the hash of the sources of an attempt. None if they changed during the attempt.
-
-        A benchmark imports modules while it runs.
-        """
-        now = self.code.source_hash(attempt.run)
-        return now if now == attempt.source_hash else None
 
 
 def _measurements_of(outcome: Outcome) -> Measurements:

@@ -148,7 +148,7 @@ def execute(request: Request) -> Outcome:
         outcome = outcome_of(error, oom, _noted("failed_phase"))
         say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
     known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
-    known["windows"] = _noted("windows") or {}
+    known |= {"windows": _noted("windows") or {}, "not_imported": _not_imported(request.sources)}
     return outcome.model_copy(update=known | {"ended_at": time.time()})
 
 
@@ -156,6 +156,23 @@ def _noted(function: str) -> Any:
     """Call a function of `systems.measure.windows`, if the benchmark has imported this module."""
     module = sys.modules.get("systems.measure.windows")
     return None if module is None else getattr(module, function)()
+
+
+def _not_imported(sources: list[str]) -> list[str]:
+    """Return those of some files of which this process has no module."""
+    if not sources:
+        return []
+    modules = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
+    imported = {_identity(file) for module in modules if (file := module.get("__file__"))}
+    return [path for path in sources if _identity(path) not in imported]
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        about = os.stat(path)
+    except (OSError, TypeError, ValueError):  # a file that is gone, or no path
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _check_plain(fact: Any, name: str) -> None:

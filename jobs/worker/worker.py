@@ -306,7 +306,7 @@ class Worker:
             cancelled=(record.run, record.repeat) in self._cancelled,
             usable=not self.manifest.force
             and record.device == self.recorder.device
-            and (self.manifest.keep_stale or not self.recorder.code.is_stale(record)),
+            and (self.manifest.keep_stale or not self.recorder.code.staleness.is_stale(record)),
         )
 
     def _skip_cancelled(self, run_id: str, repeat: int, place: BlockPlace | None = None) -> bool:
@@ -412,6 +412,8 @@ class Worker:
             asked_at=attempt.clock,
             log=None if self.in_process else str(attempt.log),
             round_options=options,
+            # What a round imports depends on its options. All rounds need the same code anyway.
+            sources=[] if attempt.place else [str(path) for path in attempt.sources],
             checkout=run.checkout,
             nproc_per_node=run.shape.nproc_per_node,
             nodes=run.shape.nodes,

@@ -125,8 +125,9 @@ def merge_ranks(outcomes: list[Outcome]) -> Outcome:
 
     `samples_ms` and `peak_memory_bytes` map each measured phase (e.g. forward) to the measurements
     of one rank. After the merge, they map each phase to a list with one entry per rank. The time
-    `measuring` is the maximum of all ranks. All other values are those of rank 0. If the ranks have
-    measured different phases, the result is a failure.
+    `measuring` is the maximum of all ranks. A file that one rank imported is imported. All other
+    values are those of rank 0. If the ranks have measured different phases, the result is a
+    failure.
     """
     outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
     measurements = [outcome.measurements or {} for outcome in outcomes]
@@ -142,4 +143,6 @@ def merge_ranks(outcomes: list[Outcome]) -> Outcome:
                 return failed(Status.error, "RanksDisagree", message, rank=rank)
         merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
     slowest = max(outcome.measuring or 0.0 for outcome in outcomes)
-    return outcomes[0].model_copy(update={"measurements": merged, "measuring": slowest})
+    unused = set[str].intersection(*(set(outcome.not_imported) for outcome in outcomes))
+    known = {"measurements": merged, "measuring": slowest, "not_imported": sorted(unused)}
+    return outcomes[0].model_copy(update=known)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from jobs import provenance
 from jobs.launch.plan_submission import Options, prepare
@@ -40,6 +41,54 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     assert "skipping 1 run with a result" in submit(own)
     hashes = [record.source_hash for record in records(out)]
     assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
+
+
+LAZY = """\
+from systems.benchmark import BenchmarkParams
+
+PRELOAD = ()
+
+class Params(BenchmarkParams):
+    variant: str
+
+def run(params):
+    if params.variant == "a":
+        import variant_a as variant
+    else:
+        import variant_b as variant
+    return {"samples_ms": {"forward": [variant.TIME]}}
+"""
+
+
+@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_edit_of_a_module_that_a_run_has_not_imported(tmp_path: Path, ranks: int | None) -> None:
+    own = Checkout(tmp_path / "own")
+    own.write("own/bench.py", LAZY)
+    sweep: dict[str, Any] = {"name": "own", "benchmark": "own.bench"}
+    if ranks is not None:
+        sweep["launch"] = {"nproc_per_node": ranks}
+    own.write("own.yaml", yaml.safe_dump(sweep | {"grid": {"variant": ["a", "b"]}}))
+    own.commit(variant_a="TIME = 1.0\n", variant_b="TIME = 2.0\n")
+    out = own.folder / "logs" / "own"
+
+    def measured() -> list[str]:
+        known = len(records(out)) if out.exists() else 0
+        submit(own)
+        return [record.params["variant"] for record in records(out)[known:]]
+
+    assert sorted(measured()) == ["a", "b"]
+    first = {record.params["variant"]: record for record in records(out)}
+    assert first["a"].source_hash == first["b"].source_hash
+    assert [r.imported.without for _, r in sorted(first.items()) if r.imported] == [
+        ("variant_b.py",), ("variant_a.py",),
+    ]  # fmt: skip
+    own.write("variant_b.py", "TIME = 3.0\n")
+    assert measured() == ["b"]
+    own.write("variant_b.py", "import subprocess\nTIME = 3.0\n")
+    assert measured() == ["b"]
+    assert records(out)[-1].imported is None  # another process may import anything
+    (own.folder / "variant_a.py").unlink()
+    assert "2 results of older code measured again" in submit(own, "--dry-run")
 
 
 @pytest.mark.parametrize("keep_stale", [False, True])
