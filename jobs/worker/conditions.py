@@ -11,7 +11,6 @@ import statistics
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jobs.provenance import GpuReading, read_gpus
@@ -24,24 +23,15 @@ INTERVAL_S = 0.04  # NVML updates power and clocks about every 20 to 100 ms
 MIN_ENERGY_S = 1.0
 MAX_SAMPLES = 200_000  # about 2 hours; later samples are dropped
 Windows = Mapping[str, Iterable[tuple[float, float]]]  # start and end of windows, by phase
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float  # on the monotonic clock, in seconds
-    gpus: list[GpuReading]
+Sample = tuple[float, list[GpuReading]]  # time on the monotonic clock in seconds, and all GPUs
 
 
 class ConditionSampler:
-    """Samples the state of some GPUs in the `with` block.
-
-    Args:
-        gpus: indices or UUIDs of the GPUs. Without GPUs or NVML, nothing is sampled.
-    """
+    """Samples the state of some GPUs in the `with` block. Without GPUs or NVML, it does nothing."""
 
     def __init__(self, gpus: list[str]):
         self._gpus = gpus
-        self._samples: list[_Sample] = []
+        self._samples: list[Sample] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,7 +51,7 @@ class ConditionSampler:
 
     def _sample(self) -> None:
         while not self._stop.wait(INTERVAL_S) and len(self._samples) < MAX_SAMPLES:
-            self._samples.append(_Sample(time.monotonic(), read_gpus(self._gpus)))
+            self._samples.append((time.monotonic(), read_gpus(self._gpus)))
 
     def by_phase(self, windows: Windows) -> dict[str, dict[str, Any]]:
         """Return the conditions of each phase, see `summary`. Phases without a sample are left out.
@@ -72,28 +62,22 @@ class ConditionSampler:
         found = {}
         for phase, spans in windows.items():
             spans = list(spans)
-            inside = [s for s in self._samples if any(a <= s.at <= b for a, b in spans)]
+            inside = [s for s in self._samples if any(a <= s[0] <= b for a, b in spans)]
             inside = inside or self._nearest(spans)
             if inside:
-                found[phase] = summary([(s.at, s.gpus) for s in inside], spans)
+                found[phase] = summary(inside, spans)
         return found
 
-    def _nearest(self, spans: list[tuple[float, float]]) -> list[_Sample]:
-        def distance(sample: _Sample) -> float:
-            return min(max(a - sample.at, sample.at - b) for a, b in spans)
+    def _nearest(self, spans: list[tuple[float, float]]) -> list[Sample]:
+        def distance(sample: Sample) -> float:
+            return min(max(a - sample[0], sample[0] - b) for a, b in spans)
 
         near = min(self._samples, key=distance, default=None)
         return [near] if near is not None and distance(near) <= 2 * INTERVAL_S else []
 
 
-def summary(
-    samples: list[tuple[float, list[GpuReading]]], spans: list[tuple[float, float]]
-) -> dict[str, Any]:
-    """Summarize the samples of one phase over all GPUs.
-
-    Args:
-        samples: time on the monotonic clock, and the readings of all GPUs.
-        spans: windows of the phase.
+def summary(samples: list[Sample], spans: list[tuple[float, float]]) -> dict[str, Any]:
+    """Summarize the samples of one phase, which has some windows, over all GPUs.
 
     Returns:
         samples: number of samples.
@@ -124,10 +108,8 @@ def energy_facts(
 ) -> dict[str, dict[str, float]]:
     """Return the energy of a call in each phase in which functions were called back to back.
 
-    Args:
-        measurements: what the benchmark returned. The fact sustained_calls is the number of calls
-            by phase.
-        conditions: conditions by phase, see `summary`.
+    The fact sustained_calls of the benchmark is the number of calls by phase. The conditions are
+    those of `summary` by phase.
 
     Returns:
         joules_per_call: energy of all GPUs of this node, divided by the number of calls, by phase.
@@ -150,9 +132,7 @@ def energy_facts(
     return {name: values for name, values in found.items() if values}
 
 
-def _energy_j(
-    samples: list[tuple[float, list[GpuReading]]], spans: list[tuple[float, float]]
-) -> float | None:
+def _energy_j(samples: list[Sample], spans: list[tuple[float, float]]) -> float | None:
     """Return the energy of all GPUs in the windows, in joules. None if it cannot be told."""
     (first, before), (last, after) = samples[0], samples[-1]
     pairs = [(a.energy_j, b.energy_j) for a, b in zip(before, after, strict=False)]

@@ -20,10 +20,9 @@ _SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$
 
 
 def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
-    """Return an environment without the variables of launchers such as torchrun and Slurm.
+    """Return an environment without the variables of launchers such as torchrun.
 
-    Args:
-        slurm: whether to remove Slurm's variables, too. SLURM_CONF is kept.
+    With `slurm`, it is also without those of Slurm, except SLURM_CONF.
     """
     return {
         name: value
@@ -33,20 +32,12 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
 
 
 def job_environment() -> dict[str, str]:
-    """Return the environment variables for a job.
-
-    These are the variables of this process, without those of a surrounding torchrun or Slurm job.
-    PYTHONPATH makes this project importable, and CUDA numbers GPUs by PCI bus.
-    """
+    """Return the environment variables for a job, from those of this process."""
     return with_project(without_leaks(dict(os.environ)))
 
 
 def with_project(environment: dict[str, str]) -> dict[str, str]:
-    """Return a copy of environment variables with two additions for jobs.
-
-    PYTHONPATH makes this project importable. CUDA_DEVICE_ORDER makes CUDA number the GPUs by PCI
-    bus, as nvidia-smi does.
-    """
+    """Return environment variables with which this project can be imported."""
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
     paths = dict.fromkeys([str(ROOT), *filter(None, given)])
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
@@ -70,12 +61,8 @@ def with_checkout(environment: dict[str, str], python_path: list[str]) -> dict[s
 def scoped_environment(slurm: bool) -> Iterator[None]:
     """Remove the variables of other launchers from os.environ during the `with` block.
 
-    Another launcher is, for example, a torchrun command that started this process. A benchmark
-    would otherwise use the RANK or MASTER_ADDR of that launcher. At the end of the block,
-    os.environ is restored.
-
-    Args:
-        slurm: whether to remove the variables of Slurm, too. SLURM_CONF is always kept.
+    A benchmark would otherwise use, for example, the RANK of a torchrun command that started this
+    process. For `slurm`, see `without_leaks`.
     """
     before = dict(os.environ)
     for name in before.keys() - without_leaks(before, slurm).keys():

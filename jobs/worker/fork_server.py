@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any
@@ -123,11 +124,7 @@ class _Server:
             self._connection.send(("ended", code, left))
 
     def _watch(self, child: int, statuses: dict[int, int]) -> None:
-        """Wait until the process of a run has ended, or until the worker sends ("kill",).
-
-        The status of each child that has exited is added to `statuses` by its pid, as `os.waitpid`
-        returns it.
-        """
+        """Wait until the process of a run has ended, or until the worker sends ("kill",)."""
         while child not in statuses:
             ready = wait([self._connection, self._wakes])
             if self._wakes in ready:
@@ -141,10 +138,7 @@ class _Server:
                     _ask_for_stacks()
 
     def _fork(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> int:
-        """Fork a process that calls `function(*arguments)`, and return the pid of the new process.
-
-        The new process gets its own session. The kernel kills it if the fork server exits.
-        """
+        """Fork a process that calls `function(*arguments)` in a session of its own."""
         server = os.getpid()
         child = os.fork()
         if child:
@@ -180,21 +174,25 @@ def flush() -> None:
             continue
 
 
+def _prctl(option: int, value: Any) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """Make this process, instead of init, the parent of descendants whose parent has exited."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def adopts_orphans() -> bool:
     """Return whether this process has called `adopt_orphans`."""
     answer = ctypes.c_int(0)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent exits."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # the parent had exited before prctl was called
         os.kill(os.getpid(), number)
 
@@ -202,9 +200,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
     """Kill all descendants of this process, and wait until they have exited.
 
-    Args:
-        statuses: dict to which the status of each exited child is added, as `os.waitpid` returns
-            it. The key is the pid.
+    The status of each exited child is added to `statuses` by its pid, as `os.waitpid` returns it.
 
     Returns:
         Pids of descendants that have not exited within a time limit (EXIT_S). A driver, for
@@ -225,11 +221,7 @@ def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
 
 
 def _reap(statuses: dict[int, int]) -> bool:
-    """Collect the exit statuses of all child processes that have exited. Does not wait.
-
-    The statuses are added to `statuses` by pid, as `os.waitpid` returns them. Return whether this
-    process still has a child that has not exited.
-    """
+    """Add the statuses of the children that have exited. Return whether others have not."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,7 +233,7 @@ def _reap(statuses: dict[int, int]) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all descendants of a process: its children, their children, and so on."""
+    """Return the pids of the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -261,11 +253,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _ask_for_stacks() -> None:
-    """Ask all processes of the current run to write the stacks of their threads.
-
-    The request is a signal (DUMP_STACKS). It is sent only to processes that have a handler for it,
-    because it would kill a process without a handler.
-    """
+    """Send DUMP_STACKS to all processes of the current run that handle it. It kills others."""
     for pid in descendants(os.getpid()):
         try:
             with open(f"/proc/{pid}/status") as file:
@@ -277,11 +265,6 @@ def _ask_for_stacks() -> None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process.
-
-    Do nothing if the process has exited, or if this user may not send it signals.
-    """
-    try:
+    """Send a signal to a process, if it exists and this user may do so."""
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

@@ -34,7 +34,6 @@ SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled bet
 PAUSE_S = 5.0  # a wait of SLICE_S that takes this long was suspended, e.g. by `scontrol suspend`
 START_S = 300.0  # timeout of the server's start, in seconds; imports may be slow
 STACKS_S = 1.0  # time in which a hanging run must write its stacks, in seconds
-STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
 
 
 @contextmanager
@@ -48,27 +47,20 @@ def blocked_signals() -> Iterator[None]:
 
 
 class ServerDied(RuntimeError):
-    """Raised if the fork server does not start.
-
-    Either an imported module ended the server, or the imports took too long.
-    """
+    """Raised if the fork server does not start: an import ended it, or took too long."""
 
 
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     """Wait until at least one of several objects is ready, or until a timeout.
 
-    Use this function instead of `multiprocessing.connection.wait`. It splits the wait into short
-    waits, because a long wait can delay signal handlers. Python runs signal handlers only in the
-    main thread. If the kernel delivers a signal to another thread, e.g. a thread of numpy, the main
-    thread continues to wait, and the handler runs only after the wait.
-
-    Args:
-        waiting: connections, or objects with a `fileno` method.
+    Unlike `multiprocessing.connection.wait`, it splits the wait into short waits. Python runs
+    signal handlers only in the main thread. If the kernel delivers a signal to another thread, e.g.
+    a thread of numpy, the main thread continues to wait, and the handler runs only after the wait.
+    This happens under Slurm, which sends SIGCONT with other signals.
 
     Returns:
         The objects that are ready. Empty after the timeout.
     """
-    # Another thread may get a signal under Slurm, which sends SIGCONT with other signals.
     deadline = time.monotonic() + seconds
     while True:
         began = time.monotonic()
@@ -133,8 +125,7 @@ class ForkServer:
         """Fork a process that calls `function(*arguments)`, and return its handle.
 
         Args:
-            function: a module-level function. It is pickled by name.
-            arguments: arguments of the function. They are pickled.
+            function: a module-level function.
             scratch: temporary folder of the run. The worker removes the folder. If the worker is
                 killed first, the fork server removes it.
         """
@@ -231,8 +222,8 @@ class Child:
                 self.ended = True
                 self._server.kill()
 
-    def stacks(self, scratch: Path) -> str:
-        """Make every process of the run write the stacks of its threads, and return the stacks."""
+    def stacks(self, scratch: Path) -> None:
+        """Make every process of the run write the stacks of its threads, see `watch_stacks`."""
         before = _sizes(scratch)
         self._server.send(("stacks",))
         deadline = time.monotonic() + STACKS_S
@@ -243,39 +234,14 @@ class Child:
             if now == last and all(now.get(path, 0) > size for path, size in before.items()):
                 break  # every process has written, and no file has grown since
             last = now
-        return read_stacks(scratch)
 
 
 def _sizes(scratch: Path) -> dict[Path, int]:
     return {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
 
 
-def read_stacks(scratch: Path) -> str:
-    """Return the stacks that the processes of a run wrote, as one text.
-
-    The text is cut to about STACKS_BYTES characters.
-    """
-    texts = {
-        path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()
-        for path in sorted(scratch.glob("stack*.txt"), key=lambda path: (len(path.name), path.name))
-    }
-    texts = {name: text for name, text in texts.items() if text}
-    ranks = {name: text for name, text in texts.items() if name.isdigit()}
-    if len(ranks) < 2 and set(texts) == set(ranks):
-        return "".join(ranks.values())[-STACKS_BYTES:]
-    share = STACKS_BYTES // max(1, len(ranks))
-    # torchrun's agent only waits for its ranks. Its stack is useful only if no rank wrote a stack.
-    return (
-        "\n\n".join(f"[rank {name}] {text[-share:]}" for name, text in ranks.items())
-        or ("".join(texts.values())[-STACKS_BYTES:])
-    )
-
-
 def oom_kills() -> int:
-    """Return the number of processes that the OOM killer has killed in the current memory cgroup.
-
-    The result is 0 if this number cannot be read.
-    """
+    """Return how often the OOM killer was active in this memory cgroup. 0 if it is unknown."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -1,30 +1,20 @@
-"""Outcomes of runs, built from exceptions, exit codes and the files that the processes write.
-
-The functions in this module do not start processes or read the clock.
-"""
+"""Outcomes of runs, made from exceptions, exit codes and reasons for which a run was stopped."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import traceback
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal
 
-from jobs.printing import say
 from jobs.processes import signal_name
 from jobs.results.record import Failure, Record
 from jobs.results.unwritable import FULL
 from jobs.status import Status
-from jobs.worker.messages import Message, Outcome
+from jobs.worker.messages import Outcome
 from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # maximum length of the traceback in a record, in characters
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
-_UNDELIVERED = "undelivered-"  # prefix of the file whose name has the number of an error
-_OTHER_FOLDER = "set TMPDIR to a folder with free space, and submit the sweep again"
 LOST = {
     "ServerDied": "the fork server, the parent of this run's process, ended unexpectedly; "
     "see the job's log, and submit the sweep again to repeat the run",
@@ -36,12 +26,7 @@ LOST = {
 def failed(
     status: Status, kind: str, message: str, trace: str | None = None, **more: Any
 ) -> Outcome:
-    """Return the outcome of a run that failed.
-
-    Args:
-        kind: short name of the failure, for example "Timeout".
-        more: other fields of `Failure`, for example `rank`.
-    """
+    """Return the outcome of a run that failed. The arguments are fields of `Failure`."""
     failure = Failure(type=kind, message=message, traceback=trace or None, **more)
     return Outcome(status=status, failure=failure)
 
@@ -51,9 +36,7 @@ def outcome_of(
 ) -> Outcome:
     """Return the outcome of a run that raised an exception.
 
-    Args:
-        oom: sizes in bytes that describe a failed GPU allocation, as `_watch_gpu_memory` stores
-            them. They are used only if the exception means that memory ran out.
+    `oom` has the sizes in bytes of the latest failed GPU allocation, as fields of `Failure`.
     """
     if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
@@ -92,20 +75,15 @@ def _plain_text(text: str) -> str:
 def _has_lost_peer(error: BaseException) -> bool:
     """Return whether an exception comes from a failed collective operation.
 
-    A collective often fails because another rank has ended. The exception is then a consequence of
-    that rank's failure. The time of the reports does not show which rank failed first: a rank that
-    ends closes its connections before it reports its outcome.
+    It often fails because another rank has ended. The times of the reports do not show which rank
+    failed first: a rank that ends closes its connections before it reports its outcome.
     """
     names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
     return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
 
 
 def _memory_that_ran_out(error: BaseException) -> str | None:
-    """Return the memory that ran out ("gpu" or "host"), or None if the error has another cause.
-
-    MemoryError and torch's OutOfMemoryError are recognized by their type, and other exceptions by
-    their text.
-    """
+    """Return the memory that ran out ("gpu" or "host"), or None if the error has another cause."""
     if isinstance(error, MemoryError):
         return "host"
     text = _message(error)
@@ -117,43 +95,6 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
         if "ALLOC_FAILED" in text or ("CUDA" in text.upper() and "out of memory" in text):
             return "gpu"  # first text: cuBLAS; second text: driver, Triton, NCCL
     return None
-
-
-def deliver(message: Message, path: Path) -> bool:
-    """Write a message to a file in the scratch folder of a run, and return whether that worked.
-
-    If not, e.g. because the disk is full, the worker finds the error with `undelivered`.
-    """
-    try:
-        message.write(path)
-    except OSError as error:
-        leave_error(path.parent, error)
-        return False
-    return True
-
-
-def leave_error(scratch: Path, error: OSError) -> None:
-    """Leave an empty file in the scratch folder whose name contains the number of an error.
-
-    An empty file can usually be created on a full disk, because it needs no data block.
-    """
-    with suppress(OSError):
-        (scratch / f"{_UNDELIVERED}{error.errno}").touch()
-    say(f"cannot write to {scratch}: {error.strerror}", sys.stderr)
-
-
-def undelivered(scratch: Path) -> str | None:
-    """Return why a process of a run could not write to its scratch folder; None if all could."""
-    numbers = [path.name.removeprefix(_UNDELIVERED) for path in scratch.glob(f"{_UNDELIVERED}*")]
-    if not numbers:
-        return None
-    why = os.strerror(int(numbers[0])) if numbers[0].isdigit() else "unknown error"
-    return f"cannot write its outcome to {scratch}: {why}; {_OTHER_FOLDER}"
-
-
-def no_scratch(error: OSError) -> str:
-    """Return the message for a scratch folder that cannot be created."""
-    return f"cannot create a temporary folder: {error}; {_OTHER_FOLDER}"
 
 
 def scratch_failed(message: str) -> Outcome:
@@ -179,13 +120,8 @@ def stopped(
 ) -> Outcome:
     """Return the outcome of a run that its worker stops because the job ends.
 
-    Args:
-        reason: why the job ends.
-            "preempted", "cancelled": the status of the run.
-            "limit": the job is about to reach its time limit. If the run is the first that the
-            worker executes, it had almost the whole time limit for itself, and its status is
-            timeout. Otherwise its status is preempted, and the run is repeated.
-        is_first: whether the run is the first that the worker executes.
+    At the job's time limit, the first run that a worker executes had almost the whole time for
+    itself, so its status is timeout. A later run is preempted, and repeated.
     """
     if reason == "limit" and is_first:
         message = (
@@ -193,18 +129,11 @@ def stopped(
             "resources.timeout_min in the sweep and repeat the submit command with --retry-failed"
         )
         return failed(Status.timeout, "Limit", message)
+    again = "this run is repeated when the job is requeued or the sweep is submitted again"
     if reason == "limit":
-        message = (
-            "the job reached its time limit; this run is repeated when the job is requeued or the "
-            "sweep is submitted again"
-        )
-        return failed(Status.preempted, "Limit", message)
+        return failed(Status.preempted, "Limit", f"the job reached its time limit; {again}")
     if reason == "preempted":
-        message = (
-            "Slurm preempted the job; this run is repeated when the job is requeued or the sweep "
-            "is submitted again"
-        )
-        return failed(Status.preempted, "Preempted", message)
+        return failed(Status.preempted, "Preempted", f"Slurm preempted the job; {again}")
     message = "the job was cancelled or interrupted; submit the sweep again to repeat this run"
     return failed(Status.cancelled, "Cancelled", message)
 
@@ -231,11 +160,10 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     """Return the outcome of a process that ended without reporting a result.
 
     Args:
-        exit_code: exit code of the process. If a signal killed the process, the negative number of
-            the signal. None if the fork server, which is the parent of the process, ended first.
-        traces: text that helps to find the reason: the stacks at the crash, or the end of the log.
-        out_of_memory: whether the OOM killer killed a process in the job's memory cgroup during the
-            run.
+        exit_code: negative number of the signal that killed the process. None if the fork server,
+            which is the parent of the process, ended first.
+        traces: the stacks at the crash, or the end of the log.
+        out_of_memory: whether the OOM killer was active in the job's memory cgroup.
     """
     if exit_code is None:
         return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)

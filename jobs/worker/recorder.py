@@ -77,10 +77,7 @@ class Attempt:
 
 
 def slurm_facts() -> dict[str, str]:
-    """Return information about the current Slurm job, from Slurm's environment variables.
-
-    The dict contains, for example, "job_id", "job_partition" and "job_nodelist".
-    """
+    """Return what Slurm's environment variables say about this job, for example "job_id"."""
     names = {name: f"SLURM_{name.upper()}" for name in _SLURM}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 
@@ -94,9 +91,7 @@ def job_id(facts: dict[str, str]) -> str:
 class Recorder:
     """Writes the records of one job to a file that no other job uses.
 
-    Args:
-        gpus: indices or UUIDs of the GPUs that the runs of the job may use on this node.
-        slurm: ids, partition and nodes of the Slurm job, from `slurm_facts`. Empty without Slurm.
+    `slurm` is from `slurm_facts`. It is empty without Slurm.
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
@@ -116,12 +111,7 @@ class Recorder:
         }
 
     def begin(self, run: Run, repeat: int, number: int, place: BlockPlace | None = None) -> Attempt:
-        """Return a new attempt with the current time, and the states of the code and the GPUs.
-
-        Args:
-            number: number of the attempt of this repeat. The first attempt has number 1.
-            place: where the attempt is executed in its block. None: the run is in no block.
-        """
+        """Return a new attempt with the current time, and the states of the code and the GPUs."""
         log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
@@ -141,9 +131,6 @@ class Recorder:
         conditions: dict[str, dict[str, Any]] | None = None,
     ) -> Record:
         """Write the record of one attempt to execute a run, and print a summary line.
-
-        Args:
-            conditions: state of the GPUs in each phase, see `jobs.worker.conditions`.
 
         Raises:
             CannotRecord: if the record cannot be written, e.g. because the disk is full.
@@ -276,10 +263,7 @@ def _measurements_of(outcome: Outcome) -> Measurements:
 
 
 def _holds(folder: Path) -> bool:
-    """Return whether a folder exists and contains files.
-
-    The folder may be on a network file system, and a process on another node may have created it.
-    """
+    """Return whether a folder exists and contains files, perhaps from another node."""
     try:
         os.listdir(folder.parent)  # refreshes the cache of a network file system
         return bool(os.listdir(folder))
@@ -288,11 +272,7 @@ def _holds(folder: Path) -> bool:
 
 
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Combine the states of one GPU before and after a run in one dict.
-
-    The result has the name and UUID of the GPU, and the other values under the keys "before" and
-    "after".
-    """
+    """Combine the states of one GPU before and after a run in one dict."""
     which = ("name", "uuid")
     states = {
         when: {name: value for name, value in state.items() if name not in which}

@@ -12,7 +12,6 @@ The worker then makes a record from the outcome.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib.metadata
 import json
 import math
@@ -20,6 +19,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ from jobs.formatting import counted
 from jobs.printing import say
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
-from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush
+from jobs.worker.fork_server import die_with_parent, flush
 from jobs.worker.messages import Outcome, Request
-from jobs.worker.outcome import deliver, outcome_of
+from jobs.worker.outcome import outcome_of
+from jobs.worker.scratch import deliver, outcome_file, watch_stacks
 from systems.benchmark import ARTIFACTS
 
 # Environment variable that `systems.benchmark.round_options` reads. It is not imported from there,
@@ -38,11 +39,7 @@ ROUND = "RUN_ROUND"
 
 
 def become_run(request: Request) -> None:
-    """Prepare this process to execute a run.
-
-    The output goes to the run's log, and CUDA_VISIBLE_DEVICES gets the run's GPUs. The OOM score is
-    set so that the kernel kills the run rather than the worker if host memory runs out.
-    """
+    """Prepare this process to execute a run: its output, its GPUs and its OOM score."""
     if request.log is not None:
         flush()
         try:
@@ -58,46 +55,20 @@ def become_run(request: Request) -> None:
             os.dup2(log, 2)
             os.close(log)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(request.gpus)
-    try:  # the OOM killer should choose the run, not its worker
+    with suppress(OSError):  # the OOM killer should choose the run, not its worker
         Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        pass
-
-
-def watch_stacks(path: Path) -> None:
-    """Make this process write the stacks of its threads to a file at a crash or on a signal.
-
-    The signal is DUMP_STACKS. The fork server sends it if a run hangs.
-    """
-    try:
-        file = path.open("w")
-    except OSError as error:  # e.g. no free inode: go on without stacks
-        say(f"cannot write stacks to {path}: {error.strerror}", sys.stderr)
-        return
-    faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
-    faulthandler.enable(file=file, all_threads=True)
 
 
 def run_alone(request: Request) -> None:
-    """Call a benchmark in this process, and write its outcome to the run's scratch folder.
-
-    This is the main function of the process of a single-process run.
-    """
+    """Call a benchmark. This is the main function of the process of a single-process run."""
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack0.txt")
-    deliver(execute(request), scratch / "outcome0.json")
+    deliver(execute(request), outcome_file(scratch))
 
 
 def run_rank(request_path: Path) -> int:
-    """Run one rank of a benchmark, and write its outcome to the run's scratch folder.
-
-    Args:
-        request_path: JSON file that describes the run (see `Request`).
-
-    Returns:
-        The exit code for this process: 0 if the rank is ok and has written it, otherwise 1.
-    """
+    """Call a benchmark in one rank. Return its exit code: 0 if it is ok and has written so."""
     request = Request.read(request_path)
     assert request.agent is not None
     die_with_parent(request.agent)
@@ -105,7 +76,7 @@ def run_rank(request_path: Path) -> int:
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
     outcome = execute(request).model_copy(update={"rank": rank})
-    delivered = deliver(outcome, scratch / f"outcome{rank}.json")
+    delivered = deliver(outcome, outcome_file(scratch, rank))
     return 0 if outcome.is_ok and delivered else 1
 
 
@@ -147,9 +118,15 @@ def execute(request: Request) -> Outcome:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom, _noted("failed_phase"))
         say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
-    known = {"starting": starting, "measuring": measuring, "versions": _loaded_versions()}
-    known |= {"windows": _noted("windows") or {}, "not_imported": _not_imported(request.sources)}
-    return outcome.model_copy(update=known | {"ended_at": time.time()})
+    known: dict[str, Any] = {
+        "starting": starting,
+        "measuring": measuring,
+        "versions": _loaded_versions(),
+        "windows": _noted("windows") or {},
+        "not_imported": _not_imported(request.sources) if outcome.is_ok else [],
+        "ended_at": time.time(),
+    }
+    return outcome.model_copy(update=known)
 
 
 def _noted(function: str) -> Any:
@@ -163,23 +140,21 @@ def _not_imported(sources: list[str]) -> list[str]:
     if not sources:
         return []
     modules = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
-    imported = {_identity(file) for module in modules if (file := module.get("__file__"))}
-    return [path for path in sources if _identity(path) not in imported]
+    files = {str(file) for module in modules if (file := module.get("__file__"))}
+    imported = {None, *map(_identity, files)}
+    return [path for path in sources if path not in files and _identity(path) not in imported]
 
 
 def _identity(path: str) -> tuple[int, int] | None:
     try:
         about = os.stat(path)
-    except (OSError, TypeError, ValueError):  # a file that is gone, or no path
+    except (OSError, ValueError):  # gone, or not a path
         return None
     return about.st_dev, about.st_ino
 
 
 def _check_plain(fact: Any, name: str) -> None:
-    """Raise an error if a value that a benchmark returned cannot be stored as JSON.
-
-    Error messages call it `name`, for example "facts.samples_ms".
-    """
+    """Raise an error if a value that a benchmark returned cannot be stored as JSON."""
     if isinstance(fact, dict):
         for key, value in fact.items():
             if not isinstance(key, str):
@@ -219,11 +194,7 @@ def _check_gpus(gpus: list[str]) -> None:
 
 
 def _watch_gpu_memory(oom: dict[str, int]) -> None:
-    """Observe GPU allocations of torch, and store information about an allocation that fails.
-
-    In `oom`, "requested_bytes" is the size of the allocation, and "allocated_bytes" is the memory
-    that torch had allocated.
-    """
+    """Store the sizes of a GPU allocation of torch that fails, as fields of `Failure`."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
     if torch is None or attach is None or not torch.cuda.is_available():

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import Child, ForkServer, oom_kills, read_stacks
+from jobs.worker.isolation import Child, ForkServer, oom_kills
 from jobs.worker.messages import Outcome, Request
-from jobs.worker.outcome import died, scratch_failed, timed_out, undelivered
+from jobs.worker.outcome import died, scratch_failed, timed_out
 from jobs.worker.run_process import run_alone
-from jobs.worker.torchrun import log_end
+from jobs.worker.scratch import collect, outcome_file
 
 TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds
 
@@ -27,20 +27,18 @@ def run_with_timeout(
     kills = oom_kills()
     child = server.start(run_alone, request, scratch=request.scratch)
     on_start(child)
-    scratch = Path(request.scratch)
-    path = scratch / "outcome0.json"
     expired = not child.wait(timeout_s)
-    if expired and path.exists():
+    if expired and outcome_file(request.scratch).exists():
         expired = not child.wait(EXIT_S)  # the run has measured; only its exit is slow
-    stacks = child.stacks(scratch) if expired else read_stacks(scratch)
-    child.kill()
-    if path.exists():
-        return Outcome.read(path)
-    problem = undelivered(scratch)
-    if problem is not None:
-        return scratch_failed(problem)
     if expired:
-        return timed_out(timeout_s, stacks)
-    if child.exit_code == -signal.SIGTERM:
+        child.stacks(Path(request.scratch))
+    found = collect(request, kills, child)
+    if found.outcomes:
+        return found.outcomes[0]
+    if found.undelivered is not None:
+        return scratch_failed(found.undelivered)
+    if expired:
+        return timed_out(timeout_s, found.stacks)
+    if found.exit_code == -signal.SIGTERM:
         time.sleep(TERM_S)  # Slurm may signal the worker a little later
-    return died(child.exit_code, stacks or log_end(request.log), oom_kills() > kills)
+    return died(found.exit_code, found.stacks or found.log_end, found.out_of_memory)

@@ -15,9 +15,6 @@ class ForkServers:
     """Starts the fork servers for the runs of a job on this node.
 
     All servers import the same modules, so that runs start equally fast with each checkout.
-
-    Args:
-        gpus: indices or UUIDs of the GPUs that the runs may use on this node.
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str]):
@@ -32,11 +29,7 @@ class ForkServers:
         self._servers: dict[str, ForkServer] = {}
 
     def get(self, checkout: str = "") -> ForkServer:
-        """Return the server for a checkout of the code. It is started if it is not alive.
-
-        Args:
-            checkout: name of the checkout. Empty: the present code.
-        """
+        """Return the server for a checkout of the code. It is started if it is not alive."""
         server = self._servers.get(checkout)
         if server is None or not server.alive:
             server = self._servers[checkout] = self._start(checkout)

@@ -15,21 +15,19 @@ from typing import Any
 
 from jobs.results.unwritable import FULL
 from jobs.whole_files import write_json
-from jobs.worker.isolation import Child, oom_kills, read_stacks
-from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure, Request
-from jobs.worker.outcome import deliver, leave_error, undelivered
-from jobs.worker.run_process import become_run, watch_stacks
+from jobs.worker.messages import AgentReport, RankFailure, Request
+from jobs.worker.run_process import become_run
+from jobs.worker.scratch import AGENT, deliver, leave_error, watch_stacks
 
 LOOPBACK = "lo"  # network interface that only processes on this machine can reach
 JOIN_S = 120  # maximum wait for the agents of the other nodes, in seconds
-LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
 
 
 def agent(request: Request) -> None:
     """Start and watch the ranks of a run on this node with torchrun.
 
-    A separate process, the agent, executes this function. Before it ends, it writes an
-    `AgentReport`, which lists the failed ranks, to the file agent.json in the run's scratch folder.
+    This is the main function of a process, the agent. It leaves an `AgentReport` in the scratch
+    folder of the run.
     """
     become_run(request)
     scratch = Path(request.scratch)
@@ -40,14 +38,11 @@ def agent(request: Request) -> None:
         report = AgentReport(error=f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in FULL:  # torchrun writes there, too
             leave_error(scratch, error)
-    deliver(report, scratch / "agent.json")
+    deliver(report, scratch / AGENT)
 
 
 def _launch(request: Request) -> list[RankFailure]:
-    """Start the ranks of this node with torchrun, and wait until they end.
-
-    Return the failed ranks.
-    """
+    """Start the ranks of this node, wait until they end, and return those that failed."""
     assert request.nproc_per_node is not None
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -109,47 +104,3 @@ def _open_store(host: str) -> Any:
         master_listen_fd=listener.detach(),
         multi_tenant=True,
     )
-
-
-def collect(request: Request, kills: int, child: Child) -> NodeReport:
-    """End a run on this node, and return the node's report about the run.
-
-    The torchrun agent and the ranks that it started are killed if they are still running.
-
-    Args:
-        kills: value of `oom_kills()` before the run. A larger value now shows that the OOM killer
-            killed a process.
-    """
-    exit_code = child.exit_code if child.ended else 0
-    child.kill()
-    scratch = Path(request.scratch)
-    report = scratch / "agent.json"
-    return NodeReport(
-        token=request.token,
-        exit_code=exit_code,
-        agent=AgentReport.read(report) if report.exists() else None,
-        outcomes=outcomes_in(scratch),
-        stacks=read_stacks(scratch),
-        log_end=log_end(request.log),
-        out_of_memory=oom_kills() > kills,
-        lost="ServerDied" if child.lost else None,
-        undelivered=undelivered(scratch),
-    )
-
-
-def outcomes_in(scratch: Path) -> list[Outcome]:
-    return [Outcome.read(path) for path in sorted(scratch.glob("outcome*.json"))]
-
-
-def log_end(path: str | None) -> str:
-    """Return the end of a log file as text, at most LOG_END bytes.
-
-    The text is empty if the log cannot be read.
-    """
-    try:
-        with open(path or os.devnull, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - LOG_END))
-            return file.read().decode(errors="replace").strip()
-    except OSError:
-        return ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from jobs.block import Block, TaskKey
@@ -18,62 +17,40 @@ from jobs.results.counting import complete_executions, complete_rounds, is_trial
 from jobs.results.manifest import Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.status import Status
+from jobs.worker.known_results import KnownResults
 
 # A run that ended so in one round would end so in the next. Other failures may be accidents.
 _LASTING = (Status.unsupported, Status.wrong, Status.oom, Status.timeout)
-IsResult = Callable[[Record], bool]
 
 
 class Turns:
-    """Plans the trial and the rounds of one block for a worker.
+    """Plans the rounds of one block for a worker, and the trial before them if there is one."""
 
-    Args:
-        trial: whether the worker executes a trial.
-    """
-
-    def __init__(self, block: Block, manifest: Manifest, trial: bool):
-        self._block = block
-        self._trial = trial
+    def __init__(self, block: Block, manifest: Manifest, has_trial: bool, known: KnownResults):
+        self._block, self._has_trial, self._known = block, has_trial, known
         self._submission = manifest.id
         keys = manifest.sweep.blocks
         sustained = keys.sustained if keys is not None else None
         self._sustained_s = sustained.seconds if sustained is not None else 0.0
         self._since = time.time()
 
-    def is_complete(
-        self,
-        round: int,
-        records: Iterable[Record],
-        is_result: IsResult,
-        cancelled: Collection[TaskKey],
-    ) -> bool:
-        """Return whether a round need not be executed, see `complete_rounds`."""
-        known = [r for r in self._own(records) if r.block and r.block.round == round]
-        return round in complete_rounds(self._block, known, is_result, cancelled)
+    def complete(self) -> set[int]:
+        """Return the rounds that need not be executed, see `complete_rounds`."""
+        known = self._known
+        return complete_rounds(self._block, self._own(), known.is_result, known.cancelled)
 
-    def was_executed(self, round: int, records: Iterable[Record]) -> bool:
+    def was_executed(self, round: int) -> bool:
         """Return whether a round was executed as a whole, with any outcome."""
-        own = [r for r in self._own(records) if r.block and r.block.round == round]
+        own = [r for r in self._own() if r.block and r.block.round == round]
         return bool(complete_executions(own))
 
-    def complete(
-        self, records: Iterable[Record], is_result: IsResult, cancelled: Collection[TaskKey]
-    ) -> int:
-        """Return the number of rounds that need not be executed."""
-        return len(complete_rounds(self._block, self._own(records), is_result, cancelled))
+    def places(self, round: int, trial: bool = False) -> list[tuple[TaskKey, BlockPlace]]:
+        """Return the (run id, repeat) pairs of a new execution of a round, in order.
 
-    def places(self, round: int) -> list[tuple[TaskKey, BlockPlace]]:
-        """Return the (run id, repeat) pairs of a new execution of a round, in order."""
-        return self._places(round, self._block.tasks(round))
-
-    def trial_places(self, round: int) -> list[tuple[TaskKey, BlockPlace]]:
-        """Return the (run id, repeat) pairs of the trial before a round, in order."""
-        return self._places(round, self._block.first_tasks(round), trial=True)
-
-    def _places(
-        self, round: int, tasks: list[TaskKey], trial: bool = False
-    ) -> list[tuple[TaskKey, BlockPlace]]:
+        With `trial`, they are those of the trial before the round.
+        """
         block, execution = self._block, uuid.uuid4().hex[:12]
+        tasks = block.first_tasks(round) if trial else block.tasks(round)
         return [
             (
                 task,
@@ -91,15 +68,12 @@ class Turns:
             for position, task in enumerate(tasks)
         ]
 
-    def lasting_failure(self, run: str, records: Iterable[Record]) -> Record | None:
+    def lasting_failure(self, run: str) -> Record | None:
         """Return the record of a failure in this submission that would repeat, if there is one."""
-        for record in self._own(records):
-            mine = record.run == run and record.submission == self._submission
-            if mine and record.status in _LASTING:
-                return record
-        return None
+        mine = (r for r in self._own() if (r.run, r.submission) == (run, self._submission))
+        return next((record for record in mine if record.status in _LASTING), None)
 
-    def options(self, run: str, place: BlockPlace, records: Iterable[Record]) -> dict[str, Any]:
+    def options(self, run: str, place: BlockPlace) -> dict[str, Any]:
         """Return what the next execution of a run includes, see `systems.benchmark.RoundOptions`.
 
         The first successful execution of a run by this worker includes the check of its output. The
@@ -109,26 +83,27 @@ class Turns:
         """
         since = [
             record
-            for record in self._own(records)
+            for record in self._own()
             if record.status is Status.ok
             and record.submission == self._submission
             and record.started_at >= self._since
         ]
-        facts = [record.measurements.facts for record in since if record.measurements]
+        holds = [_fact(r, "hold_ms") for r in since if is_trial(r) or not self._has_trial]
+        longest = max((hold for hold in holds if isinstance(hold, float)), default=0.0)
         sustained = run in self._block.sustained and not place.trial
         options: dict[str, Any] = {
             "check": all(record.run != run for record in since),
             "sustained_s": self._sustained_s if sustained else 0.0,
-            "hold_ms": 0.0 if place.trial else self._hold_ms(since),
+            "hold_ms": 0.0 if place.trial else longest,
         }
         # Older checkouts do not know the option `shared`.
-        shared = [one["shared"] for one in facts if one.get("shared")]
-        return options | ({"shared": shared[0]} if shared else {})
+        shared = next(filter(None, (_fact(record, "shared") for record in since)), None)
+        return options | ({"shared": shared} if shared else {})
 
-    def _hold_ms(self, records: Iterable[Record]) -> float:
-        measured = [r.measurements for r in records if is_trial(r) or not self._trial]
-        holds = [each.facts.get("hold_ms") for each in measured if each is not None]
-        return max((hold for hold in holds if isinstance(hold, float)), default=0.0)
-
-    def _own(self, records: Iterable[Record]) -> list[Record]:
+    def _own(self) -> list[Record]:
+        records = self._known.records
         return [r for r in records if r.block is not None and r.block.id == self._block.id]
+
+
+def _fact(record: Record, name: str) -> Any:
+    return record.measurements.facts.get(name) if record.measurements is not None else None

@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -28,34 +29,32 @@ from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks
 from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
-from jobs.results.cancelled import read_cancelled
-from jobs.results.counting import MAX_EXECUTIONS, is_done_in_job, is_trial
+from jobs.results.counting import MAX_EXECUTIONS, is_trial
 from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
-from jobs.results.record_reader import RecordTail
 from jobs.results.slurm_job_states import exceeded_memory
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
-from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment
 from jobs.worker.isolation import Child, blocked_signals
+from jobs.worker.known_results import KnownResults
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
     cancelled_before_start,
     failed,
-    no_scratch,
     not_repeated,
     scratch_failed,
     stopped,
 )
-from jobs.worker.ranks.node_connections import node_address
-from jobs.worker.ranks.nodes import Followers, follow, lead
+from jobs.worker.ranks.node_connections import accept_workers, node_address
+from jobs.worker.ranks.nodes import dismiss, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Recorder, job_id, slurm_facts
 from jobs.worker.run_process import execute
 from jobs.worker.run_with_timeout import run_with_timeout
+from jobs.worker.scratch import no_scratch
 from jobs.worker.servers import ForkServers
 from jobs.worker.turns import Turns
 
@@ -95,58 +94,59 @@ class Worker:
         self.folder = manifest.job_folder(index)
         self.started = time.monotonic()
         under_slurm = manifest.executor is Executor.slurm
-        self.visible = provenance.visible_gpus()
+        visible = provenance.visible_gpus()
         if under_slurm and "CUDA_VISIBLE_DEVICES" in os.environ:  # the GPUs that Slurm allocated
-            self.visible = [t for t in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if t]
-        self.gpus = self.visible[: self.job.shape.gpus_per_node]
+            visible = [t for t in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if t]
+        self.gpus = visible[: self.job.shape.gpus_per_node]
         self.slurm = slurm_facts() if under_slurm else {}
         self.recorder = Recorder(manifest, self.job, self.gpus, self.slurm)
-        self.tail = RecordTail(manifest.folder, {run for run, _ in self.job.tasks})
-        self.records: list[Record] = []
+        self.known = KnownResults(manifest, self.job, self.recorder)
         self.executed = 0
         self.failures: list[Record] = []
-        self._deaths: Counter[str] = Counter()
+        self._unsupported = self._unsupported_reason(len(visible))
+        self._deaths: Counter[str] = Counter()  # of workers of this job, by the run they executed
         self._kept = 0  # number of runs and rounds that need not be executed again
         self._late = False  # whether the job has no time for another round
-        self._cancelled: set[tuple[str, int]] = set()  # runs that `jobs cancel --where` listed
         self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
         self._child: Child | None = None
         self._servers = ForkServers(manifest, self.job, self.gpus)
-        self._followers: Followers | None = None
+        self._followers: list[Connection] = []  # to the workers of the other nodes
+
+    def _unsupported_reason(self, visible: int) -> str | None:
+        """Return a message if this machine has too few nodes or GPUs for the job, else None."""
+        shape = self.job.shape
+        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
+        if shape.nodes > nodes:
+            where = "Slurm allocated" if self.slurm else "a job that is not under Slurm has only"
+            return f"needs {counted(shape.nodes, 'node')}, but {where} {nodes}"
+        if shape.gpus_per_node > visible:
+            offers = f"{counted(visible, 'GPU')} visible on {socket.gethostname()}"
+            return f"needs {counted(shape.gpus_per_node, 'GPU')} per node, but {offers}"
+        return None
 
     # ---- the loop --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Execute the runs of the job one after another. Runs that are done are skipped."""
-        with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
-            self._run_job()
+        """Execute the runs of the job one after another. Runs that are done are skipped.
 
-    def _run_job(self) -> None:
-        reason = self._unsupported_reason()
-        nodes = self.job.shape.nodes if reason is None else 1
-        try:
-            if nodes > 1 and self.node_rank > 0:
-                follow(self._rendezvous_file(), self.node_rank, self._servers, self.folder)
-            elif self.node_rank == 0:
-                if nodes > 1:
-                    self._followers = Followers(nodes - 1, self._rendezvous_file())
-                self._run_tasks(reason)
-        finally:
-            if self._followers is not None:
-                self._followers.close()
-            self._servers.close()
-
-    def _rendezvous_file(self) -> Path:
-        """Return the path of the file that tells the other nodes the address of node 0."""
-        restarts = self.slurm.get("restart_count", "0")
-        return self.folder / f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
-
-    def _run_tasks(self, reason: str | None) -> None:
-        """Execute and record the runs of the job. Runs that are done are skipped (see `_is_done`).
-
-        `reason` says why this machine cannot execute the job. The runs are then recorded as
-        unsupported. None: it can execute the job.
+        If this machine does not support the job, the runs are recorded as unsupported.
         """
+        nodes = self.job.shape.nodes if self._unsupported is None else 1
+        restarts = self.slurm.get("restart_count", "0")
+        name = f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
+        with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
+            try:
+                if nodes > 1 and self.node_rank > 0:
+                    follow(self.folder / name, self.node_rank, self._servers, self.folder)
+                elif self.node_rank == 0:
+                    if nodes > 1:
+                        self._followers = accept_workers(nodes - 1, self.folder / name)
+                    self._run_tasks()
+            finally:
+                dismiss(self._followers)
+                self._servers.close()
+
+    def _run_tasks(self) -> None:
         self.recorder.claim_job()
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
@@ -154,29 +154,37 @@ class Worker:
             self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
         for block, tasks in in_blocks(self.job.tasks, self.manifest.blocks):
             if block is None:
-                self._run_single(*tasks[0], reason)
+                self._run_single(tasks[0])
             else:
-                self._run_block(block, sorted({block.round_of(task) for task in tasks}), reason)
-            if self.in_process and self.failures:
+                self._run_block(block, sorted({block.round_of(task) for task in tasks}))
+            if self._stops_early:
                 return
         self._write_state(None)
 
-    def _run_single(self, run_id: str, repeat: int, reason: str | None) -> None:
-        """Execute and record a run that is in no block. See `_run_tasks`."""
-        if not self._is_done(run_id, repeat) and not self._skip_cancelled(run_id, repeat):
-            self._execute(self._begin(self.manifest.runs[run_id], repeat), reason)
+    @property
+    def _stops_early(self) -> bool:
+        """Whether `--debug` has found a failure."""
+        return self.in_process and bool(self.failures)
+
+    def _run_single(self, task: TaskKey) -> None:
+        """Execute and record a run that is in no block, if necessary."""
+        self.known.refresh()
+        is_done = any(map(self.known.is_result, self.known.of(task)))
+        if not is_done and not self._skip_cancelled(task):
+            self._execute(self._begin(task))
             self._kept += 1
 
-    def _run_block(self, block: Block, rounds: list[int], reason: str | None) -> None:
-        """Execute the rounds of a block that are not complete. See `_run_tasks`."""
-        to_try = block.trial and not self.in_process and reason is None
-        turns = Turns(block, self.manifest, to_try)
+    def _run_block(self, block: Block, rounds: list[int]) -> None:
+        """Execute the rounds of a block that are not complete."""
+        to_try = block.trial and not self.in_process and self._unsupported is None
+        turns = Turns(block, self.manifest, to_try, self.known)
         longest_s = 0.0  # duration of a round
         for round in rounds:
-            if self._is_complete(turns, round):
+            self.known.refresh()
+            if round in turns.complete():
                 continue
             # A failed round that is repeated was asked for. Only new rounds can be superfluous.
-            is_new = not turns.was_executed(round, self.records)
+            is_new = not turns.was_executed(round)
             if block.auto and is_new and self._ends_early(block, turns, longest_s):
                 return
             if to_try:
@@ -185,27 +193,23 @@ class Worker:
             started = time.monotonic()
             for _ in range(MAX_EXECUTIONS):
                 for task, place in turns.places(round):
-                    self._run_in_turn(turns, task, place, reason)
-                    if self.in_process and self.failures:
+                    self._run_in_turn(turns, task, place)
+                    if self._stops_early:
                         return
-                if self._is_complete(turns, round):
+                self.known.refresh()
+                if round in turns.complete():
                     self._kept += 1
                     break
             longest_s = max(longest_s, time.monotonic() - started)
         if block.auto:
             self._ends_early(block, turns, 0.0)
 
-    def _is_complete(self, turns: Turns, round: int) -> bool:
-        self.records += self.tail.new()
-        self._cancelled |= read_cancelled(self.manifest.path)
-        return turns.is_complete(round, self.records, self._is_result, self._cancelled)
-
     def _ends_early(self, block: Block, turns: Turns, round_s: float) -> bool:
         """Return whether a block is decided, or the job has no time for a round of this duration.
 
         What is known about the block is saved. Then no further block of the job is executed either.
         """
-        done = turns.complete(self.records, self._is_result, self._cancelled)
+        done = len(turns.complete())
         self._late |= bool(self.slurm) and self._seconds_left() < 1.2 * round_s
         found = self._judge(block) if done >= FEWEST_ROUNDS else None
         if found is None and not self._late:
@@ -236,105 +240,57 @@ class Worker:
 
     def _run_trial(self, turns: Turns, round: int) -> None:
         """Execute and record the runs of a block once, except those that its rounds leave out."""
-        for task, place in turns.trial_places(round):
-            self.records += self.tail.new()
-            self._cancelled |= read_cancelled(self.manifest.path)
-            if task not in self._cancelled and not turns.lasting_failure(task[0], self.records):
-                attempt = self._begin(self.manifest.runs[task[0]], task[1], place)
-                self._execute(attempt, None, turns.options(task[0], place, self.records))
+        for task, place in turns.places(round, trial=True):
+            self.known.refresh()
+            if task not in self.known.cancelled and not turns.lasting_failure(task[0]):
+                self._execute(self._begin(task, place), turns.options(task[0], place))
 
-    def _run_in_turn(
-        self, turns: Turns, task: TaskKey, place: BlockPlace, reason: str | None
-    ) -> None:
+    def _run_in_turn(self, turns: Turns, task: TaskKey, place: BlockPlace) -> None:
         """Execute and record a run of a round, unless it was cancelled or failed before."""
-        self.records += self.tail.new()
-        if self._skip_cancelled(*task, place):
+        self.known.refresh()
+        if self._skip_cancelled(task, place):
             return
-        attempt = self._begin(self.manifest.runs[task[0]], task[1], place)
-        before = turns.lasting_failure(task[0], self.records)
-        if before is not None and reason is None:
+        attempt = self._begin(task, place)
+        before = turns.lasting_failure(task[0])
+        if before is not None and self._unsupported is None:
             self._record(attempt, not_repeated(before))
         else:
-            self._execute(attempt, reason, turns.options(task[0], place, self.records))
+            self._execute(attempt, turns.options(task[0], place))
 
-    def _execute(
-        self, attempt: Attempt, reason: str | None, options: dict[str, Any] | None = None
-    ) -> None:
-        """Execute and record an attempt.
-
-        For `reason`, see `_run_tasks`. `options` has what the round of the block includes. None:
-        the run is in no block.
-        """
-        if reason is not None:
-            self._record(attempt, failed(Status.unsupported, "Unsupported", reason))
+    def _execute(self, attempt: Attempt, options: dict[str, Any] | None = None) -> None:
+        """Execute and record an attempt. `options` has what the round of its block includes."""
+        if self._unsupported is not None:
+            self._record(attempt, failed(Status.unsupported, "Unsupported", self._unsupported))
         elif self._deaths[f"{attempt.run.id}/{attempt.repeat}"] >= MAX_DEATHS:
             self._record(attempt, self._outcome_of_deaths())
         else:
             self._attempt_run(attempt, options)
 
-    def _unsupported_reason(self) -> str | None:
-        """Return a message if this machine has too few nodes or GPUs for the job, else None."""
-        shape = self.job.shape
-        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
-        if shape.nodes > nodes:
-            where = "Slurm allocated" if self.slurm else "a job that is not under Slurm has only"
-            return f"needs {counted(shape.nodes, 'node')}, but {where} {nodes}"
-        if shape.gpus_per_node > len(self.visible):
-            offers = f"{counted(len(self.visible), 'GPU')} visible on {socket.gethostname()}"
-            return f"needs {counted(shape.gpus_per_node, 'GPU')} per node, but {offers}"
-        return None
-
-    def _is_done(self, run_id: str, repeat: int) -> bool:
-        """Return whether this worker should skip a repeat of a run.
-
-        A repeat is skipped if this submission has already recorded it, unless it was preempted or
-        cancelled. Without `--force`, a repeat is also skipped if the results folder has a record of
-        it with status ok from the same kind of device and, without `--keep-stale`, from the same
-        sources.
-        """
-        self.records += self.tail.new()
-        return any(
-            (record.run, record.repeat) == (run_id, repeat) and self._is_result(record)
-            for record in self.records
-        )
-
-    def _is_result(self, record: Record) -> bool:
-        """Return whether this worker keeps a record instead of executing its run again."""
-        return is_done_in_job(
-            record,
-            self.manifest.id,
-            cancelled=(record.run, record.repeat) in self._cancelled,
-            usable=not self.manifest.force
-            and record.device == self.recorder.device
-            and (self.manifest.keep_stale or not self.recorder.code.staleness.is_stale(record)),
-        )
-
-    def _skip_cancelled(self, run_id: str, repeat: int, place: BlockPlace | None = None) -> bool:
+    def _skip_cancelled(self, task: TaskKey, place: BlockPlace | None = None) -> bool:
         """Return whether `jobs cancel --where` cancelled this run. If so, record that once.
 
         A run that a later submission has recorded is not recorded again, because the latest record
         determines the status of the run.
         """
-        # A union, because a network file system may fail for a moment.
-        self._cancelled |= read_cancelled(self.manifest.path)
-        if (run_id, repeat) not in self._cancelled:
+        if task not in self.known.cancelled:
             return False
         since = self.manifest.created_at
-        earlier = (r for r in self.records if (r.run, r.repeat) == (run_id, repeat))
-        if not any(record.started_at > since and not is_trial(record) for record in earlier):
-            attempt = self._begin(self.manifest.runs[run_id], repeat, place)
-            self.recorder.write(attempt, cancelled_before_start())
+        if not any(r.started_at > since and not is_trial(r) for r in self.known.of(task)):
+            self.recorder.write(self._begin(task, place), cancelled_before_start())
         return True
+
+    # ---- deaths of workers -----------------------------------------------------------------------
 
     def _count_deaths(self) -> Counter[str]:
         """Return, for each run, the number of workers of this job that died while executing it."""
         state = read_worker_state(self.folder)
         deaths, running = Counter(state.deaths), state.running
         if running is not None:
-            self.records += self.tail.new()
-            mine = (self.manifest.id, running.run, running.repeat, running.attempt)
-            recorded = any((r.submission, r.run, r.repeat, r.attempt) == mine for r in self.records)
-            deaths[f"{running.run}/{running.repeat}"] += not recorded
+            self.known.refresh()
+            mine = (self.manifest.id, running.attempt)
+            recorded = self.known.of((running.run, running.repeat))
+            is_recorded = any((r.submission, r.attempt) == mine for r in recorded)
+            deaths[f"{running.run}/{running.repeat}"] += not is_recorded
         return deaths
 
     def _outcome_of_deaths(self) -> Outcome:
@@ -352,11 +308,9 @@ class Worker:
         return failed(Status.killed, "WorkerDied", message)
 
     def _write_state(self, attempt: Attempt | None) -> None:
-        """Write to the file state.json which attempt of a run this worker is executing.
+        """Write to the file state.json which attempt this worker is executing, if any.
 
-        `jobs status` reads the file. If this worker dies, the next worker of the job reads the
-        file, too, and counts the death for the run that was executing. `attempt` is None if the
-        worker executes no run.
+        `jobs status` reads the file, and so does the next worker of the job if this one dies.
         """
         state = WorkerState(
             running=attempt.as_state() if attempt else None,
@@ -376,12 +330,11 @@ class Worker:
 
     # ---- one run ---------------------------------------------------------------------------------
 
-    def _begin(self, run: Run, repeat: int, place: BlockPlace | None = None) -> Attempt:
-        before = [r.attempt for r in self.records if (r.run, r.repeat) == (run.id, repeat)]
-        number = 1 + max(before, default=0)
-        while self.manifest.artifacts(run.id, repeat, number).exists():
+    def _begin(self, task: TaskKey, place: BlockPlace | None = None) -> Attempt:
+        number = 1 + max((record.attempt for record in self.known.of(task)), default=0)
+        while self.manifest.artifacts(*task, number).exists():
             number += 1  # an attempt without a record, because its worker died; keep its files
-        return self.recorder.begin(run, repeat, number, place)
+        return self.recorder.begin(self.manifest.runs[task[0]], task[1], number, place)
 
     def _attempt_run(self, attempt: Attempt, options: dict[str, Any] | None) -> None:
         self.recorder.require_job()

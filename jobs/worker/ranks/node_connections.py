@@ -15,8 +15,8 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -88,6 +88,30 @@ def receive(connection: Connection, kind: type[M]) -> M:
         raise ConnectionError(str(error)) from None
 
 
+def _prove(
+    connected: socket.socket, key: bytes, *steps: Callable[[Connection, bytes], None]
+) -> Connection:
+    """Execute the steps of a handshake, in HANDSHAKE_S at most, and return the connection.
+
+    A timeout of the socket would not be enough: it starts again with each byte.
+    """
+
+    def shut_down() -> None:
+        with suppress(OSError):  # the other end has closed it
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(HANDSHAKE_S, shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        connection = Connection(os.dup(connected.fileno()))
+        for step in steps:
+            step(connection, key)
+        return connection
+    finally:
+        timer.cancel()
+
+
 # ---- the leader ----------------------------------------------------------------------------------
 
 
@@ -157,39 +181,13 @@ class _Listener(socketserver.ThreadingTCPServer):
             raise
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        with _time_limit(request):
-            connection = Connection(os.dup(request.fileno()))
-            deliver_challenge(connection, self.key)
-            answer_challenge(connection, self.key)
-        self.proven.put(connection)
+        self.proven.put(_prove(request, self.key, deliver_challenge, answer_challenge))
 
     def shutdown_request(self, request: Any) -> None:
         request.close()  # not a shutdown, because the connection stays open
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that is not a worker of this job, such as a port scanner."""
-
-
-@contextmanager
-def _time_limit(connected: socket.socket) -> Iterator[None]:
-    """Shut a connection down if the `with` block takes longer than HANDSHAKE_S.
-
-    A timeout of the socket would not be enough: it starts again with each byte.
-    """
-
-    def shut_down() -> None:
-        try:
-            connected.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end has closed it
-            pass
-
-    timer = threading.Timer(HANDSHAKE_S, shut_down)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 # ---- a follower ----------------------------------------------------------------------------------
@@ -227,8 +225,4 @@ def _read_own(path: Path) -> bytes:
 def _connect(address: tuple[str, int], key: bytes) -> Connection:
     with socket.create_connection(address, HANDSHAKE_S) as connected:
         connected.settimeout(None)
-        with _time_limit(connected):
-            connection = Connection(os.dup(connected.fileno()))
-            answer_challenge(connection, key)
-            deliver_challenge(connection, key)
-    return connection
+        return _prove(connected, key, answer_challenge, deliver_challenge)

@@ -43,9 +43,7 @@ class Failed(NamedTuple):
 def outcome_of_ranks(
     nodes: list[NodeReport], expired: bool, timeout_s: float, world_size: int
 ) -> Outcome:
-    """Return the outcome of a run with several ranks.
-
-    The function goes through this list and applies the first condition that holds:
+    """Return the outcome of a run with several ranks, by the first condition that holds:
 
     - All ranks are ok: the outcomes of the ranks are merged.
     - A node was lost, or the fork server that starts a node's processes: the status is killed.
@@ -56,9 +54,7 @@ def outcome_of_ranks(
       rank that probably failed first. Among ranks with the same cause, the earliest failure counts.
     - Otherwise torchrun itself failed, and the outcome is its error.
 
-    Args:
-        nodes: the reports of the nodes, starting with node 0.
-        expired: whether the run was killed because it reached its timeout.
+    The first report is that of node 0. `expired` tells whether the run reached its timeout.
     """
     outcomes = [outcome for node in nodes for outcome in node.outcomes]
     if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
@@ -94,10 +90,7 @@ def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
 
 
 def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
-    """Yield a `Failed` for each rank that ended without writing an outcome.
-
-    These include ranks that no report mentions.
-    """
+    """Yield a `Failed` for each rank that ended without an outcome, even if no report tells it."""
     known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:
         for failure in node.agent.failures if node.agent else ():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.worker.environment import job_environment
-from jobs.worker.outcome import undelivered
+from jobs.worker.scratch import undelivered
 from tests.benchmarks.misbehave import fill
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -122,7 +122,7 @@ def test_a_temporary_folder_and_a_log_on_the_same_full_disk(tmp_path: Path) -> N
         log = disk / "run.log"
         log.write_bytes(b"x" * 4096)  # a full page
         fill(disk / "ballast")
-        code = "from pathlib import Path; from jobs.worker.outcome import leave_error\n"
+        code = "from pathlib import Path; from jobs.worker.scratch import leave_error\n"
         code += f"leave_error(Path({str(disk)!r}), OSError(28, 'full'))"
         command = [sys.executable, "-c", code]
         with log.open("ab") as file:

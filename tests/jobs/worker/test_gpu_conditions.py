@@ -78,12 +78,6 @@ def test_the_thread_that_samples_takes_no_signals(monkeypatch: pytest.MonkeyPatc
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(WORKER_SIGNALS)
 
 
-def test_without_gpus_nothing_is_sampled() -> None:
-    with ConditionSampler([]) as sampler:
-        pass
-    assert sampler.by_phase({"forward": [(0.0, 1.0)]}) == {}
-
-
 @pytest.mark.slow
 def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
     """An attention function outside this project raises in backward."""

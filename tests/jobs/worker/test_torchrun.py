@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,8 +243,8 @@ def test_an_agent_that_ends_before_the_others_can_join_is_told_at_once(tmp_path:
         nodes=2,
         nproc_per_node=None,
     )
-    followers = SimpleNamespace(connections=[])
-    reports, expired = lead(server, wrong, followers, 60, lambda child: None)  # type: ignore[arg-type]
+    follower, _ = Pipe()
+    reports, expired = lead(server, wrong, [follower], 60, lambda child: None)
     agent = reports[0].agent
     assert not expired and agent is not None and "AssertionError" in str(agent.error)
     server.close()

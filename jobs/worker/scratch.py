@@ -1,0 +1,124 @@
+"""The scratch folder of a run on a node: what its processes leave there, and the worker reads."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from jobs.printing import say
+from jobs.worker.fork_server import DUMP_STACKS
+from jobs.worker.isolation import Child, oom_kills
+from jobs.worker.messages import AgentReport, Message, NodeReport, Outcome, Request
+
+STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
+LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
+AGENT = "agent.json"  # file of the `AgentReport`
+_UNDELIVERED = "undelivered-"  # prefix of the file whose name has the number of an error
+_OTHER_FOLDER = "set TMPDIR to a folder with free space, and submit the sweep again"
+
+
+def no_scratch(error: OSError) -> str:
+    """Return the message for a scratch folder that cannot be created."""
+    return f"cannot create a temporary folder: {error}; {_OTHER_FOLDER}"
+
+
+def outcome_file(scratch: str | Path, rank: int = 0) -> Path:
+    return Path(scratch, f"outcome{rank}.json")
+
+
+# ---- written by the processes of a run -----------------------------------------------------------
+
+
+def deliver(message: Message, path: Path) -> bool:
+    """Write a message to a file in the scratch folder, and return whether that worked."""
+    try:
+        message.write(path)
+    except OSError as error:  # e.g. a full disk
+        leave_error(path.parent, error)
+        return False
+    return True
+
+
+def leave_error(scratch: Path, error: OSError) -> None:
+    """Leave the number of an error in the name of an empty file, which needs no data block."""
+    with suppress(OSError):
+        (scratch / f"{_UNDELIVERED}{error.errno}").touch()
+    say(f"cannot write to {scratch}: {error.strerror}", sys.stderr)
+
+
+def watch_stacks(path: Path) -> None:
+    """Make this process write the stacks of its threads to a file at a crash or on DUMP_STACKS."""
+    try:
+        file = path.open("w")
+    except OSError as error:  # e.g. no free inode: go on without stacks
+        say(f"cannot write stacks to {path}: {error.strerror}", sys.stderr)
+        return
+    faulthandler.register(DUMP_STACKS, file=file, all_threads=True)
+    faulthandler.enable(file=file, all_threads=True)
+
+
+# ---- read by the worker --------------------------------------------------------------------------
+
+
+def collect(request: Request, kills: int, child: Child) -> NodeReport:
+    """End a run on this node, and return the node's report about it.
+
+    `kills` is the value of `oom_kills()` before the run.
+    """
+    exit_code = child.exit_code if child.ended else 0
+    child.kill()
+    scratch = Path(request.scratch)
+    report = scratch / AGENT
+    return NodeReport(
+        token=request.token,
+        exit_code=exit_code,
+        agent=AgentReport.read(report) if report.exists() else None,
+        outcomes=outcomes_in(scratch),
+        stacks=_stacks_in(scratch),
+        log_end=_log_end(request.log),
+        out_of_memory=oom_kills() > kills,
+        lost="ServerDied" if child.lost else None,
+        undelivered=undelivered(scratch),
+    )
+
+
+def outcomes_in(scratch: Path) -> list[Outcome]:
+    return [Outcome.read(path) for path in sorted(scratch.glob("outcome*.json"))]
+
+
+def undelivered(scratch: Path) -> str | None:
+    """Return why a process of a run could not write to its scratch folder; None if all could."""
+    numbers = [path.name.removeprefix(_UNDELIVERED) for path in scratch.glob(f"{_UNDELIVERED}*")]
+    if not numbers:
+        return None
+    why = os.strerror(int(numbers[0])) if numbers[0].isdigit() else "unknown error"
+    return f"cannot write its outcome to {scratch}: {why}; {_OTHER_FOLDER}"
+
+
+def _stacks_in(scratch: Path) -> str:
+    """Return about STACKS_BYTES characters of the stacks that the processes of a run wrote."""
+    texts = {
+        path.stem.removeprefix("stack"): path.read_text(errors="replace").strip()
+        for path in sorted(scratch.glob("stack*.txt"), key=lambda path: (len(path.name), path.name))
+    }
+    texts = {name: text for name, text in texts.items() if text}
+    ranks = {name: text for name, text in texts.items() if name.isdigit()}
+    # torchrun's agent only waits for its ranks. Its stack is useful only if no rank wrote a stack.
+    if not ranks or len(texts) == 1:
+        return "".join(texts.values())[-STACKS_BYTES:]
+    share = STACKS_BYTES // len(ranks)
+    return "\n\n".join(f"[rank {name}] {text[-share:]}" for name, text in ranks.items())
+
+
+def _log_end(path: str | None) -> str:
+    """Return at most LOG_END bytes at the end of a log as text. Empty if it cannot be read."""
+    try:
+        with open(path or os.devnull, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_END))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
