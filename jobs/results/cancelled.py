@@ -31,8 +31,8 @@ def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tu
             bad.append(BadLine(folder, 0, str(error)))
         return set()
     # Others are the temporary files of lists that are being written.
-    lists = (name for name in names if name.endswith(".json"))
-    return set().union(*(read_json(folder / name, _LIST, bad) or () for name in lists))
+    lists = [folder / name for name in names if name.endswith(".json")]
+    return {task for path in lists for task in read_json(path, _LIST, bad) or ()}
 
 
 def add_cancelled(submission: Path, tasks: Iterable[tuple[str, int]]) -> None:
