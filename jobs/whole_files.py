@@ -1,11 +1,13 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the owner and the age of files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,6 +54,25 @@ def is_own(path: Path) -> bool:
             return os.fstat(probe.fileno()).st_uid == owner
     except OSError:
         return False
+
+
+def age_s(path: Path) -> float:
+    """Return the time since a file was written, in seconds. Infinite if it does not exist.
+
+    The clocks of hosts and file servers differ. The age is therefore computed from two times of
+    the same file system: that of the file and that of a file written beside it now. If none can be
+    written, the clock of this host is used.
+    """
+    try:
+        last = path.lstat().st_mtime
+    except OSError:
+        return math.inf
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock.") as file:
+            now = os.fstat(file.fileno()).st_mtime
+    except OSError:
+        now = time.time()
+    return max(0.0, now - last)
 
 
 def write_json(path: Path, value: Any, parents: bool = True) -> str:

@@ -13,8 +13,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from jobs.launch.folder_lock import LOCK as QUEUE_LOCK
-from jobs.launch.submission_lock import LOCK as SUBMIT_LOCK
+from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.results.cancelled import CANCELLED
 from jobs.results.heartbeat import HEARTBEAT
 from jobs.results.latest import NOT_SEARCHED
@@ -133,11 +132,11 @@ def test_every_file_of_a_results_folder_is_documented_once() -> None:
     page = (DOCS / "results_folders.md").read_text()
     table = page.partition("## Files of a results folder\n")[2].partition("\n## ")[0]
     in_submission = (HEARTBEAT, CANCELLED, ENDED, REFUSAL, STATE, END)
-    names = [*NOT_SEARCHED, SUBMIT_LOCK, QUEUE_LOCK, "manifest.json", "handles.json"]
+    names = [*NOT_SEARCHED, SubmitLock.NAME, QueueLock.NAME, "manifest.json", "handles.json"]
     names += [*in_submission, "worker.log", "cannot-write-", "slurm/", "logs/.latest.json"]
     assert [name for name in names if name not in table] == []
     other_pages = (path for path in DOCS.glob("*.md") if path.name != "results_folders.md")
-    assert [path.name for path in other_pages if SUBMIT_LOCK in path.read_text()] == []
+    assert [path.name for path in other_pages if SubmitLock.NAME in path.read_text()] == []
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from jobs.cli.plan import show_plan
 from jobs.errors import CommandError, InputError
 from jobs.formatting import compact_ids, counted, relative
 from jobs.launch.against import find
+from jobs.launch.lock import SubmitLock
 from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
 from jobs.launch.submission import start
-from jobs.launch.submission_lock import SubmissionLock
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import is_thrown_away
@@ -287,7 +287,7 @@ def plan_and_start(
         The exit code of the command. Its values are listed in `submit`.
     """
     try:
-        with SubmissionLock(options.out.resolve(), options.force) as lock:
+        with SubmitLock(options.out.resolve(), options.force) as lock:
             prepared = prepare(loaded, options, sweep_path)
             show_notes(prepared)
             if prepared.unknown and _repeats_unknown(options):
@@ -333,7 +333,7 @@ def show_notes(prepared: Prepared) -> None:
         errors.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
-def start_and_report(prepared: Prepared, options: Options, lock: SubmissionLock) -> int:
+def start_and_report(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
     """Start a prepared submission, then print a summary and the commands that show its results.
 
     Returns:
@@ -423,7 +423,7 @@ def _report_interrupt(manifest: Manifest) -> None:
             follow_up(command(name), where)
 
 
-def _start(prepared: Prepared, options: Options, lock: SubmissionLock) -> list[Record]:
+def _start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
     """Start a submission. Runs on this machine continue if the reader of the output exits."""
     if options.executor is Executor.slurm:
         return start(prepared, options, console, lock)

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,7 @@ class Array:
     after: int | None = None  # index of the array that must end first; None: do not wait
 
 
-def submit(
-    manifest: Manifest, digest: str, cluster: str, largest: int, refresh: Callable[[], None]
-) -> None:
+def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
     """Submit all jobs of a manifest to Slurm, as one or more job arrays.
 
     Before each call of sbatch, the jobs are saved with their token. So `jobs status` finds them
@@ -91,7 +89,6 @@ def submit(
         digest: hash of the manifest's file. The jobs refuse another manifest.
         cluster: name of the cluster, from `cluster_of`.
         largest: maximum number of jobs in an array.
-        refresh: function that is called before each call of sbatch.
 
     Raises:
         SubmissionError: if sbatch fails. Arrays that Slurm has already accepted remain submitted.
@@ -101,7 +98,6 @@ def submit(
     (manifest.path / "slurm").mkdir(0o755, exist_ok=True)
     numbers: list[str] = []
     for place, array in enumerate(arrays(manifest, largest)):
-        refresh()
         after = numbers[array.after] if array.after is not None else None
         script = _script(manifest, array, place, after, digest)
         with whole_file(manifest.path / "slurm" / f"{place}_submission.sh") as file:

@@ -14,10 +14,9 @@ from rich.console import Console
 from jobs import provenance
 from jobs.code.state import project_state
 from jobs.launch import snapshot
-from jobs.launch.folder_lock import sole_queue
+from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.protection import protected
-from jobs.launch.submission_lock import SubmissionLock
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
 from jobs.results.manifest import Executor, Manifest, submitter, write_manifest
@@ -30,9 +29,7 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.strict_yaml import Document
 
 
-def start(
-    prepared: Prepared, options: Options, console: Console, lock: SubmissionLock
-) -> list[Record]:
+def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLock) -> list[Record]:
     """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
 
     First, the function writes the submission's manifest, i.e. the file that lists its runs and
@@ -68,7 +65,7 @@ def start(
             manifest, digest = _write(manifest, options)
             try:
                 with _signals_interrupt():
-                    slurm_executor.submit(manifest, digest, *where, lock.refresh)
+                    slurm_executor.submit(manifest, digest, *where)
             finally:  # Slurm may have accepted some of the arrays
                 if manifest.slurm_jobs:
                     note_accepted(manifest.folder)
@@ -77,7 +74,7 @@ def start(
             _write(manifest, options)
         note_accepted(manifest.folder)
         return []
-    with sole_queue(manifest.folder, options.force):
+    with QueueLock(manifest.folder, options.force):
         note_accepted(manifest.folder)
         if not prepared.is_new:
             return []

@@ -8,10 +8,8 @@ writing to handles.json, or its host is down.
 
 from __future__ import annotations
 
-import os
-import tempfile
+import math
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +17,7 @@ from typing import Self
 
 from jobs.processes import ProcessHandle
 from jobs.results.manifest import Manifest, write_handles
+from jobs.whole_files import age_s
 
 HEARTBEAT = "heartbeat"
 BEAT_S = 10.0  # interval between two updates of the file, in seconds
@@ -78,19 +77,6 @@ class RunsHere:
 
 
 def silence_s(submission: Path) -> float | None:
-    """Return the age of the heartbeat of a submission in seconds, or None if it has no heartbeat.
-
-    The clocks of hosts and file servers differ. The age is therefore computed from two times of
-    the same file system: that of the heartbeat and that of a file written now. If no file can be
-    written, the clock of this host is used.
-    """
-    try:
-        last = (submission / HEARTBEAT).stat().st_mtime
-    except OSError:
-        return None
-    try:
-        with tempfile.NamedTemporaryFile(dir=submission, prefix=".clock.") as file:
-            now = os.fstat(file.fileno()).st_mtime
-    except OSError:
-        now = time.time()
-    return max(0.0, now - last)
+    """Return the age of the heartbeat of a submission in seconds, or None if it has none."""
+    age = age_s(submission / HEARTBEAT)
+    return age if math.isfinite(age) else None

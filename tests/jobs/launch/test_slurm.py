@@ -131,7 +131,7 @@ def test_jobs_that_cannot_be_noted_are_not_submitted(
     manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
     (manifest.path / "handles.json").mkdir()  # the file cannot be written
     with pytest.raises(IsADirectoryError):
-        submit(manifest, "", *cluster_of(manifest.sweep.slurm), lambda: None)
+        submit(manifest, "", *cluster_of(manifest.sweep.slurm))
     assert scenario.queue() == []
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.folder_lock import LOCK
 from jobs.results.manifest import Manifest
 from jobs.results.worker_state import read_worker_state
 from jobs.worker.environment import job_environment
@@ -317,15 +316,7 @@ def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
     fifo.release()
     forced = call("jobs.submit", sweep, "--local", "--out", out, "--force")
     assert forced.returncode == 0 and "3 ok" in forced.stdout
-    first.terminate()
-    first.communicate(timeout=PATIENCE_S)
+    first.kill()  # leaves the lock
+    first.communicate()
     assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-
-
-def test_a_lock_that_nobody_holds_stops_nobody(tmp_path: Path) -> None:
-    """A lock file without a lock, as in a copied results folder, has no effect."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / LOCK).write_text("process 1 on elsewhere")
-    sweep = write_sweep(tmp_path, [{"what": "ok"}])
-    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
+    assert not list(out.glob("*.lock"))

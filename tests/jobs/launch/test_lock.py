@@ -1,29 +1,33 @@
-"""The lock of a results folder during a submission, held by real processes."""
+"""The locks of a results folder, held by real processes."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.launch.folder_lock import FolderInUse
-from jobs.launch.submission_lock import LOCK, STALE_S, SubmissionLock
-from tests.jobs.harness import ROOT, call, records, write_sweep
+from jobs.launch import lock as lock_module
+from jobs.launch.lock import STALE_S, FolderInUse, QueueLock, SubmitLock
+from tests.jobs.harness import ROOT, await_true, call, records, write_sweep
+
+LOCK = SubmitLock.NAME
 
 # Takes the lock when stdin has a line, reports whether it got it, and keeps it until stdin ends.
 TAKE = """
 import sys
 from pathlib import Path
-from jobs.launch.submission_lock import FolderInUse, SubmissionLock
+from jobs.launch.lock import FolderInUse, SubmitLock
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    lock = SubmissionLock(Path(sys.argv[1])).__enter__()
+    lock = SubmitLock(Path(sys.argv[1])).__enter__()
 except FolderInUse as error:
     print(f"refused {error}", flush=True)
 else:
@@ -97,29 +101,79 @@ def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
     dead.communicate()
     token = json.loads((tmp_path / LOCK).read_text())["token"]
     (tmp_path / f"{LOCK}.{token}").write_text((tmp_path / LOCK).read_text().replace(token, "0" * 8))
-    with SubmissionLock(tmp_path):
+    with SubmitLock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
 def test_lock_of_another_host(tmp_path: Path) -> None:
-    """It is valid until its holder has not refreshed it for a while."""
-    lock = SubmissionLock(tmp_path).__enter__()
+    """It is valid until its holder has not updated it for a while."""
+    lock = SubmitLock(tmp_path).__enter__()
     path = tmp_path / LOCK
     change(path, STALE_S - 60, host="elsewhere")
-    with pytest.raises(FolderInUse, match=rf"on elsewhere since .*{path}.* --force"):
-        SubmissionLock(tmp_path).__enter__()
-    with SubmissionLock(tmp_path, force=True):
+    with pytest.raises(FolderInUse, match=rf"on elsewhere since .* --force .*{path}"):
+        SubmitLock(tmp_path).__enter__()
+    with SubmitLock(tmp_path, force=True):
         pass
     assert path.exists()  # a forced submission leaves the lock to its holder
     change(path, STALE_S + 60)
-    lock.refresh()
-    with pytest.raises(FolderInUse):
-        SubmissionLock(tmp_path).__enter__()
-    change(path, STALE_S + 60)
-    with SubmissionLock(tmp_path):
+    with SubmitLock(tmp_path):
         lock.release()  # no longer owns the file
         assert path.exists()
     assert not path.exists()
+
+
+def test_the_holder_updates_its_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "BEAT_S", 0.01)
+    path = tmp_path / QueueLock.NAME
+
+    def is_old() -> bool:
+        return path.stat().st_mtime == 0
+
+    with QueueLock(tmp_path):
+        os.utime(path, (0, 0))
+        await_true(lambda: not is_old(), "the holder updated its file")
+        path.write_text("taken over by another host")
+        os.utime(path, (0, 0))
+        for thread in threading.enumerate():
+            if thread.name == QueueLock.NAME:
+                thread.join()
+        assert is_old()
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_a_file_of_another_user_in_a_folder_with_the_sticky_bit(tmp_path: Path) -> None:
+    """Only root and the two owners can remove it. This test's process becomes another user."""
+    tmp_path.chmod(0o1777)
+    dead = start_taker(tmp_path)
+    take(dead)
+    dead.kill()
+    dead.communicate()
+    for folder in (tmp_path, *tmp_path.parents):
+        folder.chmod(folder.stat().st_mode | 0o011) if folder.stat().st_uid == 0 else None
+    os.seteuid(65534)
+    try:
+        with pytest.raises(FolderInUse, match="only the owner of the file can remove it"):
+            SubmitLock(tmp_path).__enter__()
+        with SubmitLock(tmp_path, force=True):
+            pass
+    finally:
+        os.seteuid(0)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*paths: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    with SubmitLock(tmp_path):
+        with pytest.raises(FolderInUse, match=f"process {os.getpid()}"):
+            SubmitLock(tmp_path).__enter__()
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_file_that_no_process_wrote(tmp_path: Path) -> None:
@@ -133,11 +187,11 @@ def test_file_that_no_process_wrote(tmp_path: Path) -> None:
         else:
             (tmp_path / LOCK).write_text(text)
         with pytest.raises(FolderInUse, match="unknown process"):
-            SubmissionLock(tmp_path).__enter__()
+            SubmitLock(tmp_path).__enter__()
     (tmp_path / LOCK).unlink()
     (tmp_path / LOCK).write_text("half")
     os.utime(tmp_path / LOCK, (0, 0))
-    SubmissionLock(tmp_path).__enter__().release()
+    SubmitLock(tmp_path).__enter__().release()
     assert list(tmp_path.iterdir()) == []
 
 

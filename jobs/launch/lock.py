@@ -1,0 +1,205 @@
+"""Locks of a results folder: files that name their holder.
+
+`submit.lock` is held while a submission is planned, until the ids of all its jobs are saved. Two
+submissions that plan at the same time would both submit the same runs. `queue.lock` is held while
+a local queue or a debug run executes. Two of them would disturb each other's timings.
+
+A lock is created with a hard link, which is atomic on network file systems, too. A thread updates
+the time of the file. The lock is taken over at once if its holder was on this host and has ended.
+If it was on another host, this takes STALE_S seconds without an update.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from jobs.errors import CommandError
+from jobs.processes import ProcessHandle, command_line
+from jobs.whole_files import age_s
+
+BEAT_S = 30.0  # interval between two updates of the file, in seconds
+STALE_S = 600.0  # age at which a lock that another host holds is taken over, in seconds
+
+
+class FolderInUse(CommandError):
+    """Raised if another process submits to the same results folder or runs its jobs."""
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """The process that holds a lock, as written in the lock file."""
+
+    # Identifies this lock, and is part of a file name. Empty if the file cannot be read.
+    token: Annotated[str, Field(pattern="^([0-9a-f]{8})?$")]
+    process: ProcessHandle
+    since: str
+    command: str
+
+    def __str__(self) -> str:
+        if not self.token:
+            return "an unknown process"
+        where = f"process {self.process.pid} on {self.process.host}"
+        return f"{where} since {self.since}: {self.command}"
+
+
+_HOLDER = TypeAdapter(_Holder)
+_UNKNOWN = _Holder("", ProcessHandle(0, None, ""), "", "")
+
+
+class Lock:
+    """Lock of a results folder. Use it in a `with` statement, which releases it at the end.
+
+    With `force`, the lock is taken if it is free. If another process holds it, this object has no
+    effect.
+
+    Args:
+        folder: results folder; created if it does not exist, and removed again if it is empty when
+            the lock is released.
+
+    Raises:
+        FolderInUse: if another process holds the lock and `force` is False.
+        OSError: if the folder cannot be written.
+    """
+
+    NAME: str  # of the file
+    ADVICE: str  # what the user can do if another process holds it
+
+    def __init__(self, folder: Path, force: bool = False):
+        self._path = folder / self.NAME
+        self._force = force
+        self._created = self._held = False
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        me = ProcessHandle.of_this_process()
+        self._me = _Holder(os.urandom(4).hex(), me, since, command_line())
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._created = not self._path.parent.exists()
+        try:
+            _acquire(self._path, self._me, self.ADVICE)
+        except FolderInUse:
+            if not self._force:
+                raise
+        except OSError:
+            self._remove_folder()
+            raise
+        else:
+            self._held = True
+            # A thread, because submitting, or a run of a debug submission, may take hours.
+            threading.Thread(target=self._beat, name=self.NAME, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock. Do nothing if this object does not hold it."""
+        if self._held:
+            self._held = False
+            self._over.set()
+            with suppress(OSError):
+                if _read(self._path) == self._me:  # else another host has taken it over
+                    self._path.unlink()
+            self._remove_folder()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with suppress(OSError):
+                if _read(self._path) != self._me:
+                    return
+                os.utime(self._path)
+
+    def _remove_folder(self) -> None:
+        if self._created:
+            with suppress(OSError):  # not empty
+                self._path.parent.rmdir()
+
+
+class SubmitLock(Lock):
+    NAME = "submit.lock"
+    ADVICE = (
+        "repeat the command when it has ended, or use --force to execute all runs in both "
+        "submissions"
+    )
+
+
+class QueueLock(Lock):
+    NAME = "queue.lock"
+    ADVICE = (
+        "wait until it has ended, or stop it with `python -m jobs cancel`, or use --force to "
+        "execute all runs in both at the same time"
+    )
+
+
+def _acquire(path: Path, me: _Holder, advice: str) -> None:
+    """Create a lock file, after the file of a holder that is gone has been removed.
+
+    Raises:
+        FolderInUse: if there is another holder. The message ends with the advice.
+    """
+    while not _create(path, json.dumps(asdict(me))):
+        other = _read(path)
+        if other is None:  # released in the meantime
+            continue
+        here = other.token and other.process.is_on_this_host
+        if other.process.is_running if here else age_s(path) <= STALE_S:
+            hint = "" if here else "; if it no longer exists, remove this file"
+            raise FolderInUse(
+                f"{path.parent} is in use by {other}; {advice}; it holds {path}{hint}"
+            )
+        # Only the holder of this second lock may remove a file with this token. So of two processes
+        # that find the same file, none removes that with which the other has replaced it.
+        permit = path.with_name(f"{path.name}.{other.token}")
+        _acquire(permit, me, advice)
+        try:
+            if _read(path) == other:
+                path.unlink()
+        except PermissionError:  # the sticky bit
+            left = f"{path} was left by {other}, which has ended"
+            raise FolderInUse(f"{left}; only the owner of the file can remove it") from None
+        finally:
+            permit.unlink(missing_ok=True)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create a lock file with its content at once. Return False if it exists."""
+    draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.urandom(4).hex()}")
+    try:
+        while True:
+            with suppress(FileNotFoundError):  # another process has removed the empty folder
+                draft.parent.mkdir(parents=True, exist_ok=True)
+                draft.write_text(text, encoding="utf-8")
+                break
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            # If the answer of an NFS server is lost, the request is repeated and fails.
+            return draft.stat().st_nlink == 2
+        except OSError:  # the file system has no hard links
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except FileExistsError:
+                return False
+        return True
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> _Holder | None:
+    """Return the holder of a lock, or None if the lock file does not exist."""
+    try:
+        return _HOLDER.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return _UNKNOWN if path.is_symlink() else None  # a link without a target
+    except ValidationError:  # half written, or from elsewhere
+        return _UNKNOWN
