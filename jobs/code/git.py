@@ -1,16 +1,24 @@
-"""Calls of git that only read. They take no locks, have a timeout, and report why they fail."""
+"""Calls of git. They change no repository, take no locks, have a timeout, and say why they fail."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-TIMEOUT_S = 30.0  # of one git command; git may hang on a file system that does not answer
+TIMEOUT_S = 30.0  # of a git command that reads; git may hang on a file system that does not answer
 # Variables that a surrounding git command, such as a hook, sets. They select another repository.
 _LEAKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 _DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
+_SETTINGS = (
+    "core.fsmonitor=false",
+    "core.quotePath=false",
+    "core.hooksPath=/dev/null",  # executes no hooks of the repository
+    "core.safecrlf=false",  # line ends are no errors
+)
 _hung: set[Path] = set()  # repositories whose git command did not end; not asked again
 
 
@@ -27,28 +35,35 @@ class WorkingTree:
     untracked: list[str]  # names of files that are neither tracked nor ignored
 
 
-def git(root: Path, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
+def git(
+    root: Path,
+    *arguments: str,
+    accepted: tuple[int, ...] = (0,),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float | None = None,
+) -> bytes:
     """Run a git command and return its output. The accepted exit codes are no errors.
 
     Raises:
         GitError: if git is not installed, does not end in time, or fails.
     """
+    limit_s = timeout_s or TIMEOUT_S
     if root in _hung:
-        raise GitError(f"git did not answer within {TIMEOUT_S:g} s in {root}")
-    environment = {name: value for name, value in os.environ.items() if name not in _LEAKS}
-    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false"]
+        raise GitError(f"git did not answer within {limit_s:g} s in {root}")
+    without = {name: value for name, value in os.environ.items() if name not in _LEAKS}
+    options = ["--no-optional-locks", *(word for one in _SETTINGS for word in ("-c", one))]
     try:
         done = subprocess.run(
             ["git", *options, *arguments],
             cwd=root,
-            env=environment | {"LC_ALL": "C"},
+            env=without | {"LC_ALL": "C"} | dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=TIMEOUT_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
         _hung.add(root)
-        raise GitError(f"git did not answer within {TIMEOUT_S:g} s in {root}") from None
+        raise GitError(f"git did not answer within {limit_s:g} s in {root}") from None
     except OSError as error:
         raise GitError(f"git cannot be run: {error.strerror}") from None
     if done.returncode not in accepted:

@@ -15,11 +15,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,11 @@ from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
 from jobs.code.carried_state import file_hash
+from jobs.code.export import export
 from jobs.code.imports import read_source
 from jobs.code.state import CodeState, repository_root
 from jobs.errors import CommandError
-from jobs.launch.protection import make_own
+from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Checkout
 from jobs.run import Run
 from jobs.sweep.expand import Expansion
@@ -69,50 +68,25 @@ class OtherCode:
         return self.placed(results / SNAPSHOTS / self.name)
 
     def placed(self, copy: Path) -> Checkout:
-        """Return the folders for jobs that run the code in a copy.
-
-        Args:
-            copy: folder of the copy. It need not exist.
-        """
-
-        def mapped(path: Path) -> Path | None:
-            path = path.resolve()
-            return copy / path.relative_to(self.root) if path.is_relative_to(self.root) else None
-
-        given = [Path(entry or os.curdir) for entry in (str(ROOT), *sys.path)]
-        copies = {
-            str(target): None
-            for entry in given
-            if (target := mapped(entry)) and self.folder.joinpath(target.relative_to(copy)).is_dir()
-        }
+        """Return the folders for jobs that run the code in a copy, which need not exist."""
+        cwd, inside, _ = import_paths({self.root: self.folder})
         return Checkout(
             name=self.name,
             folder=f"{SNAPSHOTS}/{self.name}",
-            cwd=str(mapped(Path.cwd()) or Path.cwd()),
-            python_path=list(copies),
+            cwd=str(copy / cwd.relative_to(self.folder) if cwd else Path.cwd()),
+            python_path=[str(copy / Path(path).relative_to(self.folder)) for path in inside],
             state=self.state,
             of_project=ROOT.is_relative_to(self.root),
         )
 
     def keep(self, results: Path) -> None:
-        """Copy the code into the results folder.
+        """Move the code into the results folder.
 
         Raises:
+            CommandError: if the folder has a copy of it that was modified.
             OSError: if the copy cannot be written.
         """
-        final = results / SNAPSHOTS / self.name
-        if not final.is_dir():
-            final.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=f".{self.name}-", dir=final.parent))
-            try:
-                shutil.copytree(self.folder, partial / "code", symlinks=True)
-                (partial / "code").rename(final)
-            except OSError:
-                if not final.is_dir():
-                    raise
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-        make_own(final)
+        store(self.folder, results / SNAPSHOTS / self.name)
 
 
 def find(text: str) -> OtherCode:
@@ -127,12 +101,11 @@ def find(text: str) -> OtherCode:
     root = repository_root(Path.cwd()) or repository_root(ROOT) or ROOT
     temporary = tempfile.TemporaryDirectory(prefix="against-")
     target = Path(temporary.name) / "code"
-    target.mkdir()
     try:
         if os.path.isdir(text):
             name, state = _copy_folder(Path(text).resolve(), root, target)
         else:
-            name, state = _export(text, root, target)
+            name, state = _copy_revision(text, root, target)
     except OSError as error:
         problem = f"{error.strerror}: {error.filename}"
         if isinstance(error, shutil.Error):  # has a list of source, target and reason
@@ -150,19 +123,15 @@ def find(text: str) -> OtherCode:
     return found
 
 
-def _export(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
+def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
     """Write the files of a revision to a folder. Return its short name and state."""
     what = f"--against must be a git revision or a folder, got {revision!r}"
     try:
         wanted = f"{revision}^{{commit}}"
         name = git.git(root, "rev-parse", "--verify", "--end-of-options", wanted).decode().strip()
-        archive = git.git(root, "archive", "--format=tar", name)
+        export(root, target, name)
     except git.GitError as error:
         raise AgainstError(f"{what}: {error}") from None
-    with tarfile.open(fileobj=BytesIO(archive)) as tar:
-        # Python before 3.11.4 has no filters. Git made the archive.
-        tar.extraction_filter = getattr(tarfile, "tar_filter", None)
-        tar.extractall(target)
     state = CodeState(commit=name, dirty=False, untracked=(), source="git")
     return name[:10], state.entry(target)
 
@@ -182,7 +151,6 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
         target,
         symlinks=True,
         ignore=shutil.ignore_patterns(*_NO_CODE),
-        dirs_exist_ok=True,
     )
     names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir())
     lines = [f"{name}\0{file_hash(target / name)}\n" for name in names]

@@ -6,7 +6,7 @@ a local queue or a debug run executes. Two of them would disturb each other's ti
 
 A lock is created with a hard link, which is atomic on network file systems, too. A thread updates
 the time of the file. The lock is taken over at once if its holder was on this host and has ended.
-If it was on another host, this takes STALE_S seconds without an update.
+If the holder was on another host, it is taken over when the file has become old.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.errors import CommandError
 from jobs.processes import ProcessHandle, command_line
+from jobs.results.heartbeat import BEAT_S, DEAD_S
 from jobs.whole_files import age_s
-
-BEAT_S = 30.0  # interval between two updates of the file, in seconds
-STALE_S = 600.0  # age at which a lock that another host holds is taken over, in seconds
 
 
 class FolderInUse(CommandError):
@@ -71,7 +69,8 @@ class Lock:
     """
 
     NAME: str  # of the file
-    ADVICE: str  # what the user can do if another process holds it
+    STALE_S: float  # age at which a lock that another host holds is taken over, in seconds
+    ADVICE: str  # what the user can do if another process holds the lock
 
     def __init__(self, folder: Path, force: bool = False):
         self._path = folder / self.NAME
@@ -85,7 +84,7 @@ class Lock:
     def __enter__(self) -> Self:
         self._created = not self._path.parent.exists()
         try:
-            _acquire(self._path, self._me, self.ADVICE)
+            self._acquire(self._path)
         except FolderInUse:
             if not self._force:
                 raise
@@ -111,6 +110,29 @@ class Lock:
                     self._path.unlink()
             self._remove_folder()
 
+    def _acquire(self, path: Path) -> None:
+        """Create a lock file, after removing the file of a holder that is gone."""
+        while not _create(path, json.dumps(asdict(self._me))):
+            other = _read(path)
+            if other is None:  # released in the meantime
+                continue
+            here = other.token and other.process.is_on_this_host
+            if other.process.is_running if here else age_s(path) <= self.STALE_S:
+                it = f"{path.parent} is in use by {other}; {self.ADVICE}; it holds {path}"
+                raise FolderInUse(it if here else f"{it}; if it no longer exists, remove this file")
+            # Only the holder of this second lock may remove a file with this token. So of two
+            # processes that find the same file, none removes that of the other one.
+            permit = path.with_name(f"{path.name}.{other.token}")
+            self._acquire(permit)
+            try:
+                if _read(path) == other:
+                    path.unlink()
+            except PermissionError:  # the sticky bit
+                left = f"{path} was left by {other}, which has ended"
+                raise FolderInUse(f"{left}; only the owner of the file can remove it") from None
+            finally:
+                permit.unlink(missing_ok=True)
+
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
             with suppress(OSError):
@@ -126,6 +148,7 @@ class Lock:
 
 class SubmitLock(Lock):
     NAME = "submit.lock"
+    STALE_S = 600.0  # long, because a suspended process still submits when it continues
     ADVICE = (
         "repeat the command when it has ended, or use --force to execute all runs in both "
         "submissions"
@@ -134,40 +157,11 @@ class SubmitLock(Lock):
 
 class QueueLock(Lock):
     NAME = "queue.lock"
+    STALE_S = DEAD_S  # then its runs count as killed
     ADVICE = (
         "wait until it has ended, or stop it with `python -m jobs cancel`, or use --force to "
         "execute all runs in both at the same time"
     )
-
-
-def _acquire(path: Path, me: _Holder, advice: str) -> None:
-    """Create a lock file, after the file of a holder that is gone has been removed.
-
-    Raises:
-        FolderInUse: if there is another holder. The message ends with the advice.
-    """
-    while not _create(path, json.dumps(asdict(me))):
-        other = _read(path)
-        if other is None:  # released in the meantime
-            continue
-        here = other.token and other.process.is_on_this_host
-        if other.process.is_running if here else age_s(path) <= STALE_S:
-            hint = "" if here else "; if it no longer exists, remove this file"
-            raise FolderInUse(
-                f"{path.parent} is in use by {other}; {advice}; it holds {path}{hint}"
-            )
-        # Only the holder of this second lock may remove a file with this token. So of two processes
-        # that find the same file, none removes that with which the other has replaced it.
-        permit = path.with_name(f"{path.name}.{other.token}")
-        _acquire(permit, me, advice)
-        try:
-            if _read(path) == other:
-                path.unlink()
-        except PermissionError:  # the sticky bit
-            left = f"{path} was left by {other}, which has ended"
-            raise FolderInUse(f"{left}; only the owner of the file can remove it") from None
-        finally:
-            permit.unlink(missing_ok=True)
 
 
 def _create(path: Path, text: str) -> bool:

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import ROOT
 from jobs.code import git
-from jobs.code.carried_state import file_hash
+from jobs.code.export import export
 from jobs.code.measured_files import find, is_project
-from jobs.code.state import CodeState, ignored_in, read_state, repository_root
+from jobs.code.state import CodeState, ignored_in, is_tracked, read_state, repository_root
 from jobs.errors import CommandError
-from jobs.launch.protection import make_own
+from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
 from jobs.whole_files import write_json
 from jobs.worker.environment import job_environment
-
-TRIES = 3  # number of copies that are made if files change while they are copied
 
 
 class SnapshotError(CommandError):
@@ -37,7 +34,6 @@ class SnapshotError(CommandError):
 class _Source:
     root: Path  # root of a repository
     name: str  # name of its folder in the snapshot
-    files: list[str]  # tracked files, relative to the root
     state: CodeState
 
 
@@ -62,7 +58,7 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
             )
         if found is None and not is_project(path):
             notes[path] = f"{path} is not in the snapshot: its repository is not copied"
-        elif found is not None and str(path.relative_to(found.root)) not in found.files:
+        elif found is not None and not is_tracked(found.root, str(path.relative_to(found.root))):
             shown = os.path.relpath(path)
             raise SnapshotError(
                 f"--snapshot requires that git tracks the measured code, got {name!r} in an "
@@ -86,34 +82,36 @@ def take(manifest: Manifest) -> Manifest:
     """Copy the code into the results folder, and return the manifest with the snapshot.
 
     Raises:
-        SnapshotError: if there is no repository to copy, git fails, the files change all the time,
-            or an earlier copy with the same content was modified.
+        SnapshotError: if there is no repository to copy, git fails, or files change meanwhile.
+        CommandError: if an earlier copy with the same content was modified.
         OSError: if the copy cannot be written.
     """
     folder = manifest.folder / SNAPSHOTS
-    temporary = folder / f".{manifest.id}"
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        sources = _copy(manifest.folder, temporary)
-        digest = _digest(sources, temporary)
-        final = folder / digest
-        try:
-            temporary.rename(final)
-        except OSError:
-            if not final.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    make_own(final)
-    if _digest(sources, final) != digest:
-        raise SnapshotError(
-            f"files in {final} were modified after they were copied; remove this folder when no "
-            "job uses it"
-        )
+    sources = _sources(manifest.folder)
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(prefix=f".{manifest.id}-", dir=folder) as temporary:
+        copy = Path(temporary, "code")
+        for source in sources:
+            left_out = ignored_in(source.root, manifest.folder)
+            try:
+                tree = export(source.root, copy / source.name, left_out=left_out)
+            except git.GitError as error:
+                raise SnapshotError(f"--snapshot requires git: {error}") from None
+            digest.update(f"{source.name} {tree}\n".encode(errors="surrogateescape"))
+        now = [source.state.fingerprint for source in _sources(manifest.folder)]
+        if now != [source.state.fingerprint for source in sources]:
+            roots = ", ".join(str(source.root) for source in sources)
+            raise SnapshotError(f"files in {roots} changed while they were copied; try again")
+        final = folder / digest.hexdigest()[:16]
+        store(copy, final)
     states = {source.name: source.state.entry(manifest.folder) for source in sources}
     write_json(final / f"{manifest.id}.json", states)
-    snapshot = _places(sources, final, str(final.relative_to(manifest.folder)))
-    return replace(manifest, snapshot=snapshot)
+    cwd, inside, others = import_paths({source.root: final / source.name for source in sources})
+    if cwd is not None:
+        cwd.mkdir(parents=True, exist_ok=True)  # a folder without tracked files
+    name = str(final.relative_to(manifest.folder))
+    return replace(manifest, snapshot=Snapshot(name, str(cwd or Path.cwd()), [*inside, *others]))
 
 
 def place(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
@@ -139,15 +137,14 @@ def _sources(results: Path) -> list[_Source]:
     try:
         for root in found:
             own = f"{(ROOT / 'jobs').relative_to(root)}/__init__.py" if _holds(root, ROOT) else ""
-            files = git.tracked_files(root, ignored_in(root, results))
-            if own and own not in files and not _holds(root, Path.cwd()):
+            if own and not git.tracked(root, [own]) and not _holds(root, Path.cwd()):
                 continue  # this project is installed in a folder of another repository
             state = read_state(root, results)
             if state.source != "git":
                 raise SnapshotError(f"--snapshot requires git: {state.why}")
             taken = {source.name for source in sources}
             name = f"{root.name}-2" if root.name in taken else root.name
-            sources.append(_Source(root, name, files, state))
+            sources.append(_Source(root, name, state))
     except git.GitError as error:
         raise SnapshotError(f"--snapshot requires git: {error}") from None
     if not sources:
@@ -160,74 +157,3 @@ def _sources(results: Path) -> list[_Source]:
 
 def _holds(root: Path, folder: Path) -> bool:
     return folder.resolve().is_relative_to(root)
-
-
-def _copy(results: Path, target: Path) -> list[_Source]:
-    """Copy the tracked files to a folder. Repeat it if files change in the meantime."""
-    sources = _sources(results)
-    for _ in range(TRIES):
-        shutil.rmtree(target, ignore_errors=True)
-        for source in sources:
-            for name in source.files:
-                _copy_file(source.root / name, target / source.name / name)
-        before, sources = sources, _sources(results)
-        if [s.state.fingerprint for s in before] == [s.state.fingerprint for s in sources]:
-            return sources
-    roots = ", ".join(str(source.root) for source in sources)
-    raise SnapshotError(f"files changed {TRIES} times while they were copied from {roots}")
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file or a symbolic link. Do nothing if it does not exist, or if it is a folder."""
-    if source.is_symlink() or source.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(source, target, follow_symlinks=False)
-            if os.access(source, os.X_OK) and not target.is_symlink():
-                mode = target.stat().st_mode
-                target.chmod(mode | (mode & 0o444) >> 2)  # executable for those who may read it
-        except FileNotFoundError:  # deleted in the meantime, so the copy is repeated
-            pass
-
-
-def _digest(sources: list[_Source], folder: Path) -> str:
-    """Return a hash of the names, contents and permissions of the copied files."""
-    digest = hashlib.sha256()
-    for source in sources:
-        for name in sorted(source.files):
-            path = folder / source.name / name
-            executable = os.access(path, os.X_OK) and not path.is_symlink()
-            line = f"{source.name}/{name}\0{file_hash(path)}\0{executable}\n"
-            digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()[:16]
-
-
-def _places(sources: list[_Source], copy: Path, name: str) -> Snapshot:
-    """Create the folders of the copy that jobs need, and return the snapshot for the manifest."""
-
-    def mapped(path: Path) -> Path | None:
-        for source in sources:
-            if _holds(source.root, path):
-                return copy / source.name / path.resolve().relative_to(source.root)
-        return None
-
-    cwd = mapped(Path.cwd())
-    if cwd is not None:
-        cwd.mkdir(parents=True, exist_ok=True)  # a folder without tracked files
-    given = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    copies: dict[str, None] = {}
-    others: dict[str, None] = {}
-    for entry in [*given, *sys.path, *_editable_folders()]:
-        target = mapped(Path(entry or os.curdir))
-        if target is not None and target.is_dir():
-            copies[str(target)] = None
-        elif entry in given:
-            others[os.path.abspath(entry)] = None
-    return Snapshot(name, str(cwd or Path.cwd()), [*copies, *others])
-
-
-def _editable_folders() -> list[str]:
-    """Return the folders of packages that setuptools installed as editable through a finder."""
-    finders = [m for name, m in list(sys.modules.items()) if name.startswith("__editable__")]
-    paths = [path for finder in finders for path in getattr(finder, "MAPPING", {}).values()]
-    return [str(Path(path).parent) for path in paths]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from jobs.launch.lock import QueueLock
 from jobs.processes import start_ticks
 from jobs.results.heartbeat import HEARTBEAT, RunsHere
 from jobs.results.manifest import Manifest
@@ -97,6 +98,7 @@ def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
     names = sorted(path.name for path in heartbeat.parent.iterdir())
     assert names == ["handles.json", HEARTBEAT, "jobs", "manifest.json"]
     fifo.release()
+    grow_old(out / QueueLock.NAME, 300)
     again = on(other_host, "jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and set(statuses(out).values()) == {"ok"}, again.stdout
 

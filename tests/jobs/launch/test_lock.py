@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.launch import lock as lock_module
-from jobs.launch.lock import STALE_S, FolderInUse, QueueLock, SubmitLock
+from jobs.launch.lock import FolderInUse, QueueLock, SubmitLock
 from tests.jobs.harness import ROOT, await_true, call, records, write_sweep
 
 LOCK = SubmitLock.NAME
@@ -109,13 +109,13 @@ def test_lock_of_another_host(tmp_path: Path) -> None:
     """It is valid until its holder has not updated it for a while."""
     lock = SubmitLock(tmp_path).__enter__()
     path = tmp_path / LOCK
-    change(path, STALE_S - 60, host="elsewhere")
+    change(path, SubmitLock.STALE_S - 60, host="elsewhere")
     with pytest.raises(FolderInUse, match=rf"on elsewhere since .* --force .*{path}"):
         SubmitLock(tmp_path).__enter__()
     with SubmitLock(tmp_path, force=True):
         pass
     assert path.exists()  # a forced submission leaves the lock to its holder
-    change(path, STALE_S + 60)
+    change(path, SubmitLock.STALE_S + 60)
     with SubmitLock(tmp_path):
         lock.release()  # no longer owns the file
         assert path.exists()

@@ -1,0 +1,83 @@
+"""Copies of code in a results folder, and the folders from which jobs import what is in a copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from jobs import ROOT
+from jobs.code.carried_state import file_hash
+from jobs.errors import CommandError
+from jobs.launch.protection import make_own
+
+
+def store(copy: Path, final: Path) -> None:
+    """Move a copy of code to its place in a results folder, unless it is there already.
+
+    Raises:
+        CommandError: if the earlier copy is not equal.
+        PermissionError: if the earlier copy belongs to another user.
+        OSError: if the copy cannot be written.
+    """
+    if not final.is_dir():
+        partial = final.with_name(f".{final.name}-{os.urandom(4).hex()}")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.move(copy, partial)
+            partial.rename(final)
+        except OSError:
+            if not final.is_dir():  # else another process was faster
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    make_own(final)
+    for path in copy.rglob("*"):
+        if path.is_symlink() or path.is_file():
+            stored = final / path.relative_to(copy)
+            if file_hash(stored) != file_hash(path) or _executable(stored) != _executable(path):
+                raise CommandError(
+                    f"files in {final} were modified after they were copied; remove this folder "
+                    "when no job uses it"
+                )
+
+
+def _executable(path: Path) -> int:
+    return path.lstat().st_mode & 0o100
+
+
+def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], list[str]]:
+    """Return where jobs run and import the code that this process would import, in copies.
+
+    Args:
+        copies: folder of the copy of each repository, by the root of the repository.
+
+    Returns:
+        The copy of the current folder, which need not exist, or None if it is in no repository;
+        folders in copies for PYTHONPATH; other folders for PYTHONPATH, which are in no copy.
+    """
+
+    def copied(folder: Path) -> Path | None:
+        folder = folder.resolve()
+        found = (r for r in copies if folder.is_relative_to(r))
+        return next((copies[root] / folder.relative_to(root) for root in found), None)
+
+    given = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    inside: dict[str, None] = {}
+    others: dict[str, None] = {}
+    for entry in [*given, *sys.path, *_editable_folders()]:
+        target = copied(Path(entry or os.curdir))
+        if target is not None and target.is_dir():
+            inside[str(target)] = None
+        elif entry in given:
+            others[os.path.abspath(entry)] = None
+    return copied(Path.cwd()), list(inside), list(others)
+
+
+def _editable_folders() -> list[str]:
+    """Return the folders of packages that setuptools installed as editable through a finder."""
+    finders = [m for name, m in list(sys.modules.items()) if name.startswith("__editable__")]
+    paths = [path for finder in finders for path in getattr(finder, "MAPPING", {}).values()]
+    return [str(Path(path).parent) for path in paths]

@@ -1,0 +1,91 @@
+"""Files of a revision or of the working tree, written to a folder by real git."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jobs.code.export import export
+from jobs.code.git import GitError
+from tests.jobs.checkout import Checkout
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Checkout:
+    """A repository with edits of each kind. Git would quote its path in lists of paths."""
+    own = Checkout(tmp_path / 'a:b "ö"')
+    own.write(".gitattributes", "*.py export-ignore\nid.txt export-subst\ndos.txt text eol=crlf\n")
+    own.write("id.txt", "$Format:%H$\n")
+    own.write("dos.txt", "one\n")
+    own.write("run.sh", "#!/bin/sh\n").chmod(0o755)
+    own.write("logs/result", "1\n")
+    (own.folder / "link").symlink_to("nowhere")
+    own.commit(edited="old\n", deleted="old\n")
+    own.write("edited.py", "new\n")
+    (own.folder / "deleted.py").unlink()
+    own.write("staged.py", "old\n")
+    own.git("add", "staged.py")
+    own.write("staged.py", "new\n")
+    own.write("intended.py", "new\n")
+    own.git("add", "--intent-to-add", "intended.py")
+    own.write("untracked.py", "")
+    return own
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Return the content of each file, or the target of each link."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+SAME = {
+    ".gitattributes": b"*.py export-ignore\nid.txt export-subst\ndos.txt text eol=crlf\n",
+    "id.txt": b"$Format:%H$\n",
+    "dos.txt": b"one\r\n",
+    "run.sh": b"#!/bin/sh\n",
+    "link": "nowhere",
+}
+EDITED = dict.fromkeys(("edited.py", "staged.py", "intended.py"), b"new\n")
+OLD = {"edited.py": b"old\n", "deleted.py": b"old\n", "logs/result": b"1\n"}
+
+
+def test_a_tree_is_written_and_the_repository_stays(own: Checkout, tmp_path: Path) -> None:
+    """Also if git holds a lock. Hooks are not executed."""
+    hook = own.write(".git/hooks/post-index-change", f"#!/bin/sh\ntouch {tmp_path / 'executed'}\n")
+    hook.chmod(0o755)
+    own.write(".git/index.lock", "")
+    own.git("config", "core.safecrlf", "true")
+    before = contents(own.folder)
+    tree = export(own.folder, tmp_path / "now", left_out=["logs", "no-such-file"])
+    assert contents(tmp_path / "now") == SAME | EDITED
+    assert (tmp_path / "now/run.sh").stat().st_mode & 0o100
+    assert not (tmp_path / "now/edited.py").stat().st_mode & 0o111
+    revision = export(own.folder, tmp_path / "old", "HEAD")
+    assert contents(tmp_path / "old") == SAME | OLD
+    assert contents(own.folder) == before and not (tmp_path / "executed").exists()
+    own.write("logs/result", "2\n")
+    assert export(own.folder, tmp_path / "again", left_out=["logs"]) == tree != revision
+    (own.folder / "run.sh").chmod(0o644)
+    assert export(own.folder, tmp_path / "other", left_out=["logs"]) != tree
+
+
+def test_files_of_submodules_as_they_are(own: Checkout, tmp_path: Path) -> None:
+    library = Checkout(tmp_path / "library")
+    library.commit(lib="old\n")
+    allow = ("-c", "protocol.file.allow=always")
+    own.git(*allow, "submodule", "--quiet", "add", str(library.folder), "inner/lib")
+    first = export(own.folder, tmp_path / "first")
+    own.write("inner/lib/lib.py", "new\n")
+    assert export(own.folder, tmp_path / "second") != first
+    found = [contents(tmp_path / name)["inner/lib/lib.py"] for name in ("first", "second")]
+    assert found == [b"old\n", b"new\n"]
+
+
+def test_what_is_no_revision(own: Checkout, tmp_path: Path) -> None:
+    with pytest.raises(GitError, match="Not a valid object name"):
+        export(own.folder, tmp_path / "copy", "no-such-revision")
