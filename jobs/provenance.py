@@ -96,13 +96,35 @@ def _gpu_count() -> int:
     nvml = _nvml()
     if nvml is not None:
         return int(nvml.nvmlDeviceGetCount())
-    try:  # the NVML package is optional, but nvidia-smi comes with the driver
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    return sum(line.startswith("GPU ") for line in _nvidia_smi("-L").splitlines())
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """Return the output of nvidia-smi, which comes with the driver, as NVML's package is optional.
+
+    It is empty if nvidia-smi fails.
+    """
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) * (
-        done.returncode == 0
-    )
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+def _ask(handle: Any, question: str, *arguments: Any) -> Any:
+    """Return what NVML answers to a question about a GPU, or None if it gives no answer."""
+    nvml = _nvml()
+    try:
+        return getattr(nvml, question)(handle, *arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _scaled(value: int | None) -> float | None:
+    """Return milliwatts in watts, or millijoules in joules."""
+    return None if value is None else value / 1e3
 
 
 def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
@@ -112,27 +134,17 @@ def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
     report it. GPUs that NVML does not find are left out. The list is empty if NVML is not
     available.
     """
-    nvml = _nvml()
-    if nvml is None:
-        return []
-    states = []
-    for handle in _handles(tuple(tokens)):
-        questions = {
-            "name": lambda h: nvml.nvmlDeviceGetName(h),
-            "uuid": lambda h: nvml.nvmlDeviceGetUUID(h),
-            "sm_clock_mhz": lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM),
-            "power_w": lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1000,
-            "temperature_c": lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda h: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(h),
+    return [
+        {
+            "name": _ask(handle, "nvmlDeviceGetName"),
+            "uuid": _ask(handle, "nvmlDeviceGetUUID"),
+            "sm_clock_mhz": reading.sm_clock_mhz,
+            "power_w": reading.power_w,
+            "temperature_c": reading.temperature_c,
+            "throttle_reasons": _ask(handle, _THROTTLE),
         }
-        state: dict[str, Any] = {}
-        for name, ask in questions.items():
-            try:
-                state[name] = ask(handle)
-            except (nvml.NVMLError, AttributeError):
-                state[name] = None
-        states.append(state)
-    return states
+        for handle, reading in zip(_handles(tuple(tokens)), read_gpus(tokens), strict=True)
+    ]
 
 
 @cache
@@ -141,15 +153,10 @@ def _handles(tokens: tuple[str, ...]) -> list[Any]:
     nvml = _nvml()
     handles = []
     for token in tokens if nvml is not None else ():
-        try:
-            handles.append(
-                nvml.nvmlDeviceGetHandleByIndex(int(token))
-                if token.isdigit()
-                else nvml.nvmlDeviceGetHandleByUUID(token)
-            )
-        except nvml.NVMLError:
-            continue
-    return handles
+        by_index = token.isdigit()
+        find = "nvmlDeviceGetHandleByIndex" if by_index else "nvmlDeviceGetHandleByUUID"
+        handles.append(_ask(int(token) if by_index else token, find))
+    return [handle for handle in handles if handle is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,28 +182,22 @@ THROTTLE_REASONS = {
 }
 
 
+_THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
+
+
 def read_gpus(tokens: list[str]) -> list[GpuReading]:
     """Return the state of each GPU, by indices or UUIDs. Takes about a millisecond a GPU."""
     nvml = _nvml()
     readings = []
     for handle in _handles(tuple(tokens)):
-
-        def ask(question: str, *arguments: Any, handle: Any = handle) -> Any:
-            try:
-                return getattr(nvml, question)(handle, *arguments)
-            except (nvml.NVMLError, AttributeError):
-                return None
-
-        power = ask("nvmlDeviceGetPowerUsage")
-        energy = ask("nvmlDeviceGetTotalEnergyConsumption")
-        bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        bits = _ask(handle, _THROTTLE) or 0
         readings.append(
             GpuReading(
-                sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-                memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-                power_w=None if power is None else power / 1e3,
-                temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-                energy_j=None if energy is None else energy / 1e3,
+                sm_clock_mhz=_ask(handle, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+                memory_clock_mhz=_ask(handle, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+                power_w=_scaled(_ask(handle, "nvmlDeviceGetPowerUsage")),
+                temperature_c=_ask(handle, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+                energy_j=_scaled(_ask(handle, "nvmlDeviceGetTotalEnergyConsumption")),
                 throttle=frozenset(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             )
         )
@@ -222,13 +223,5 @@ def device_kind(tokens: list[str]) -> str:
     states = gpu_states(tokens[:1])
     if states and states[0]["name"]:
         return str(states[0]["name"])
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", tokens[0]],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        return done.stdout.strip() or "GPU"
-    except (OSError, subprocess.TimeoutExpired):
-        return "GPU"
+    name = _nvidia_smi("--query-gpu=name", "--format=csv,noheader", "-i", tokens[0])
+    return name.strip() or "GPU"

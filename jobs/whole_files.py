@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the owner and the age of files."""
+"""Files that are written whole or not at all, and the owner, age and hash of files."""
 
 from __future__ import annotations
 
@@ -73,6 +73,17 @@ def age_s(path: Path) -> float:
     except OSError:
         now = time.time()
     return max(0.0, now - last)
+
+
+def file_hash(path: Path) -> str | None:
+    """Return the SHA-256 of a file, or of the target of a symbolic link. None: no such file."""
+    try:
+        if path.is_symlink():
+            return hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # also a folder, e.g. of a submodule that is not checked out
+        return None
 
 
 def write_json(path: Path, value: Any, parents: bool = True) -> str:

@@ -1,4 +1,7 @@
-"""Calls of git. They change no repository, take no locks, have a timeout, and say why they fail."""
+"""Calls of git. They change no repository, take no locks and have a timeout.
+
+All functions raise GitError if git gives no answer.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,7 @@ def git(
     environment: Mapping[str, str] = MappingProxyType({}),
     timeout_s: float | None = None,
 ) -> bytes:
-    """Run a git command and return its output. The accepted exit codes are no errors.
-
-    Raises:
-        GitError: if git is not installed, does not end in time, or fails.
-    """
+    """Run a git command and return its output. The accepted exit codes are no errors."""
     limit_s = timeout_s or TIMEOUT_S
     if root in _hung:
         raise GitError(f"git did not answer within {limit_s:g} s in {root}")
@@ -77,9 +76,6 @@ def status(root: Path, ignored: list[str]) -> WorkingTree:
     """Return the commit of a repository, and whether files differ from it.
 
     Ignored files and folders, relative to the root, do not count.
-
-    Raises:
-        GitError: if git gives no answer.
     """
     options = ("--porcelain=v2", "--branch", "--untracked-files=all", "--no-renames", "-z")
     output = git(root, "status", *options, *_except(ignored))
@@ -93,11 +89,7 @@ def status(root: Path, ignored: list[str]) -> WorkingTree:
 
 
 def diff(root: Path, ignored: list[str]) -> bytes:
-    """Return the binary diff of the tracked files, except ignored ones, against the commit.
-
-    Raises:
-        GitError: if git gives no answer.
-    """
+    """Return the binary diff of the tracked files, except ignored ones, against the commit."""
     return git(root, *_DIFF, "HEAD", *_except(ignored))
 
 
@@ -107,20 +99,13 @@ def diff_of_new_file(root: Path, name: str) -> bytes:
 
 
 def tracked(root: Path, names: list[str]) -> set[str]:
-    """Return those of the given files that git tracks. Names are relative to the root.
-
-    Raises:
-        GitError: if git gives no answer.
-    """
-    return set(_names(git(root, "--literal-pathspecs", "ls-files", "-z", "--", *names)))
+    """Return those of the given files that git tracks, also in submodules, relative to the root."""
+    options = ("-z", "--recurse-submodules")
+    return set(_names(git(root, "--literal-pathspecs", "ls-files", *options, "--", *names)))
 
 
 def tracked_files(root: Path, ignored: list[str]) -> list[str]:
-    """Return the names of all tracked files but ignored ones, including those of submodules.
-
-    Raises:
-        GitError: if git gives no answer.
-    """
+    """Return the names of all tracked files but ignored ones, including those of submodules."""
     return _names(git(root, "ls-files", "-z", "--recurse-submodules", *_except(ignored)))
 
 

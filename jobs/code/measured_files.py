@@ -33,11 +33,6 @@ def find(name: str) -> Path | None:
         return None
 
 
-def source(name: str) -> str:
-    """Return the name of a benchmark module, or the file or module of a reference."""
-    return name.rpartition(":")[0] if is_reference(name) else name
-
-
 def is_project(path: Path) -> bool:
     """Return whether a file belongs to this project."""
     return any(path.resolve().is_relative_to(ROOT / package) for package in PACKAGES)

@@ -1,26 +1,35 @@
-"""State of a source tree: its commit and its uncommitted changes, from git or as it was carried.
+"""State of a source tree: its commit and its uncommitted changes.
 
-Sources of the state, in this order: git; the file .code_state.json in a copy without git
-(`jobs.code.carried_state`). If git shows changes, but all files are those of the carried commit,
-the carried state is used.
+It comes from git, or in a copy without git from the file .code_state.json, which `python -m jobs
+carry` writes before the copy is made. The hashes in it tell whether the files are still those of
+the repository. If git shows changes, but all files are those of the carried commit, the carried
+state is used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from jobs import ROOT
-from jobs.code import carried_state, git
+from jobs.code import git
+from jobs.whole_files import file_hash, write_json
 
+CARRIED = ".code_state.json"
+FORMAT = 1
 MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not saved
 MAX_NAMES = 100  # maximum number of file names in a state
 DIFFS = "diffs"  # folder of diffs inside a results folder
 # Installed packages are not part of a repository around the virtual environment.
 _INSTALLED = ("site-packages", "dist-packages")
+
+
+class BrokenState(ValueError):
+    """Raised if the file .code_state.json cannot be read. The message is one line."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def repository_root(path: Path) -> Path | None:
     """
     path = path.resolve()
     for folder in (path, *path.parents):
-        if (folder / ".git").exists() or (folder / carried_state.FILE).is_file():
+        if (folder / ".git").exists() or (folder / CARRIED).is_file():
             return folder
         if folder.name in _INSTALLED:
             return None
@@ -74,7 +83,7 @@ def ignored_in(root: Path, results: Path) -> list[str]:
     folders = [root / "logs", Path.cwd() / "logs", results.resolve()]
     inside = [folder for folder in folders if folder.is_relative_to(root) and folder != root]
     names = [str(folder.relative_to(root)) for folder in inside]
-    return list(dict.fromkeys([*names, carried_state.FILE]))
+    return list(dict.fromkeys([*names, CARRIED]))
 
 
 def project_state(results: Path, save_untracked: bool = False) -> CodeState:
@@ -107,10 +116,10 @@ def read_state(
             why = f"the git repository {root} does not track {own}"
         except git.GitError as error:
             why = str(error)
-    if (root / carried_state.FILE).is_file():
+    if (root / CARRIED).is_file():
         try:
             return _from_carried(root)
-        except carried_state.BrokenState as error:
+        except BrokenState as error:
             why = str(error)
     return CodeState(why=why)
 
@@ -122,15 +131,15 @@ def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
     of the carried commit, although git shows differences. A file that was not carried is a change.
     `found` is the state according to git.
     """
-    if not (root / carried_state.FILE).is_file():
+    if not (root / CARRIED).is_file():
         return None
     try:
-        carried = carried_state.read(root).files.keys()
+        carried = _read_carried(root)["files"].keys()
         names = git.tracked_files(root, [*ignored_in(root, root / "logs")])
         # A file that only the older commit has is missing, as in the carried commit.
         tracked = [name for name in names if os.path.lexists(root / name)]
         state = _from_carried(root)
-    except (carried_state.BrokenState, git.GitError):
+    except (BrokenState, git.GitError):
         return None
     is_copy = not state.dirty and carried >= {*tracked, *(found.untracked or ())}
     return state if is_copy else None
@@ -156,18 +165,39 @@ def _from_git(root: Path, ignored: list[str], save_untracked: bool) -> CodeState
 
 
 def _from_carried(root: Path) -> CodeState:
-    carried = carried_state.read(root)
-    now = carried_state.hashes(root, carried.files)
-    changed = tuple(name for name, digest in carried.files.items() if now[name] != digest)
+    carried = _read_carried(root)
+    now = {name: file_hash(root / name) for name in carried["files"]}
+    changed = tuple(name for name, digest in carried["files"].items() if now[name] != digest)
+    digest = hashlib.sha256(f"{carried['commit']}{sorted(now.items())}".encode())
     return CodeState(
-        commit=carried.commit,
-        dirty=carried.dirty or bool(changed),
-        untracked=tuple(carried.untracked),
-        diff=carried.diff.encode(errors="surrogateescape"),
+        commit=carried["commit"],
+        dirty=carried["dirty"] or bool(changed),
+        untracked=tuple(carried["untracked"]),
+        diff=carried["diff"].encode(errors="surrogateescape"),
         source="carried",
         changed=changed,
-        fingerprint=hashlib.sha256(f"{carried.commit}{sorted(now.items())}".encode()).hexdigest(),
+        fingerprint=digest.hexdigest(),
     )
+
+
+def _read_carried(root: Path) -> dict[str, Any]:
+    """Read the file .code_state.json in a folder, with the keys that `write_carried` writes.
+
+    Raises:
+        BrokenState: if the file cannot be read or has another format.
+    """
+    try:
+        data = json.loads((root / CARRIED).read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"format must be {FORMAT}")
+        if not (isinstance(data["dirty"], bool) and isinstance(data["files"], dict)):
+            raise ValueError("dirty must be a boolean and files a dict")
+        kinds = {"commit": str | None, "untracked": list, "diff": str}
+        if wrong := [key for key, kind in kinds.items() if not isinstance(data[key], kind)]:
+            raise ValueError(f"{wrong[0]} has another type")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BrokenState(f"{root / CARRIED} cannot be read: {error}") from None
+    return dict(data)
 
 
 def is_tracked(root: Path, name: str) -> bool:
@@ -178,8 +208,8 @@ def is_tracked(root: Path, name: str) -> bool:
     try:
         if (root / ".git").exists():
             return name in git.tracked(root, [name])
-        return name in carried_state.read(root).files
-    except (git.GitError, carried_state.BrokenState):
+        return name in _read_carried(root)["files"]
+    except (git.GitError, BrokenState):
         return False
 
 
@@ -192,11 +222,17 @@ def write_carried(root: Path) -> Path:
     """
     ignored = ignored_in(root, root / "logs")
     state = _from_git(root, ignored, save_untracked=False)
-    files = carried_state.hashes(root, git.tracked_files(root, ignored))
-    assert isinstance(state.dirty, bool) and state.untracked is not None
-    text = state.diff.decode(errors="surrogateescape")
-    names = list(state.untracked[:MAX_NAMES])
-    return carried_state.CarriedState(state.commit, state.dirty, names, text, files).write(root)
+    tracked = git.tracked_files(root, ignored)
+    data = {
+        "format": FORMAT,
+        "commit": state.commit,
+        "dirty": state.dirty,
+        "untracked": (state.untracked or ())[:MAX_NAMES],
+        "diff": state.diff.decode(errors="surrogateescape"),  # bytes that are not UTF-8
+        "files": {name: file_hash(root / name) for name in tracked},  # None: missing
+    }
+    write_json(root / CARRIED, data)
+    return root / CARRIED
 
 
 def save_diff(folder: Path, diff: bytes) -> str:

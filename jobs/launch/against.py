@@ -24,7 +24,6 @@ from typing import Any
 from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
-from jobs.code.carried_state import file_hash
 from jobs.code.export import export
 from jobs.code.imports import read_source
 from jobs.code.state import CodeState, repository_root
@@ -35,6 +34,7 @@ from jobs.run import Run
 from jobs.sweep.expand import Expansion
 from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Blocks
+from jobs.whole_files import file_hash
 from jobs.worker.environment import with_checkout
 
 OF_THE_LAUNCHER = ("jobs", "tests", "aggregate.py")  # not copied from a checkout of this project
@@ -80,20 +80,12 @@ class OtherCode:
         )
 
     def keep(self, results: Path) -> None:
-        """Move the code into the results folder.
-
-        Raises:
-            CommandError: if the folder has a copy of it that was modified.
-            OSError: if the copy cannot be written.
-        """
+        """Move the code into the results folder, unless it is there already."""
         store(self.folder, results / SNAPSHOTS / self.name)
 
 
 def find(text: str) -> OtherCode:
-    """Copy the code that --against names to a temporary folder.
-
-    Args:
-        text: a git revision, or the folder of another checkout.
+    """Copy a git revision, or the folder of another checkout, to a temporary folder.
 
     Raises:
         AgainstError: if there is no such revision or folder, or it cannot be read.
@@ -117,20 +109,19 @@ def find(text: str) -> OtherCode:
         for launcher in OF_THE_LAUNCHER:
             path = project / launcher
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    found = OtherCode(name, state, root, temporary)
     if Path.cwd().is_relative_to(root):  # a folder without files in that checkout
         (target / Path.cwd().relative_to(root)).mkdir(parents=True, exist_ok=True)
-    return found
+    return OtherCode(name, state, root, temporary)
 
 
 def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
     """Write the files of a revision to a folder. Return its short name and state."""
-    what = f"--against must be a git revision or a folder, got {revision!r}"
     try:
         wanted = f"{revision}^{{commit}}"
         name = git.git(root, "rev-parse", "--verify", "--end-of-options", wanted).decode().strip()
         export(root, target, name)
     except git.GitError as error:
+        what = f"--against must be a git revision or a folder, got {revision!r}"
         raise AgainstError(f"{what}: {error}") from None
     state = CodeState(commit=name, dirty=False, untracked=(), source="git")
     return name[:10], state.entry(target)
@@ -171,10 +162,7 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
 def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None) -> Expansion:
     """Return an expansion in which each run forms a block with the same run in the other checkout.
 
-    The run in the other checkout is the baseline.
-
-    Args:
-        keys: the key `blocks` of the sweep. The numbers of rounds and `aa` are used.
+    That is the baseline. Of `keys`, the key `blocks` of the sweep, `aa` and the rounds are used.
     """
     keys = keys or Blocks()
     sustained = {run for block in expansion.blocks for run in block.sustained}

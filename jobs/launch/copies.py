@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jobs import ROOT
-from jobs.code.carried_state import file_hash
-from jobs.errors import CommandError
 from jobs.launch.protection import make_own
+from jobs.whole_files import file_hash
 
 
 def store(copy: Path, final: Path) -> None:
     """Move a copy of code to its place in a results folder, unless it is there already.
 
     Raises:
-        CommandError: if the earlier copy is not equal.
         PermissionError: if the earlier copy belongs to another user.
         OSError: if the copy cannot be written.
     """
@@ -34,18 +32,12 @@ def store(copy: Path, final: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     make_own(final)
-    for path in copy.rglob("*"):
-        if path.is_symlink() or path.is_file():
-            stored = final / path.relative_to(copy)
-            if file_hash(stored) != file_hash(path) or _executable(stored) != _executable(path):
-                raise CommandError(
-                    f"files in {final} were modified after they were copied; remove this folder "
-                    "when no job uses it"
-                )
 
 
-def _executable(path: Path) -> int:
-    return path.lstat().st_mode & 0o100
+def has_all(folder: Path, copy: Path) -> bool:
+    """Return whether a folder has all files of a copy, with the same contents."""
+    files = (path for path in copy.rglob("*") if path.is_symlink() or path.is_file())
+    return all(file_hash(folder / path.relative_to(copy)) == file_hash(path) for path in files)
 
 
 def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], list[str]]:

@@ -3,8 +3,7 @@
 Each job runs in a worker process in the background. Two jobs of one queue never share a GPU. A job
 without GPUs runs alone, because other jobs would disturb its timings. With `--parallel N`, up to N
 jobs run at the same time, including jobs without GPUs. A job with `resources.exclusive` always runs
-alone. Queues on different results folders are not
-coordinated and may use the same GPUs.
+alone. Queues on different results folders are not coordinated and may use the same GPUs.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from jobs import provenance
 from jobs.formatting import counted
 from jobs.launch.progress import QueueProgress
+from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place
 from jobs.results import unwritable
 from jobs.results.cancelled import read_cancelled
@@ -65,7 +64,7 @@ class LocalQueue:
         self.waiting = [job for job in manifest.jobs if self._can_run(job)]
         self.running: list[_Running] = []
         self.records: list[Record] = []
-        self.stopped = False
+        self.noted: list[int] = []  # signals that have arrived
         self.cancelled: set[int] = set()  # indices of jobs that `jobs cancel --where` cancelled
         self.unwritable = False  # whether a worker could not write a record
 
@@ -81,42 +80,36 @@ class LocalQueue:
             KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
                 exited.
         """
-        before = {s: signal.signal(s, self._on_stop) for s in _stop_signals()}
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
-        try:
-            impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
-            if impossible:
-                self._start(impossible, [])
-            with QueueProgress(self.manifest, self.console) as progress:
-                while (self.waiting or self.running) and not (self.stopped or self.unwritable):
-                    self._start_what_fits()
-                    time.sleep(POLL_S)
-                    ended = [one for one in self.running if one.process.poll() is not None]
-                    # After `poll`, so that the records of `ended` are complete.
-                    self._collect(tail, progress)
-                    self._stop_cancelled()
-                    for one in ended:
-                        self._reap(one, progress)
-                    progress.update(job for one in self.running for job in one.jobs)
-                if self.stopped:
+        with noted_signals() as self.noted:
+            try:
+                impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
+                if impossible:
+                    self._start(impossible, [])
+                with QueueProgress(self.manifest, self.console) as progress:
+                    while (self.waiting or self.running) and not (self.noted or self.unwritable):
+                        self._start_what_fits()
+                        time.sleep(POLL_S)
+                        ended = [one for one in self.running if one.process.poll() is not None]
+                        # After `poll`, so that the records of `ended` are complete.
+                        self._collect(tail, progress)
+                        self._stop_cancelled()
+                        for one in ended:
+                            self._reap(one, progress)
+                        progress.update(job for one in self.running for job in one.jobs)
                     self._stop_workers()
-                self._collect(tail, progress)
-        finally:
-            self._stop_workers()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self.stopped:
+                    self._collect(tail, progress)
+            finally:
+                self._stop_workers()
+        if signal.SIGHUP in self.noted:
+            _leave_terminal()
+        if self.noted:
             raise KeyboardInterrupt
         if self.unwritable:
             folder = self.manifest.folder
             words = unwritable.problem(folder, self.manifest.path)
             raise ResultsUnwritable(words or unwritable.message(folder, None))
         return self.records
-
-    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
-        self.stopped = True
-        if signum == signal.SIGHUP:
-            _leave_terminal()
 
     def _can_run(self, job: Job) -> bool:
         """Return whether this machine has enough GPUs and nodes for a job.
@@ -158,7 +151,7 @@ class LocalQueue:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the queue, which stops the workers
             )
-        self.running.append(_Running(jobs, process, gpus, self._left(jobs), restarts))
+        self.running.append(_Running(jobs, process, gpus, len(self._left(jobs)), restarts))
 
     def _command(self, jobs: list[Job]) -> list[str]:
         worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
@@ -173,18 +166,17 @@ class LocalQueue:
         code = one.process.returncode
         if code == unwritable.EXIT_CODE:
             self.unwritable = True  # this worker could not record later runs either
-        elif code != 0 and not self.stopped and one.jobs[0].index not in self.cancelled:
+        elif code != 0 and not self.noted and one.jobs[0].index not in self.cancelled:
             self._after_death(one, progress)
 
     def _after_death(self, one: _Running, progress: QueueProgress) -> None:
         """Start the worker of a job again, if runs of the job are left.
 
-        The worker of the job counts the deaths during each run. It skips a run after a number of
-        deaths (`worker.MAX_DEATHS`), so that the other runs are executed. A worker that dies
-        repeatedly without a new result, e.g. before its first run, is not started again.
+        A worker that dies repeatedly without a new result, e.g. before its first run, is not
+        started again. If it dies during a run, the next worker counts that, and may skip the run.
         """
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
-        left = self._left(one.jobs)
+        left = len(self._left(one.jobs))
         restarts = 0 if left < one.left else one.restarts
         if left == 0:
             then = "all its runs have a record"
@@ -200,18 +192,10 @@ class LocalQueue:
         how = f"{end.text(one.jobs[0].index)};"
         progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
 
-    def _left(self, jobs: list[Job]) -> int:
-        """Return the number of runs of some jobs that a worker still has to execute."""
-        done = self._done()
-        return sum(task not in done for job in jobs for task in job.tasks)
-
-    def _done(self) -> set[tuple[str, int]]:
-        """Return the (run id, repeat) pairs that no worker of this submission executes again."""
-        return {
-            (record.run, record.repeat)
-            for record in self.records
-            if is_done_in_job(record, self.manifest.id)
-        }
+    def _left(self, jobs: list[Job]) -> set[tuple[str, int]]:
+        """Return the (run id, repeat) pairs of some jobs that a worker still has to execute."""
+        done = {(r.run, r.repeat) for r in self.records if is_done_in_job(r, self.manifest.id)}
+        return {task for job in jobs for task in job.tasks} - done
 
     def _collect(self, tail: RecordTail, progress: QueueProgress) -> None:
         for record in tail.new():
@@ -225,10 +209,8 @@ class LocalQueue:
         if not listed:
             return
         self.waiting = [job for job in self.waiting if not listed.issuperset(job.tasks)]
-        done = self._done()
         for one in self.running:
-            index = one.jobs[0].index
-            left = {task for job in one.jobs for task in job.tasks} - done
+            index, left = one.jobs[0].index, self._left(one.jobs)
             if index not in self.cancelled and left and left <= listed:
                 self.cancelled.add(index)
                 one.process.terminate()
@@ -246,19 +228,8 @@ class LocalQueue:
         self.running.clear()
 
 
-def _stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop the queue: SIGINT, SIGTERM and usually SIGHUP.
-
-    SIGHUP is left out if this process ignores it, e.g. because it was started with nohup.
-    """
-    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
-
-
 def _leave_terminal() -> None:
     """Redirect stdout and stderr to /dev/null, because writing to a closed terminal fails."""
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, number)
-            os.close(null)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)

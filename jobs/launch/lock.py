@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from jobs.errors import CommandError
+from jobs.errors import CommandError, shown
 from jobs.processes import ProcessHandle, command_line
 from jobs.results.heartbeat import BEAT_S, DEAD_S
 from jobs.whole_files import age_s
@@ -78,7 +79,8 @@ class Lock:
         self._created = self._held = False
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         me = ProcessHandle.of_this_process()
-        self._me = _Holder(os.urandom(4).hex(), me, since, command_line())
+        # Without lone surrogates, which JSON must not contain.
+        self._me = _Holder(os.urandom(4).hex(), me, since, shown(command_line(), 1000))
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -134,6 +136,7 @@ class Lock:
                 permit.unlink(missing_ok=True)
 
     def _beat(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         while not self._over.wait(BEAT_S):
             with suppress(OSError):
                 if _read(self._path) != self._me:

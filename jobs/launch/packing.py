@@ -29,14 +29,14 @@ def pack(
 ) -> list[Job]:
     """Group (run, repeat) pairs into jobs.
 
-    All runs of a job have the same resources and launch settings (`Shape`). The order of the pairs
-    is kept. The pairs of a block are in one job, so that they are executed in one allocation.
+    All runs of a job have the same `Shape`. The order of the pairs is kept. The pairs of a block
+    are in one job, so that they are executed in one allocation.
 
     Args:
         runs_per_job: maximum number of pairs in a job, unless a single block has more. None: chosen
             for each `Shape`, from `slots`.
-        slots: function that returns how many jobs of a `Shape` run at the same time. None: unknown,
-            as on a Slurm cluster. If both are None, each pair or block is a separate job.
+        slots: how many jobs of a `Shape` run at the same time. None: unknown, as on a cluster. If
+            both are None, each pair or block is a separate job.
         earlier_s: run times of earlier runs in seconds, by run id.
     """
     runs = {run.id: run for run, _ in tasks}
@@ -93,23 +93,15 @@ def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
 
 
 def _chosen_size(count: int, slots: int | None) -> int:
-    """Return the maximum number of pairs in a job, if the sweep does not set `runs_per_job`.
-
-    Each job starts a worker, which imports torch. This can take longer than a short run. Jobs of
-    the local queue therefore contain as many runs as possible. `count` is the number of pairs with
-    the same `Shape`, and `slots` how many of their jobs run at the same time. None: unknown.
-    """
+    """Return the maximum number of pairs in a job, of `count` pairs with the same `Shape`."""
     if slots is None:
         return 1
+    # Each job starts a worker, which imports torch. This can take longer than a short run.
     return count if slots == 1 else math.ceil(count / (JOBS_PER_SLOT * slots))
 
 
 def local_slots(gpus: int, parallel: int | None) -> Slots:
-    """Return a function that returns how many jobs of a `Shape` the local queue runs at once.
-
-    Args:
-        parallel: maximum number of jobs at the same time. None: a job without GPUs runs alone.
-    """
+    """Return a function that returns how many jobs of a `Shape` the local queue runs at once."""
 
     def slots(shape: Shape) -> int:
         if shape.exclusive:
@@ -123,11 +115,7 @@ def local_slots(gpus: int, parallel: int | None) -> Slots:
 
 
 def job_timeout_min(shape: Shape, allowed_s: list[float]) -> int:
-    """Return the time limit of a job in minutes.
-
-    The limit is `shape.timeout_min`, if it is set. Otherwise it is the sum of the times that parts
-    of the job may take, plus a few minutes for the start (STARTUP_MIN).
-    """
+    """Return the time limit of a job in minutes, from the times that its parts may take."""
     return shape.timeout_min or math.ceil(sum(allowed_s) / 60) + STARTUP_MIN
 
 

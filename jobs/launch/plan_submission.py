@@ -124,17 +124,15 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
                 live -= unknown.keys()
     same_device = _same_device(options.executor, loaded, records, earlier)
     staleness = Staleness(expansion.runs)
-    stale = [record for record in records if staleness.is_stale(record)]
-    counting = records
-    if stale and not options.keep_stale:
-        counting = [record for record in records if not staleness.is_stale(record)]
-    fresh = {id(record) for record in counting}
+    older = {id(record) for record in records if staleness.is_stale(record)}
+    ignored = set() if options.keep_stale else older
 
     def counts(record: Record, run: Run) -> bool:
-        return id(record) in fresh and same_device(record, run)
+        return id(record) not in ignored and same_device(record, run)
 
     decided = _decided(expansion.blocks, loaded.sweep, judgements)
     todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options, decided)
+    counting = (record for record in records if id(record) not in ignored)
     outcome = best(counting, lambda record: (record.run, record.repeat))
     before = [outcome[run.id, repeat] for run, repeat in done]
     manifest = Manifest(
@@ -161,7 +159,6 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         checkouts={other.name: other.planned(folder)} if other is not None else {},
         keep_stale=options.keep_stale,
     )
-    older = {id(record) for record in stale}
     notes += [*map(str, bad_lines), *_stale_notes(records, older, todo, done, options)]
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
@@ -182,7 +179,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     flying = unknown.keys() & {(run.id, repeat) for run, repeat in in_flight}
     if options.leave_out:  # `retry` repeats no such runs
         flying = set()
-    if flying:
+    elif flying:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
@@ -241,14 +238,10 @@ def _split(
     options: Options,
     decided: Mapping[str, int],
 ) -> tuple[list[Task], list[Task], list[Task]]:
-    """Split the (run, repeat) pairs of a sweep by what a submission does with them.
+    """Return the (run, repeat) pairs to execute, those that are done, and those that are `live`.
 
     A round of a block is executed as a whole, or not at all. A block of which a pair is queued or
     running is not executed.
-
-    Return the pairs to execute, those that are done, and those that are queued or running (`live`).
-    `counts` tells whether a record comes from the kind of device on which the run will execute, and
-    is not of older code.
     """
     runs = {run.id: run for run in expansion.runs}
     paired = {run for block in expansion.blocks for run in block.runs}
@@ -333,15 +326,11 @@ def _slots(options: Options) -> Slots | None:
 def _same_device(
     executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
 ) -> Callable[[Record, Run], bool]:
-    """Return a function that tells whether an earlier record is valid for the device of a new run.
+    """Return a function that tells whether a record is from the device on which a run will execute.
 
-    The function returns True if the record comes from the kind of device on which the run will
-    execute. For a local or debug submission, this is the device of this machine.
-
-    For Slurm, the device is unknown until the job starts. The function therefore considers the
-    records of earlier Slurm submissions with the same partition and constraint, separately for CPU
-    runs and GPU runs. It accepts these records only if all of them come from one kind of device.
-    The worker compares the devices again before each run.
+    With Slurm, that is unknown until the job starts. Then the records of earlier submissions with
+    the same partition and constraint are accepted, if all of them come from one kind of device,
+    separately for CPU and GPU runs. The worker compares the devices again before each run.
     """
     if executor is not Executor.slurm:
         tokens = provenance.visible_gpus()
@@ -360,19 +349,13 @@ def _same_device(
         theirs = manifest.sweep.slurm
         return (theirs.partition, theirs.constraint) == (slurm.partition, slurm.constraint)
 
-    candidates = {id(record) for record in records if alike(record)}
     kinds: dict[bool, set[str]] = {True: set(), False: set()}
-    for record in records:
-        if id(record) in candidates:
-            kinds[record.device.startswith("cpu:")].add(record.device)
+    for record in filter(alike, records):
+        kinds[record.device.startswith("cpu:")].add(record.device)
 
     def there(record: Record, run: Run) -> bool:
         on_cpu = not run.shape.gpus_per_node
-        return (
-            id(record) in candidates
-            and record.device.startswith("cpu:") == on_cpu
-            and len(kinds[on_cpu]) == 1
-        )
+        return alike(record) and kinds[on_cpu] == {record.device}
 
     return there
 

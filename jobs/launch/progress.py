@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -14,6 +13,7 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -46,21 +46,22 @@ class QueueProgress:
         self._manifest = manifest
         self._label = run_labels(list(manifest.runs.values()), manifest.sweep.parameters())
         self._rounds = {block.id: block.rounds for block in manifest.blocks}
-        self._started = self._last = time.monotonic()
         self._bar = _Bar(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
             console=console,
             disable=not console.file.isatty(),
+            speed_estimate_period=sys.maxsize,  # all runs count for the time that is left
         )
         self._total = sum(len(job.tasks) for job in manifest.jobs)
         self._ended = 0
         self._unsupported = ""  # why the run that ended last is not supported; empty if it is
         self._left_out = 0  # number of lines left out since then
-        self._task = self._bar.add_task(manifest.sweep.name, total=self._total, left="")
+        self._task = self._bar.add_task(manifest.sweep.name, total=self._total)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -69,7 +70,6 @@ class QueueProgress:
     def __exit__(self, *_: object) -> None:
         self._show_left_out()
         self._bar.running = ""
-        self._bar.update(self._task, left="")
         self._bar.stop()
 
     def show(self, text: str, colour: str, rest: str = "") -> None:
@@ -84,7 +84,6 @@ class QueueProgress:
         Of consecutive runs that are unsupported for the same reason, only the first has a line.
         """
         counts = not is_trial(record)
-        self._last = time.monotonic()
         self._bar.advance(self._task, counts)
         self._ended += counts
         is_unsupported = record.status is Status.unsupported
@@ -119,19 +118,9 @@ class QueueProgress:
         return f"{where}{side}  "
 
     def update(self, jobs: Iterable[Job]) -> None:
-        """Show which runs of some jobs are executing, and about how much time is left."""
+        """Show which runs of some jobs are executing."""
         if self._bar.disable:
             return
         states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)
         runs = [self._manifest.runs[state.run] for state in states if state is not None]
         self._bar.running = " | ".join(map(self._label, runs))
-        self._bar.update(self._task, left=self._time_left())
-
-    def _time_left(self) -> str:
-        """Return an estimate of the time until all runs have ended. Empty if none has ended yet."""
-        task = self._bar.tasks[0]
-        if not task.completed or task.total is None:
-            return ""
-        each = (self._last - self._started) / task.completed
-        left = each * (task.total - task.completed) - (time.monotonic() - self._last)
-        return f"about {timedelta(seconds=round(max(0.0, left)))} left"

@@ -7,9 +7,7 @@ and its folders `submissions` and `snapshots` get the sticky bit if others can w
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,14 +69,4 @@ def _others_can_write(folder: Path) -> bool:
     info = folder.stat()
     if info.st_mode & stat.S_ISVTX:
         return False
-    of_group = info.st_mode & stat.S_IWGRP and not _is_private(info.st_gid)
-    return bool(of_group or info.st_mode & stat.S_IWOTH)
-
-
-def _is_private(group: int) -> bool:
-    """Return whether a group is that of this user alone, as Linux distributions create it."""
-    try:
-        user, known = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
-    except KeyError:
-        return False
-    return known.gr_name == user and set(known.gr_mem) <= {user}
+    return bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

@@ -31,13 +31,11 @@ def split_done(
 ) -> tuple[list[Task], list[Task]]:
     """Split (run, repeat) pairs into pairs to execute and pairs that are done.
 
-    Only attempts on the kind of device on which the run will execute are considered. For when a
-    pair is done, see `counting.is_done`.
+    For when a pair is done, see `counting.is_done`. With `force`, none is.
 
     Args:
-        same_device: function that returns whether a record comes from the kind of device on which
-            the run will execute. Other records are ignored.
-        force: whether to execute all pairs.
+        same_device: whether a record comes from the kind of device on which the run will execute.
+            Other records are ignored.
     """
     if force:
         return list(tasks), []
@@ -65,14 +63,11 @@ def split_rounds(
     """Split the rounds of blocks into rounds to execute and rounds that are done.
 
     A round is done if all its (run, repeat) pairs are, in the latest whole execution of the round.
-    Otherwise the whole round is executed again. A run that crashed by a signal of its own counts as
-    done, unless `retry_failed` is True.
+    Otherwise the whole round is executed again.
 
     Args:
         records: records of earlier attempts, also those of older code.
         same_device: as in `split_done`, and False for a record of older code.
-        retry_failed: whether to execute rounds again in which a run failed.
-        force: whether to execute all rounds.
         decided: numbers of rounds after which blocks were decided, by id. If a block has as many
             that are done, its others are left out.
 

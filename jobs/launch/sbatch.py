@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO
@@ -35,25 +34,6 @@ class SbatchResult:
     number: str | None  # number of the job or array, if sbatch says that Slurm has accepted it
     words: str  # what sbatch printed
     refused: bool  # whether Slurm has refused the job; if not, it may accept it even without number
-
-
-@contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """Note SIGINT, SIGTERM and SIGHUP in a list while the `with` block runs.
-
-    An exception at any point could lose the number of a job that was just accepted.
-    """
-    noted: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: noted.append(number))
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def sbatch(script: str, environment: dict[str, str], noted: list[int]) -> SbatchResult:

@@ -35,12 +35,8 @@ srun() {{
 def restarting_srun(manifest: Manifest, jobs: list[Job]) -> str:
     """Return shell code for `INDEX`, and a function `srun` that repeats srun if a worker dies.
 
-    The function compares the worker's file state.json before and after. It changes with each run
-    that a worker begins, and a run kills at most two workers, so the number of restarts is bounded.
-    If the job is cancelled or reaches its time limit, Slurm also ends the batch script.
-
-    Args:
-        jobs: the jobs of a job array, in the order of their indices in the array.
+    The worker's file state.json changes with each run that it begins, and a run kills at most two
+    workers, so the number of restarts is bounded. `jobs` are those of an array, in its order.
     """
     numbers = [job.index for job in jobs]
     first, last = numbers[0], numbers[-1]

@@ -19,8 +19,9 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from jobs.errors import CommandError
 from jobs.formatting import counted
-from jobs.launch.sbatch import noted_signals, sbatch
+from jobs.launch.sbatch import sbatch
 from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
+from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place as environment_of
 from jobs.launch.worker_task import signal_delay_s
 from jobs.printing import waiting_for
@@ -57,7 +58,7 @@ def require_slurm(results: Path) -> None:
     """Check that Slurm is installed, and accepts the path of a results folder.
 
     Raises:
-        SubmissionError: if sbatch is not on PATH, or the path has a character that it may not have.
+        SubmissionError: if it is not.
     """
     if set("%\\\n") & set(str(results)):  # Slurm expands patterns such as %j in paths
         raise SubmissionError(
@@ -87,8 +88,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
 
     Args:
         digest: hash of the manifest's file. The jobs refuse another manifest.
-        cluster: name of the cluster, from `cluster_of`.
-        largest: maximum number of jobs in an array.
+        cluster: name of the cluster, and `largest` its limit, from `cluster_of`.
 
     Raises:
         SubmissionError: if sbatch fails. Arrays that Slurm has already accepted remain submitted.
@@ -103,12 +103,11 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         with whole_file(manifest.path / "slurm" / f"{place}_submission.sh") as file:
             file.write(script.encode(errors="surrogateescape"))
         planned = _planned(manifest, array, place, cluster)
-        manifest.handles.update(planned)
-        write_handles(manifest)
+        _note(manifest, planned)
         with noted_signals() as noted:
             answer = sbatch(script, environment_of(manifest)[1], noted)
             if answer.number is not None:
-                _note_number(manifest, planned, answer.number)
+                _note(manifest, _with_number(planned, answer.number))
         if noted:
             raise KeyboardInterrupt
         number = answer.number
@@ -119,7 +118,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
                 words = answer.words or "sbatch printed nothing"
                 raise SubmissionError(_failed(manifest, array, planned, words, refused, numbers))
             number = str(known.found.number)
-            _note_number(manifest, planned, number)
+            _note(manifest, _with_number(planned, number))
         numbers.append(number)
 
 
@@ -141,17 +140,17 @@ def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict
     }
 
 
-def _note_number(manifest: Manifest, planned: dict[int, SlurmJob], number: str) -> None:
-    manifest.handles.update({i: job.with_number(number) for i, job in planned.items()})
+def _note(manifest: Manifest, jobs: dict[int, SlurmJob]) -> None:
+    manifest.handles.update(jobs)
     write_handles(manifest)
 
 
-def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:
-    """Return what Slurm says about the first job of an array, after sbatch has failed.
+def _with_number(jobs: dict[int, SlurmJob], number: str) -> dict[int, SlurmJob]:
+    return {index: job.with_number(number) for index, job in jobs.items()}
 
-    Args:
-        seconds: time in which Slurm may still accept it.
-    """
+
+def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:
+    """Return what Slurm says about the first job of an array, which it may still accept."""
     job = replace(next(iter(planned.values())), since=0.0)
     deadline = time.monotonic() + seconds
     with waiting_for("Slurm to say whether it has accepted the jobs"):
@@ -184,8 +183,7 @@ def _failed(
         text = f"sbatch refused {what}"
     else:
         now = time.time()
-        manifest.handles.update({i: replace(job, since=now) for i, job in planned.items()})
-        write_handles(manifest)
+        _note(manifest, {i: replace(job, since=now) for i, job in planned.items()})
         text = (
             f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
             f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
@@ -201,16 +199,11 @@ def _failed(
 
 
 def arrays(manifest: Manifest, largest: int) -> list[Array]:
-    """Group the jobs of a manifest into job arrays.
+    """Group the jobs of a manifest into arrays of at most `largest` jobs.
 
-    All jobs of an array have the same resources and launch settings (`Shape`) and the same time
-    limit. All arrays with the same `Shape` together run at most `slurm.array_parallelism` jobs at
-    the same time. Each array gets a part of this maximum, in proportion to its number of jobs. If
-    the number of arrays is larger than the maximum, each additional array waits until an earlier
-    array has ended.
-
-    Args:
-        largest: maximum number of jobs in an array.
+    All jobs of an array have the same `Shape` and time limit. All arrays with the same `Shape`
+    together run at most `slurm.array_parallelism` jobs at the same time: each array gets a part of
+    this maximum, and if there are more arrays, some wait until earlier ones have ended.
     """
     by_shape: dict[Shape, dict[int, list[Job]]] = {}
     for job in manifest.jobs:
@@ -231,9 +224,7 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
 def _shares(chunks: list[list[Job]], most: int) -> list[int]:
     """Return, for each job array, how many of its jobs may run at the same time.
 
-    Every array gets at least 1. The rest of `most` is divided roughly in proportion to the numbers
-    of jobs. The sum of the results is at most the total number of jobs. If there are more arrays
-    than `most`, the sum exceeds `most`, and the caller must let some arrays wait.
+    Every array gets at least 1. The rest of `most` is divided in proportion to the numbers of jobs.
     """
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
@@ -261,22 +252,15 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
 
 
 def _script(manifest: Manifest, array: Array, place: int, after: str | None, digest: str) -> str:
-    """Return the sbatch script of an array. submitit writes it.
-
-    Args:
-        place: position of the array in the submission.
-        after: number of the array that must end first.
-        digest: hash of the manifest's file.
-    """
+    """Return the sbatch script of an array. It starts after the array with the number `after`."""
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
     executor = _Executor(manifest.path / "slurm", python=slurm.python)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
-    # The copy of the current folder, if the jobs run from a snapshot. None is left out below.
-    cwd = manifest.snapshot and manifest.snapshot.cwd
-    exclusive = {"exclusive": True} if shape.exclusive else {}
-    additional = {"requeue": True, "chdir": cwd, **exclusive, **slurm.additional_parameters}
+    cwd, environment = environment_of(manifest)
+    always = {"requeue": True, "chdir": cwd, "exclusive": shape.exclusive}
+    additional = {**always, **slurm.additional_parameters}
     comment = [additional.get("comment"), token_of(manifest.id, place)]
     additional["comment"] = " ".join(str(part) for part in comment if part)
     wanted: dict[str, Any] = {
@@ -298,9 +282,13 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         # that the signal does not arrive before the worker has started.
         "signal_delay_s": signal_delay_s(job.timeout_min),
         "array_parallelism": array.parallelism,
-        # The function srun comes last, so that commands of the user call the program srun.
+        # The exports are for sites with `sbatch --export=NONE`. The function srun comes last, so
+        # that commands of the user call the program srun.
         "setup": [
-            *_exports(manifest),
+            *(
+                f"export {name}={shlex.quote(environment[name])}"
+                for name in ("PYTHONPATH", "CUDA_DEVICE_ORDER")
+            ),
             *map(checked, slurm.setup),
             restarting_srun(manifest, array.jobs),
         ],
@@ -313,22 +301,9 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
     executor.update_parameters(wckey=None, **given)  # some sites refuse unknown keys
     if len(array.jobs) > 1:
         executor.parameters["map_count"] = len(array.jobs)
-    task = [str(manifest.path), digest, _cwd(manifest)]
+    task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]
     worker = f"{executor.python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
     return executor._make_submission_file_text(worker, "")
-
-
-def _exports(manifest: Manifest) -> list[str]:
-    """Return shell code for variables that a job needs. A site may use `sbatch --export=NONE`."""
-    environment = environment_of(manifest)[1]
-    needed = ("PYTHONPATH", "CUDA_DEVICE_ORDER")
-    return [f"export {name}={shlex.quote(environment[name])}" for name in needed]
-
-
-def _cwd(manifest: Manifest) -> str:
-    """Return the current folder of the jobs."""
-    given = manifest.sweep.slurm.additional_parameters.get("chdir")
-    return str(given or (manifest.snapshot.cwd if manifest.snapshot else os.getcwd()))
 
 
 def _gpus(shape: Shape) -> str | None:
@@ -338,11 +313,7 @@ def _gpus(shape: Shape) -> str | None:
 
 
 def cluster_of(slurm: Slurm) -> tuple[str, int]:
-    """Check that Slurm's controller answers, and return what it says about the cluster.
-
-    Returns:
-        The name of the cluster to which jobs with these settings go, and its MaxArraySize, which is
-        the maximum number of jobs in an array.
+    """Return the name of the cluster to which jobs go, and the maximum size of an array in it.
 
     Raises:
         SlurmSilent: if Slurm does not answer.

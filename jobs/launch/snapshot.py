@@ -19,7 +19,7 @@ from jobs.code.export import export
 from jobs.code.measured_files import find, is_project
 from jobs.code.state import CodeState, ignored_in, is_tracked, read_state, repository_root
 from jobs.errors import CommandError
-from jobs.launch.copies import import_paths, store
+from jobs.launch.copies import has_all, import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
 from jobs.whole_files import write_json
@@ -82,8 +82,8 @@ def take(manifest: Manifest) -> Manifest:
     """Copy the code into the results folder, and return the manifest with the snapshot.
 
     Raises:
-        SnapshotError: if there is no repository to copy, git fails, or files change meanwhile.
-        CommandError: if an earlier copy with the same content was modified.
+        SnapshotError: if there is no repository to copy, git fails, files change meanwhile, or an
+            earlier copy with the same content was modified.
         OSError: if the copy cannot be written.
     """
     folder = manifest.folder / SNAPSHOTS
@@ -105,6 +105,11 @@ def take(manifest: Manifest) -> Manifest:
             raise SnapshotError(f"files in {roots} changed while they were copied; try again")
         final = folder / digest.hexdigest()[:16]
         store(copy, final)
+        if copy.exists() and not has_all(final, copy):  # an earlier submission stored it
+            raise SnapshotError(
+                f"files in {final} were modified after they were copied; remove this folder when "
+                "no job uses it"
+            )
     states = {source.name: source.state.entry(manifest.folder) for source in sources}
     write_json(final / f"{manifest.id}.json", states)
     cwd, inside, others = import_paths({source.root: final / source.name for source in sources})

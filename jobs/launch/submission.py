@@ -6,8 +6,6 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -17,6 +15,7 @@ from jobs.launch import snapshot
 from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.protection import protected
+from jobs.launch.signals import handled
 from jobs.results.heartbeat import RunsHere
 from jobs.results.latest import note_accepted
 from jobs.results.manifest import Executor, Manifest, submitter, write_manifest
@@ -32,9 +31,8 @@ from jobs.sweep.strict_yaml import Document
 def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLock) -> list[Record]:
     """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
 
-    First, the function writes the submission's manifest, i.e. the file that lists its runs and
-    jobs, and before it the snapshot of the code if `options.snapshot` is True. It writes nothing if
-    there are no jobs and the folder already has what the manifest lists.
+    Its copies of code and its manifest are written first, unless there are no jobs and the folder
+    already has what the manifest lists.
 
     Args:
         lock: lock of the results folder. It is released before jobs run on this machine.
@@ -64,7 +62,7 @@ def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLo
                 ) from None
             manifest, digest = _write(manifest, options)
             try:
-                with _signals_interrupt():
+                with handled(signal.default_int_handler):
                     slurm_executor.submit(manifest, digest, *where)
             finally:  # Slurm may have accepted some of the arrays
                 if manifest.slurm_jobs:
@@ -79,7 +77,7 @@ def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLo
         if not prepared.is_new:
             return []
         manifest, _ = _write(manifest, options)
-        with _signals_interrupt(), RunsHere(manifest):
+        with handled(signal.default_int_handler), RunsHere(manifest):
             lock.release()
             if options.executor is Executor.debug:
                 return _debug(manifest, console)
@@ -88,30 +86,10 @@ def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLo
             return LocalQueue(manifest, options.parallel, console).run()
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, during the `with` block.
-
-    `jobs cancel` sends SIGTERM. SIGHUP stays ignored under nohup.
-    """
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _write(manifest: Manifest, options: Options) -> tuple[Manifest, str]:
-    """Take the snapshot if there are jobs for it, then write the manifest.
+    """Take the snapshot if there are jobs for it, and write the manifest.
 
     Return the manifest and the hash of its file.
-
-    The provenance in the manifest is that of the submission. Records contain the state of the code
-    when their run started.
     """
     git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
     facts = {"git": git, "user": submitter(), "packages": provenance.packages()}

@@ -33,15 +33,8 @@ LIMIT_MARGIN_S = 120.0
 
 
 def main(arguments: list[str]) -> None:
-    """Run a job. This is the main function of its process on each node.
-
-    Exits with code 2 if the manifest is missing, or is not the one that was submitted.
-
-    Args:
-        arguments: index of the job in the manifest, folder of the submission, hash of the manifest
-            and current folder of the job. A container may start Python in another folder.
-    """
-    index, submission, digest, cwd = arguments
+    """Run a job on this node. Exit with 2 if its manifest is not the one that was submitted."""
+    index, submission, digest, cwd = arguments  # a container may start Python in another folder
     if os.environ.get("SLURM_LOCALID", "0") != "0":
         say("slurm.srun_args start several tasks per node; this one does nothing", sys.stderr)
         return
@@ -78,10 +71,8 @@ class _Task:
     def _on_warning(self, signum: int, frame: FrameType | None) -> None:
         """Handle Slurm's warning signal: stop and record the current run, and requeue the job.
 
-        The signal arrives shortly before the time limit, or at a preemption. Slurm checks time
-        limits so rarely that the signal may arrive a minute early. A short job would then have no
-        time for its runs. If the warning is due to the time limit, the handler therefore sends the
-        signal again when only the wanted time is left.
+        The signal arrives shortly before the time limit, or at a preemption. Before the limit, it
+        may be a minute early. It is then sent again when only the wanted time is left.
         """
         worker = self.worker
         if worker.node_rank > 0:
@@ -107,18 +98,12 @@ class _Task:
         raise Stopped(_requeue())
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM from Slurm.
-
-        If the job is about to end, the handler records the current run and exits. If the job was
-        preempted but has a grace time left, node 0 records the current run and requeues the job. If
-        only a worker on another node has ended, node 0 continues.
-        """
+        """Handle SIGTERM from Slurm: record the current run and exit if the job is about to end."""
         leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
         why = _sigterm_reason(_facts())
         if why == "grace":
-            # Slurm would count a job that ends in its grace time as failed. Handle SIGTERM like the
-            # warning signal (SIGUSR2): node 0 records the current run and requeues the job. The
-            # other nodes wait.
+            # Slurm would count a job that ends in its grace time as failed. So node 0 records the
+            # current run and requeues the job, as after the warning signal. Other nodes wait.
             if leads:
                 os.kill(os.getpid(), signal.SIGUSR2)
         elif why == "step" and leads and nodes > 1:
@@ -131,10 +116,7 @@ class _Task:
 
 
 def _requeue() -> int:
-    """Ask Slurm to requeue this job, and return the exit code of the worker.
-
-    If Slurm does so, the exit code only ends the workers on other nodes.
-    """
+    """Ask Slurm to requeue this job, and return the exit code of the worker."""
     command = ("scontrol", "requeue", job_id(slurm_facts()))
     why = ""
     for pause in (0.0, 1.0, 3.0):
@@ -145,7 +127,7 @@ def _requeue() -> int:
             why = str(error)
             continue
         if done.returncode == 0:
-            return 255
+            return 255  # ends the workers on other nodes
         why = f"scontrol failed: {on_one_line(done.stderr)}"
     say(f"not requeued, its other runs are not executed: {why}; submit again", sys.stderr)
     return 1
@@ -170,19 +152,15 @@ def _facts() -> dict[str, str]:
 
 
 def _seconds_left(worker: Worker, facts: dict[str, str]) -> float:
-    """Return the time until the job's time limit, in seconds.
-
-    The limit may have been changed since the submission. If Slurm does not say when the job ends,
-    the limit is counted from the start of the worker, a few seconds after the start of the job.
-    """
-    try:
+    """Return the time until the job's time limit, in seconds."""
+    try:  # the limit may have been changed since the submission
         return time.mktime(time.strptime(facts["EndTime"], "%Y-%m-%dT%H:%M:%S")) - time.time()
-    except (KeyError, ValueError):
+    except (KeyError, ValueError):  # counted from a few seconds after the start of the job
         return worker.started + worker.job.timeout_min * 60 - time.monotonic()
 
 
 def _sigterm_reason(facts: dict[str, str]) -> str:
-    """Return why Slurm sent SIGTERM. `facts` has what Slurm knows about the job.
+    """Return why Slurm sent SIGTERM, from what it knows about the job.
 
     Returns:
         "grace": the job was preempted, but may run until the end of its grace time.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jobs import ROOT
-from jobs.code.carried_state import file_hash
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
@@ -16,6 +15,7 @@ from jobs.results.record import Imported
 from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources, shown_path
+from jobs.whole_files import file_hash
 
 _PROJECT = ""  # key of this project; the other keys are names of measured code
 CHANGED = "changed_since_job_start"

@@ -210,7 +210,7 @@ def test_the_bar_shows_the_time_left_and_what_is_running(tmp_path: Path) -> None
 
     def stop_when_shown(text: str) -> int | None:
         pids or pids.append(fifo.pids())
-        shown = re.search(r" 1/3 .* about \d:\d\d:\d\d left\s+running: \S+ what=wait", text)
+        shown = re.search(r" 1/3 .* left: \S+\s+running: \S+ what=wait", text)
         return signal.SIGINT if shown else None
 
     command = ["-m", "jobs.submit", str(sweep), "--local", "--out", str(tmp_path / "out")]

@@ -9,6 +9,7 @@ import pytest
 
 from jobs.code.export import export
 from jobs.code.git import GitError
+from jobs.code.state import is_tracked
 from tests.jobs.checkout import Checkout
 
 
@@ -79,6 +80,8 @@ def test_files_of_submodules_as_they_are(own: Checkout, tmp_path: Path) -> None:
     library.commit(lib="old\n")
     allow = ("-c", "protocol.file.allow=always")
     own.git(*allow, "submodule", "--quiet", "add", str(library.folder), "inner/lib")
+    assert is_tracked(own.folder, "inner/lib/lib.py") and is_tracked(own.folder, "id.txt")
+    assert not is_tracked(own.folder, "inner/lib/other.py")
     first = export(own.folder, tmp_path / "first")
     own.write("inner/lib/lib.py", "new\n")
     assert export(own.folder, tmp_path / "second") != first

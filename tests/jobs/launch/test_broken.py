@@ -305,31 +305,16 @@ def test_a_benchmark_may_look_for_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "words"),
     [
-        (
-            "strange.needs",
-            "there is no benchmark 'strange.needs'; did you mean 'strange.needy'? "
-            "(valid: strange.needy, strange.other)",
-        ),
-        (
-            "strange.needy.x",
-            "there is no benchmark 'strange.needy.x': 'strange.needy' is not a package",
-        ),
-        (
-            "stranger.needy",
-            "there is no benchmark 'stranger.needy': there is no package 'stranger', neither in "
-            f"'{os.getcwd()}' nor installed",
-        ),
-        (
-            "strange.needy",
-            "strange.needy is not a benchmark: it must define run(params) and Params, a pydantic "
-            "model",
-        ),
+        ("strange.needs", "did you mean 'strange.needy'? (valid: strange.needy, strange.other)"),
+        ("strange.needy.x", "'strange.needy' is not a package"),
+        ("stranger.needy", "there is no package 'stranger'"),
+        ("strange.needy", "it must define run(params) and Params"),
     ],
 )
 def test_a_module_that_is_no_benchmark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     """The hint names modules of the user's package, not the benchmarks of this project."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -341,7 +326,8 @@ def test_a_module_that_is_no_benchmark(
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(f"name: a\nbenchmark: {name}\n")
     done = call("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (2, f"{sweep}:2:12: {message}\n")
+    assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
+    assert done.stdout.startswith(f"{sweep}:2:12: ") and words in done.stdout
     assert not (tmp_path / "out").exists()
 
 

@@ -196,28 +196,3 @@ def test_a_queue_that_stopped_in_order_is_ended_although_its_process_is_alive(
     with RunsHere(submission):
         pass
     assert statuses(submission.folder) == {"ok0": "killed"}
-
-
-HIDDEN = """
-mount -t proc -o hidepid=2 proc /proc &&
-exec setpriv --reuid 65534 --clear-groups --inh-caps=-all --bounding-set=-all "$@"
-"""
-
-
-@pytest.mark.exhaustive
-def test_processes_of_another_user_that_are_hidden_count_as_alive(tmp_path: Path) -> None:
-    """With hidepid, /proc does not show that they are alive."""
-    unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c", HIDDEN, "sh"]
-    if os.getuid() != 0 or subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("this machine does not allow to mount /proc for another user")
-    sweep, fifo = waiting_sweep(tmp_path)
-    out = tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    fifo.pids()
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(0o755)
-    state, detail = statuses_on(unshare, out)["wait0"]
-    assert state == "running" and f"process {queue.pid}" in detail
-    queue.terminate()
-    queue.communicate(timeout=PATIENCE_S)
-    assert statuses_on(unshare, out)["wait0"][0] == "cancelled"

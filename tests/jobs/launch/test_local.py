@@ -138,12 +138,13 @@ def test_jobs_share_no_gpu_and_stay_within_what_the_caller_set(
         assert not set(one[1]) & set(other[1])
 
 
-def test_every_gpu_is_used_where_the_caller_set_none(
+def test_every_gpu_is_used_where_the_caller_set_no_limit(
     tmp_path: Path, fake_gpus: dict[str, str]
 ) -> None:
-    ran = queue(tmp_path / "q", [1] * 8, **fake_gpus)
+    ran = queue(tmp_path / "all", [1] * 8, **fake_gpus)
     assert {gpu for _, gpus, *_ in ran for gpu in gpus} == {"0", "1", "2", "3"}
     assert most_at_once(ran) > 1
+    assert most_at_once(queue(tmp_path / "two", [1] * 6, "2", **fake_gpus)) == 2
 
 
 @pytest.mark.slow
@@ -153,11 +154,6 @@ def test_a_cpu_job_runs_alone_unless_asked(tmp_path: Path, fake_gpus: dict[str, 
     several = queue(tmp_path / "several", [0] * 6, "3")
     assert 1 < most_at_once(several) <= 3
     assert all(gpus == [] for _, gpus, *_ in several)
-
-
-@pytest.mark.slow
-def test_parallel_bounds_gpu_jobs_too(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
-    assert most_at_once(queue(tmp_path / "q", [1] * 6, "2", **fake_gpus)) == 2
 
 
 @pytest.mark.slow

@@ -143,25 +143,33 @@ def test_the_holder_updates_its_file_and_no_other(
     assert path.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-def test_a_file_of_another_user_in_a_folder_with_the_sticky_bit(tmp_path: Path) -> None:
-    """Only root and the two owners can remove it. This test's process becomes another user."""
-    tmp_path.chmod(0o1777)
-    dead = start_taker(tmp_path)
+def test_a_file_of_another_user_in_a_folder_with_the_sticky_bit(folder_of_all: Path) -> None:
+    """Only its owner and that of the folder can remove it. This process becomes another user."""
+    out = folder_of_all / "out"
+    out.mkdir()
+    out.chmod(0o1777)
+    dead = start_taker(out)
     take(dead)
     dead.kill()
     dead.communicate()
-    for folder in (tmp_path, *tmp_path.parents):
-        folder.chmod(folder.stat().st_mode | 0o011) if folder.stat().st_uid == 0 else None
     os.seteuid(65534)
     try:
         with pytest.raises(FolderInUse, match="only the owner of the file can remove it"):
-            SubmitLock(tmp_path).__enter__()
-        with SubmitLock(tmp_path, force=True):
+            SubmitLock(out).__enter__()
+        with SubmitLock(out, force=True):
             pass
     finally:
         os.seteuid(0)
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    assert [path.name for path in out.iterdir()] == [LOCK]
+
+
+def test_a_command_with_bytes_that_are_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "\udcff"])
+    with SubmitLock(tmp_path), pytest.raises(FolderInUse, match=r": python .*\\udcff"):
+        SubmitLock(tmp_path).__enter__()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,12 +168,11 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     tasks: list[Task] = [(Run(str(i), "toy", 1, {}, shape, 60.0), 0) for i in range(20)]
     slots = local_slots(gpus, parallel)
     assert [len(job.tasks) for job in pack(tasks, None, slots)] == sizes
-    assert [len(job.tasks) for job in pack(tasks, 8, slots)] == [
-        8,
-        8,
-        4,
-    ]  # the user's number counts
+    fixed = [len(job.tasks) for job in pack(tasks, 8, slots)]
+    assert fixed == [8, 8, 4]  # the user's number counts
     assert [len(job.tasks) for job in pack(tasks, None)] == [1] * 20  # Slurm and debug
+    alone = Shape(gpus_per_node=gpus_per_node, exclusive=True)
+    assert slots(alone) == 1
 
 
 def test_worst_case_gpu_hours() -> None:
@@ -258,13 +257,6 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
 )
 def test_short_times_are_in_seconds(minutes: float, text: str) -> None:
     assert ExpectedTime(minutes, gpu_hours=0, known=1, folders=[]).time_text == text
-
-
-def test_exclusive_jobs_take_the_whole_queue() -> None:
-    alone = Shape(gpus_per_node=1, exclusive=True)
-    assert local_slots(8, None)(alone) == local_slots(8, 4)(alone) == 1
-    tasks = [(Run(f"{i:016x}", "toy", 1, {}, alone, 60.0), 0) for i in range(9)]
-    assert [len(job.tasks) for job in pack(tasks, None, local_slots(8, None))] == [9]
 
 
 @pytest.mark.slow

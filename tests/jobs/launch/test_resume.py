@@ -57,17 +57,6 @@ def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path, what
 
 
 @pytest.mark.slow
-def test_retry_finds_failures_behind_a_filtered_submission(half_failed: tuple[Path, Path]) -> None:
-    sweep, out = half_failed
-    call("jobs.submit", sweep, "--local", "--out", out, "--filter", "what == ok")
-    before = len(records(out))
-    retried = call("jobs", "retry", out)
-    assert retried.returncode == 1  # it fails again
-    new = records(out)[before:]
-    assert [(r.params["what"], r.attempt) for r in new] == [("raises", before)]
-
-
-@pytest.mark.slow
 def test_replay_repeats_a_run_with_its_parameters(half_failed: tuple[Path, Path]) -> None:
     _, out = half_failed
     failed = next(r for r in records(out) if r.params["what"] == "raises")

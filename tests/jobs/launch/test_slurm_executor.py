@@ -37,18 +37,19 @@ def drawn(result: list[Array]) -> list[tuple[int, int, int | None]]:
     return [(len(array.jobs), array.parallelism, array.after) for array in result]
 
 
-def test_one_array_of_one_shape(tmp_path: Path) -> None:
-    assert drawn(arrays(manifest(tmp_path, some(20), array_parallelism=4), 1001)) == [(20, 4, None)]
-
-
-def test_parts_of_a_split_array_share_its_parallelism(tmp_path: Path) -> None:
-    result = drawn(arrays(manifest(tmp_path, some(20), array_parallelism=4), 8))
-    assert result == [(8, 2, None), (8, 1, None), (4, 1, None)]
-
-
-def test_more_parts_than_may_run_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    result = drawn(arrays(manifest(tmp_path, some(20), array_parallelism=2), 5))
-    assert result == [(5, 1, None), (5, 1, None), (5, 1, 0), (5, 1, 1)]
+@pytest.mark.parametrize(
+    ("parallelism", "largest", "expected"),
+    [
+        (4, 1001, [(20, 4, None)]),
+        (4, 8, [(8, 2, None), (8, 1, None), (4, 1, None)]),
+        (2, 5, [(5, 1, None), (5, 1, None), (5, 1, 0), (5, 1, 1)]),  # the last two wait
+    ],
+)
+def test_the_parts_of_a_split_array_share_its_parallelism(
+    tmp_path: Path, parallelism: int, largest: int, expected: list[tuple[int, int, int | None]]
+) -> None:
+    given = manifest(tmp_path, some(20), array_parallelism=parallelism)
+    assert drawn(arrays(given, largest)) == expected
 
 
 def test_another_limit_shares_and_another_shape_does_not(tmp_path: Path) -> None:
@@ -83,14 +84,8 @@ def test_sbatch_text(tmp_path: Path) -> None:
         """--account='it'"'"'s mine'""",
     ):
         assert f"#SBATCH {line}" in lines
-    assert "#SBATCH --requeue" not in lines
+    assert not {"#SBATCH --requeue", "#SBATCH --exclusive"} & set(lines)
     assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in text
-
-
-@pytest.mark.parametrize("exclusive", [True, False])
-def test_an_exclusive_job_asks_for_whole_nodes(tmp_path: Path, exclusive: bool) -> None:
-    (text,) = sbatch_texts(manifest(tmp_path, some(1, Shape(exclusive=exclusive))))
-    assert ("#SBATCH --exclusive" in text.splitlines()) is exclusive
 
 
 @pytest.mark.parametrize(("mem_gb", "line"), [(0.0005, "--mem=1MB"), (1.9999, "--mem=2047MB")])
@@ -101,10 +96,10 @@ def test_memory_is_never_zero(tmp_path: Path, mem_gb: float, line: str) -> None:
 
 
 def test_type_of_gpu_and_python(tmp_path: Path) -> None:
-    shape = Shape(gpus_per_node=2, gpu_type="h100")
+    shape = Shape(gpus_per_node=2, gpu_type="h100", exclusive=True)
     python = "apptainer exec --nv 'my image.sif' python3"
     (text,) = sbatch_texts(manifest(tmp_path, some(1, shape), python=python))
-    assert "#SBATCH --gpus-per-node=h100:2" in text.splitlines()
+    assert {"#SBATCH --gpus-per-node=h100:2", "#SBATCH --exclusive"} <= set(text.splitlines())
     assert f" {python} -u -m jobs.launch.worker_task " in text
 
 
