@@ -22,7 +22,9 @@ from jobs.results.worker_state import END, STATE
 from jobs.status import Status
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from jobs.sweep.schema import VALUES, Blocks, Launch, Plot, Resources, Slurm, Sweep, Table
+from jobs.sweep.resources import Launch, Resources, Slurm
+from jobs.sweep.schema import Blocks, Sweep
+from jobs.sweep.views import VALUES, Plot, Table
 from tests.jobs.harness import ROOT
 
 DOCS = ROOT / "docs"

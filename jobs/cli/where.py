@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,10 +15,9 @@ from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.status import Status
-from jobs.sweep.benchmark_conditions import comparison
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
-from jobs.sweep.check_schema import literal_check
-from jobs.sweep.conditions import Check, ConditionError
+from jobs.sweep.conditions import Check, Condition, ConditionError
+from jobs.sweep.context import names_of, never_equals
 
 OLDER = "older_code"
 # Allowed in a condition, in addition to the parameters.
@@ -47,15 +46,13 @@ def matching(seen: Observation, where: str | None) -> Observation:
         return seen
     runs = [task.run for task in seen.tasks]
     benchmarks = _benchmarks(runs)
-    staleness = Staleness(runs) if OLDER in where else None
     try:
-        parsed = comparison(where, benchmarks, NAMES, _checks(benchmarks, runs))
+        condition = Condition(where, names_of(benchmarks, NAMES, _check(benchmarks, runs)))
+        staleness = Staleness(runs) if OLDER in condition.recorded else None
         kept = [
             task
             for task in seen.tasks
-            if parsed[task.run.benchmark](
-                _values(task, benchmarks.by_name[task.run.benchmark], staleness)
-            )
+            if condition(_state(task, staleness) | _values(task.run, benchmarks))
         ]
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -73,12 +70,8 @@ def matching_runs(runs: list[Run], where: str) -> set[str]:
     """
     benchmarks = _benchmarks(runs)
     try:
-        parsed = comparison(where, benchmarks, NAMES[:1], _checks(benchmarks, runs))
-        found = {
-            run.id
-            for run in runs
-            if parsed[run.benchmark](_parameters(run, benchmarks.by_name[run.benchmark]))
-        }
+        condition = Condition(where, names_of(benchmarks, NAMES[:1], _check(benchmarks, runs)))
+        found = {run.id for run in runs if condition(_values(run, benchmarks))}
     except ConditionError as error:
         fail(f"--where: {error}")
     if not found:
@@ -110,43 +103,36 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
     return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
 
 
-def _values(task: TaskState, benchmark: Benchmark, staleness: Staleness | None) -> dict[str, Any]:
+def _state(task: TaskState, staleness: Staleness | None) -> dict[str, Any]:
     measured = task.record if not task.status.is_live else None
     older = staleness is not None and measured is not None and staleness.is_stale(measured)
-    state = {"status": str(task.status), "repeat": task.repeat, OLDER: older}
-    return state | _parameters(task.run, benchmark)
+    return {"run.status": str(task.status), "run.repeat": task.repeat, f"run.{OLDER}": older}
 
 
-def _parameters(run: Run, benchmark: Benchmark) -> dict[str, Any]:
-    return {"benchmark": run.benchmark} | benchmark.json_defaults | run.params
+def _values(run: Run, benchmarks: Benchmarks) -> dict[str, Any]:
+    defaults = benchmarks.of(run.benchmark).json_defaults
+    return {"run.benchmark": run.benchmark} | defaults | run.params
 
 
-def _checks(benchmarks: Benchmarks, runs: Iterable[Run]) -> Callable[[Benchmark], Check]:
-    """Return a function that returns the check of plain values in a condition, by benchmark.
+def _check(benchmarks: Benchmarks, runs: Iterable[Run]) -> Check:
+    """Return the check of plain values in a condition.
 
-    Besides what `literal_check` allows, the values of the runs themselves are valid. They can name
-    code that no longer exists.
+    Besides what a parameter can have now, the values of the runs themselves are valid. They can
+    name code that no longer exists.
     """
     valid = {"status": [str(status) for status in Status], "benchmark": list(benchmarks.by_name)}
-    of_runs = {
-        (run.benchmark, name, repr(value)) for run in runs for name, value in run.params.items()
-    }
+    of_runs = {(name, repr(value)) for run in runs for name, value in run.params.items()}
 
-    def check_of(benchmark: Benchmark) -> Check:
-        of_parameter = literal_check(benchmark)
+    def check(name: str, value: Any) -> str | None:
+        if not name.startswith("run."):
+            return None if (name, repr(value)) in of_runs else never_equals(benchmarks, name, value)
+        name = name.removeprefix("run.")
+        if name == OLDER and not isinstance(value, bool):
+            return f"{OLDER}: got {value!r}, expected true or false"
+        if name == "repeat" and (isinstance(value, bool) or not isinstance(value, int)):
+            return f"repeat: got {value!r}, expected an integer"
+        if name not in valid or value in valid[name]:
+            return None
+        return f"{name}: got {value!r}{nearest(str(value), valid[name])}"
 
-        def checked(name: str, value: Any) -> str | None:
-            if name in benchmark.fields:
-                known = (benchmark.name, name, repr(value)) in of_runs
-                return None if known else of_parameter(name, value)
-            if name == OLDER and not isinstance(value, bool):
-                return f"{OLDER}: got {value!r}, expected true or false"
-            if name == "repeat" and (isinstance(value, bool) or not isinstance(value, int)):
-                return f"repeat: got {value!r}, expected an integer"
-            if name not in valid or value in valid[name]:
-                return None
-            return f"{name}: got {value!r}{nearest(str(value), valid[name])}"
-
-        return checked
-
-    return check_of
+    return check

@@ -27,7 +27,7 @@ from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import Observation, observe
 from jobs.results.stale import Staleness
 from jobs.status import Status
-from jobs.sweep.schema import FACT, RECORDED
+from jobs.sweep.views import FACT, RECORDED
 
 PARAMETER = "param."  # prefix of a parameter whose name is that of another column
 TIMES = ("median", "mean", "std", "min", "max")  # statistics of times, in columns such as median_ms

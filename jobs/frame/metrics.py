@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobs.results.record import Measurements, Record
-from jobs.sweep.schema import (
+from jobs.sweep.views import (
     FACT,
     NAMED,
     PREDICTED,

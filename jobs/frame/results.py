@@ -24,7 +24,7 @@ from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
-from jobs.sweep.schema import PSEUDO, RECORDED
+from jobs.sweep.views import PSEUDO, RECORDED
 
 Key = tuple[Any, ...]  # identifies a row or column of a table: one value per dimension
 

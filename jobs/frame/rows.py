@@ -21,7 +21,7 @@ from jobs.frame.statistics import mean_interval, of_each, over_processes, statis
 from jobs.results.counting import allocation_of
 from jobs.results.record import Record
 from jobs.status import Status
-from jobs.sweep.schema import PREDICTED
+from jobs.sweep.views import PREDICTED
 
 Key = TypeVar("Key", bound=Hashable)
 Interval = tuple[float, float]  # lower and upper end

@@ -31,7 +31,7 @@ from jobs.results.slurm_job_states import REFUSAL
 from jobs.results.slurm_queue import Answer, ask
 from jobs.run import Shape
 from jobs.slurm_client import SlurmSilent, configuration
-from jobs.sweep.schema import Slurm
+from jobs.sweep.resources import Slurm
 from jobs.whole_files import whole_file
 
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize

@@ -16,7 +16,7 @@ from jobs.results.counting import select_attempts, superseded
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape, varying
-from jobs.sweep.schema import RECORDED
+from jobs.sweep.views import RECORDED
 
 
 def attempts_of(observation: Observation) -> list[TaskState]:

@@ -16,7 +16,7 @@ from jobs.report.plots import draw_plot
 from jobs.report.views import select
 from jobs.results.run_states import Observation
 from jobs.run import varying
-from jobs.sweep.schema import Plot
+from jobs.sweep.views import Plot
 
 _LONGEST = 200  # maximum length of a file name without suffix; file systems allow 255 bytes
 

@@ -20,7 +20,8 @@ from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.schema import FILTERS, PSEUDO, RECORDED, Plot, Sweep, Table, names_in_title
+from jobs.sweep.schema import Sweep
+from jobs.sweep.views import PSEUDO, RECORDED, Plot, Table, names_in_title, names_in_where
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
@@ -167,14 +168,15 @@ def select(observation: Observation, view: Table | Plot, results: list[Result]) 
         if name not in known:
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     try:
-        condition = Condition(view.where, known, recorded=FILTERS) if view.where else None
-        used = {*dimensions, *(condition.named if condition else ())}
+        condition = Condition(view.where, names_in_where(known)) if view.where else None
+        used = {*dimensions, *(condition.recorded if condition else ())}
         told_apart = [name for name in RECORDED if name in used and name not in known]
         if told_apart:
             own = _of_benchmark(list_results(observation, told_apart), benchmark, named)
         if condition is not None:
-            named = list(condition.named)
-            own = [r for r in own if condition({name: r.coordinate(name) for name in named})]
+            recorded = {f"run.{name}": name for name in condition.recorded}
+            values = recorded | {name: name for name in condition.parameters}
+            own = [r for r in own if condition({n: r.coordinate(x) for n, x in values.items()})]
     except ConditionError as error:
         raise TableError(f"where: {error}") from error
     return Shown(observation, view, own, results, told_apart)

@@ -10,22 +10,24 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from jobs.errors import nearest
-from jobs.sweep.schema import PSEUDO
+from jobs.sweep.messages import wrong_value
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
 _RUN = re.compile(r"^def run\(", re.MULTILINE)
+# Names that tables use for something else than a parameter
+RESERVED = ("phase", "device", "repeat", "value")
 
 
 class NoBenchmark(LookupError):
@@ -34,10 +36,7 @@ class NoBenchmark(LookupError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The name, version, parameters and default values of a benchmark.
-
-    They are read from the module of the benchmark, without running it.
-    """
+    """What the module of a benchmark declares."""
 
     name: str
     version: int
@@ -45,23 +44,54 @@ class Benchmark:
     json_defaults: dict[str, Any]  # default values of the parameters, as in JSON
     predicts: bool = False  # True if the module has a function `predict`
     sources: Callable[[Any], Any] | None = None  # the function `sources` of the module
+    _adapters: dict[str, TypeAdapter[Any]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @property
     def fields(self) -> list[str]:
         """The names of the parameters of the benchmark."""
         return list(self.params.model_fields)
 
+    def wrong_value(self, name: str, value: Any) -> str | None:
+        """Return an error message if a parameter cannot have a value, else None."""
+        if name not in self._adapters:
+            field = self.params.model_fields[name]
+            kind: Any = field.annotation
+            is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
+            config = None if is_model else ConfigDict(strict=True)
+            annotated: Any = Annotated[kind, *field.metadata] if field.metadata else kind
+            self._adapters[name] = TypeAdapter(annotated, config=config)
+        try:
+            self._adapters[name].validate_python(value)
+        except ValidationError as error:
+            return wrong_value(name, value, error)
+        return None
+
+    def never_equals(self, name: str, value: Any) -> str | None:
+        """Return an error message if a parameter can never equal a value, else None.
+
+        For an integer parameter, a whole number may be written as a float, such as 128.0.
+        """
+        if isinstance(value, float) and value.is_integer():
+            return self.wrong_value(name, int(value)) and self.wrong_value(name, value)
+        return self.wrong_value(name, value)
+
     def references(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the references to code outside this project in the parameters of a run.
 
-        They are values such as `my_ddp.py:MyDDP` of parameters that select an implementation.
+        A reference is a value such as `my_ddp.py:MyDDP` of a parameter for an implementation.
         """
-        return tuple(
-            params[name]
+        return tuple(params[name] for name in self._selectors if is_reference(params[name]))
+
+    @cached_property
+    def _selectors(self) -> list[str]:
+        """The names of the parameters that select an implementation."""
+        return [
+            name
             for name, field in self.params.model_fields.items()
             if any(isinstance(item, Implementation) for item in field.metadata)
-            and is_reference(params[name])
-        )
+        ]
 
 
 @dataclass(frozen=True)
@@ -88,11 +118,7 @@ class Benchmarks:
 
 
 def short_name(name: str) -> str:
-    """Return the name of a benchmark without the prefix `systems.benchmarks.`.
-
-    Run ids are computed from the name without the prefix. Therefore a sweep file may use either
-    name, and the run ids are the same.
-    """
+    """Return the name of a benchmark without the prefix `systems.benchmarks.`, as in run ids."""
     return name.removeprefix("systems.benchmarks.")
 
 
@@ -125,11 +151,9 @@ def benchmark_module(name: str) -> ModuleType:
 
 
 def _nearest(name: str, missing: str) -> str:
-    """Return a hint that is appended to the error message about a module that does not exist.
+    """Return a hint on modules of the same package, which need not be benchmarks.
 
-    The hint for a module outside this project lists the modules of its package. They are not
-    imported, so some of them may not be benchmarks. `missing` is the dotted name of the first
-    module on the path that does not exist.
+    `missing` is the dotted name of the first module on the path that does not exist.
     """
     package, _, _ = missing.rpartition(".")
     if package == "systems.benchmarks":
@@ -143,10 +167,9 @@ def _nearest(name: str, missing: str) -> str:
 
 
 def known_benchmarks() -> list[str]:
-    """Return the names of the benchmarks in systems/benchmarks, sorted.
+    """Return the names of the modules in systems/benchmarks that define `run`, sorted.
 
-    A module counts as a benchmark if its source defines a function `run`. The modules are not
-    imported, because the package also contains modules that import torch.
+    They are not imported, because the package also contains modules that import torch.
     """
     package = importlib.import_module("systems.benchmarks")
     return sorted(
@@ -158,9 +181,7 @@ def known_benchmarks() -> list[str]:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Load a benchmark: its name, version, parameters and default values.
-
-    The module of the benchmark is imported. It must not import torch.
+    """Import the module of a benchmark, which must not import torch.
 
     Raises:
         NoBenchmark: if the benchmark does not exist, if its import fails or imports torch, or if
@@ -178,11 +199,11 @@ def load_benchmark(name: str) -> Benchmark:
             raise _imports_torch(name, error) from None
         raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_one_line(error)}") from error
     params: type[BaseModel] = module.Params
-    taken = [field for field in params.model_fields if field in PSEUDO]
+    taken = [field for field in params.model_fields if field in RESERVED]
     if taken:
         raise NoBenchmark(
             f"{name}: parameter {taken[0]!r} must have another name; "
-            f"tables reserve the names {', '.join(PSEUDO)}"
+            f"tables reserve the names {', '.join(RESERVED)}"
         )
     defaults = {
         k: f.get_default(call_default_factory=True)
@@ -204,11 +225,7 @@ class _TorchImport(BaseException):
 
 
 class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Context in which the import of torch fails with `_TorchImport`.
-
-    Modules can still look for torch with `importlib.util.find_spec`. The guard has no effect if
-    torch has been imported before, for example in the process that executes a run.
-    """
+    """Context in which the first import of torch fails. `importlib.util.find_spec` finds it."""
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -246,11 +263,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """Load the default benchmark of a sweep and the benchmarks of its cases.
-
-    Args:
-        others: names of the benchmarks of the cases. None means that a case uses the default
-            benchmark.
+    """Load the default benchmark of a sweep and those of its cases. None: the default.
 
     Raises:
         NoBenchmark: if a benchmark cannot be loaded; see `load_benchmark`.
@@ -258,11 +271,3 @@ def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
     names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
     by_name = {name: load_benchmark(name) for name in names}
     return Benchmarks(by_name[short_name(own)], by_name)
-
-
-def adapter(field: FieldInfo, config: Any = None) -> TypeAdapter[Any]:
-    """Return a pydantic validator for one parameter of a benchmark."""
-    annotation: Any = field.annotation
-    if field.metadata:
-        annotation = Annotated[annotation, *field.metadata]
-    return TypeAdapter(annotation, config=config)

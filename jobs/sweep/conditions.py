@@ -1,9 +1,13 @@
-"""Parses comparisons of a run's parameters, such as `seq_len > 4096 and implementation == naive`.
+"""Conditions on runs, such as `seq_len > 4096 and implementation == naive`.
 
-Comparisons are used in `exclude`, in the `where` of a table or plot, and in `--where`. The text is
-parsed into a tree and checked against the parameters. It is never evaluated as code. A comparison
-may contain parameter names, numbers, quoted or unquoted words, true, false, null, lists,
-parentheses and the operators `==`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `and`, `or`, `not`.
+Conditions are used in `exclude`, in the `where` of a table or plot, in `blocks.sustained.where` and
+in `--where`. The text is parsed into a tree and checked. It is never evaluated as code.
+
+A comparison begins with a name: a parameter, or a value of a run or its record with the prefix
+`run.`, such as `run.status`. The prefix may be left out if no parameter has this name. What follows
+an operator is a value (a number, a word with or without quotes, true, false, null, or a list of
+these), or another parameter of the same benchmark. Two comparisons form a chain: `64 < seq_len <=
+128`. For a run whose benchmark lacks a parameter in it, a comparison is neither true nor false.
 """
 
 from __future__ import annotations
@@ -12,17 +16,17 @@ import ast
 import operator
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
-Check = Callable[[str, Any], str | None]  # (parameter, value) -> error message, or None if valid
-Evaluate = Callable[[Mapping[str, Any]], Any]
+Check = Callable[[str, Any], str | None]  # (name, value) -> error message, or None if valid
+_RUN = "run."
 _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -35,129 +39,93 @@ _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
 }
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _ORDERED = tuple(_OPERATORS[order] for order in _ORDERS)
+# Returns True or False, or None if a run does not have the compared parameters.
+_Decide = Callable[[Mapping[str, Any]], bool | None]
 _LISTS = (ast.List, ast.Tuple)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A part of a condition."""
-
-    # Returns True or False, or None if the run does not have the compared parameters.
-    decide: Callable[[Mapping[str, Any]], bool | None]
-    can_hold: bool  # whether it can be True
-    can_fail: bool  # whether it can be False
-
-
 class ConditionError(ValueError):
-    """Raised if a text is not a valid comparison, or cannot be evaluated for a run."""
+    """Raised if a text is not a valid condition, or cannot be evaluated for a run."""
 
 
-class UnknownParameter(ConditionError):
-    """Raised if a comparison contains no known parameter, or starts with an unknown name.
+@dataclass(frozen=True)
+class Names:
+    """The names that a condition may contain, and their values."""
 
-    A comparison starts with an unknown name if its left side is a word that is not a parameter,
-    neither of the run nor of another run.
-    """
+    parameters: Mapping[str, Collection[str]]  # of each benchmark at hand, by its name
+    recorded: Collection[str] = ()  # values of runs and records, without the prefix `run.`
+    # Returns an error message if a parameter, or a name with the prefix `run.`, can never equal a
+    # plain value. None: all values are valid.
+    check: Check | None = None
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in names for names in self.parameters.values())
+
+    def wrong(self, name: str, value: Any) -> str | None:
+        return None if self.check is None else self.check(name, value)
+
+    def full(self, name: str) -> str | None:
+        """Return the name of a parameter, or of another value with its prefix. None: unknown."""
+        if name in self:
+            return name
+        recorded = name.removeprefix(_RUN)
+        return _RUN + recorded if recorded in self.recorded else None
+
+
+class _Term(NamedTuple):
+    """A side of a comparison: the value with a name, or a plain value if the name is None."""
+
+    name: str | None
+    value: Any = None
 
 
 class Condition:
-    """A comparison of parameters, such as `seq_len > 4096`. Call it with the parameters of a run.
-
-    Args:
-        names: names of the parameters that the comparison may contain.
-        check: function that checks the plain values in the comparison, such as 4096. It takes the
-            name of a parameter and a value. It returns an error message if the parameter can never
-            equal the value, else None. If `check` is None, plain values are not checked.
-        recorded: other names that the comparison may contain, such as `commit`. They count as a
-            name only as the first word of a comparison, as in `status == ok` or `'ok' == status`.
-            Elsewhere they are words, as in `store == gpu`. Their other side is a value, never a
-            parameter: `benchmark == attention` is about the benchmark with this name.
-        of_others: parameters that other runs have. A comparison of them is neither True nor False
-            for a run without them: `size == small or seq_len == 128` depends on seq_len alone, and
-            `not size == small` is not True. Runs without them do not satisfy `size != small`.
-        collect: keep the messages of `check` in `wrong` instead of raising ConditionError.
+    """A condition on runs. Call it with the values of a run by their names.
 
     Raises:
-        ConditionError: if the text is not a valid comparison of these parameters.
+        ConditionError: if the text is not a valid condition on these names, or if a name can never
+            have its value.
     """
 
-    def __init__(
-        self,
-        text: str,
-        names: list[str],
-        check: Check | None = None,
-        recorded: Sequence[str] = (),
-        of_others: Collection[str] = (),
-        collect: bool = False,
-    ):
+    def __init__(self, text: str, names: Names):
         self.text = text
-        # Parameters and plain values that `check` accepts, and the error messages of the others.
-        self.valid: set[tuple[str, str]] = set()
-        self.wrong: dict[tuple[str, str], str] = {}
-        self._collect = collect
-        self.named: set[str] = set()  # parameters in the comparison, without those of others
-        self._names = set(names)
-        self._recorded = set(recorded)
-        self._of_others = set(of_others) - self._names
-        self._start: ast.expr | None = None  # first word of the comparison that is being parsed
-        self._compared: list[str] = []  # parameters in this comparison
-        self._check = check
-        if len(text) > MAX_LENGTH:
-            raise ConditionError(
-                f"a comparison must have at most {MAX_LENGTH} characters, got {len(text)}"
-            )
-        try:
-            with warnings.catch_warnings():  # Python warns about a text such as `1if x`
-                warnings.simplefilter("ignore")
-                tree = ast.parse(text.strip(), mode="eval").body
-            if _is_deeper(tree, MAX_DEPTH):
-                raise ConditionError(
-                    f"a comparison must not be nested more than {MAX_DEPTH} levels deep"
-                )
-            self._part = self._logic(tree)
-        except ConditionError:
-            raise
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            raise ConditionError(
-                f"{text!r} is not a comparison; expected for example "
-                f'"seq_len > 4096 and dtype == bf16"{_quotes_hint(text)}'
-            ) from None
+        self.parameters: set[str] = set()  # those in the condition
+        self.recorded: set[str] = set()  # other names in the condition, without `run.`
+        self._names = names
+        self._decide = self._logic(_parse(text))
 
     @classmethod
-    def equal(cls, values: Mapping[str, Any]) -> Condition:
-        """Return a condition that is True if every given parameter has its given value.
+    def equal(cls, values: Mapping[str, Any], names: Names) -> Condition:
+        """Return a condition that is True if each name has its value, or one of a list of values.
 
-        Args:
-            values: for each parameter, the required value or a list of allowed values. Names and
-                values are not checked.
+        Names and values are not checked.
         """
         condition = cls.__new__(cls)
-        condition.named = set(values)
         condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
+        condition.parameters = {name for name in values if name in names}
+        condition.recorded = set(values) - condition.parameters
         wanted = {
-            name: [as_in_runs(one) for one in (given if isinstance(given, list) else [given])]
+            names.full(name): [
+                as_in_runs(x) for x in (given if isinstance(given, list) else [given])
+            ]
             for name, given in values.items()
         }
-        condition._part = _Part(
-            lambda params: all(params[k] in v for k, v in wanted.items()), True, True
-        )
+        condition._decide = lambda run: all(run.get(str(k), ...) in v for k, v in wanted.items())
         return condition
 
-    @property
-    def can_hold(self) -> bool:
-        """False if the condition compares parameters of other runs, so that it is never True."""
-        return self._part.can_hold
+    def __call__(self, run: Mapping[str, Any]) -> bool:
+        """Return True if the condition is True for a run.
 
-    def __call__(self, params: Mapping[str, Any]) -> bool:
-        """Return True if the comparison is True for these parameters.
+        Args:
+            run: the parameters of the run, and the values of other names with the prefix `run.`.
 
         Raises:
             ConditionError: if `<`, `<=`, `>` or `>=` compares other values than numbers.
         """
-        return self._part.decide(params) is True
+        return self._decide(run) is True
 
-    def _logic(self, node: ast.expr) -> _Part:
+    def _logic(self, node: ast.expr) -> _Decide:
         if isinstance(node, ast.BoolOp):
             parts = [self._logic(value) for value in node.values]
             if isinstance(node.op, ast.And):
@@ -166,28 +134,19 @@ class Condition:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return _negation(self._logic(node.operand))
         if isinstance(node, ast.Compare):
-            return self._compare(node)
+            return self._comparison(node)
         raise ConditionError(
             f"{ast.unparse(node)!r} in {self.text!r} is not a comparison of a parameter; "
             "write for example seq_len > 4096"
         )
 
-    def _compare(self, node: ast.Compare) -> _Part:
-        terms = [node.left, *node.comparators]
-        self._start = next((term for term in terms if isinstance(term, ast.Name)), None)
-        if any(self._is_missing(term, terms) for term in terms):
-            return _Part(lambda params: None, can_hold=False, can_fail=False)
-        if not any(self._is_parameter(term) for term in terms) or (
-            isinstance(node.left, ast.Name) and not self._is_parameter(node.left)
-        ):
-            words = [term.id for term in terms if isinstance(term, ast.Name)]
-            given = words[0] if words else ast.unparse(node.left)
-            known = [*self._names, *self._of_others, *self._recorded]
-            raise UnknownParameter(
-                f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
-            )
-        self._compared = [
-            term.id for term in terms if isinstance(term, ast.Name) and self._is_parameter(term)
+    def _comparison(self, node: ast.Compare) -> _Decide:
+        # The first name. Only a number may come before it.
+        first = node.comparators[0] if _number(node.left) is not None else node.left
+        subject = _Term(self._subject(first))
+        terms = [
+            subject if each is first else self._term(each, str(subject.name))
+            for each in (node.left, *node.comparators)
         ]
         steps = []
         for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
@@ -198,116 +157,84 @@ class Condition:
                     "==, !=, <, <=, >, >=, in, not in"
                 )
             wants_list = isinstance(op, (ast.In, ast.NotIn))
-            if isinstance(right, _LISTS) != wants_list or isinstance(left, _LISTS):
+            if isinstance(right.value, list) != wants_list or isinstance(left.value, list):
                 raise ConditionError(
                     f"{self.text!r}: a list such as [128, 256] is required after 'in' and 'not in' "
                     "and is not allowed elsewhere"
                 )
-            for term, other in ((left, right), (right, left)):
-                self._check_literals(term, other, op)
-            steps.append((self._term(left), compare, self._term(right)))
+            for one, other in ((left, right), (right, left)):
+                if one.name and not other.name:
+                    self._check(one.name, other.value, isinstance(op, _ORDERS))
+            steps.append((left, compare, right))
+        needed = {term.name for term in terms if term.name}
+        self.parameters |= {name for name in needed if name in self._names}
+        self.recorded |= {n.removeprefix(_RUN) for n in needed if n not in self._names}
 
-        names = list(self._compared)
-
-        def holds(params: Mapping[str, Any]) -> bool:
+        def decide(run: Mapping[str, Any]) -> bool | None:
+            if not needed <= run.keys():
+                return None
             for left, compare, right in steps:
-                a, b = left(params), right(params)
+                a = run[left.name] if left.name else left.value
+                b = run[right.name] if right.name else right.value
                 if compare in _ORDERED and not (_is_number(a) and _is_number(b)):
-                    raise ConditionError(_no_order(self.text, a, b, names))
+                    raise ConditionError(_no_order(self.text, a, b, str(subject.name)))
                 if not compare(a, b):
                     return False
             return True
 
-        return _Part(holds, can_hold=True, can_fail=True)
+        return decide
 
-    def _is_parameter(self, node: ast.expr) -> bool:
-        if not isinstance(node, ast.Name):
-            return False
-        if node is self._start:
-            return node.id in self._names or node.id in self._recorded
-        return node.id in self._names and self._starts_with_a_parameter()
+    def _subject(self, node: ast.expr) -> str:
+        """Return the full name with which a comparison begins."""
+        given = ast.unparse(node)
+        is_name = isinstance(node, ast.Name) or _is_run_value(node)
+        name = self._names.full(given) if is_name else None
+        if name is None:
+            known = [n for names in self._names.parameters.values() for n in names]
+            known += [n for n in self._names.recorded if n not in self._names]
+            if _is_run_value(node):
+                known = [_RUN + n for n in self._names.recorded]
+            hint = nearest(given, list(dict.fromkeys(known)))
+            raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
+        return name
 
-    def _starts_with_a_parameter(self) -> bool:
-        """Return False if the comparison starts with a recorded name, such as `benchmark`."""
-        start = self._start
-        return not isinstance(start, ast.Name) or start.id not in self._recorded - self._names
+    def _term(self, node: ast.expr, subject: str) -> _Term:
+        """Return the parameter or the value that a node after the first name stands for."""
+        if isinstance(node, ast.Name):
+            both = {subject, node.id}
+            if any(both <= set(names) for names in self._names.parameters.values()):
+                return _Term(node.id)
+        return _Term(None, self._literal(node, subject))
 
-    def _is_missing(self, node: ast.expr, terms: list[ast.expr]) -> bool:
-        """Return True if a side of a comparison is a parameter that the run does not have.
+    def _check(self, name: str, value: Any, is_bound: bool) -> None:
+        """Raise ConditionError if a value can never equal the compared one: probably a typo.
 
-        A word after the operator is not such a parameter if it is a valid value of the compared
-        parameter.
+        Bounds, such as 4096 in `seq_len > 4096`, need not be valid values.
         """
-        if not isinstance(node, ast.Name) or node.id not in self._of_others:
-            return False
-        if self._is_parameter(node):  # a name such as `commit`
-            return False
-        if node is self._start or self._check is None:
-            return True
-        return not any(
-            isinstance(term, ast.Name)
-            and self._is_parameter(term)
-            and not self._check(term.id, node.id)
-            for term in terms
-        )
-
-    def _is_value(self, word: str) -> bool:
-        """Return whether a compared parameter has a word such as `none` as a value, not null."""
-        return self._check is not None and any(
-            self._check(name, word) is None and self._check(name, _WORDS[word.lower()]) is not None
-            for name in self._compared
-            if word.lower() in _WORDS
-        )
-
-    def _check_literals(self, term: ast.expr, other: ast.expr, op: ast.cmpop) -> None:
-        """Raise ConditionError if a parameter can never equal the plain value in a comparison.
-
-        Probably the value is a typo. Bounds, such as 4096 in `seq_len > 4096`, are not checked.
-        `term` is the side that may be a plain value, and `other` the side that may be a parameter.
-        """
-        if self._check is None or not isinstance(other, ast.Name):
-            return
-        if not self._is_parameter(other) or self._is_parameter(term):
-            return
-        value = self._literal(term)
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(op, _ORDERS) and not isinstance(one, str):
-                continue  # a bound need not be a valid value of the parameter
-            wrong = self._check(other.id, one)
-            if isinstance(op, _ORDERS) and wrong is None:
-                raise ConditionError(
-                    f"{self.text!r}: words such as {one!r} have no order; "
-                    "<, <=, > and >= need two numbers"
-                )
-            if wrong is None:
-                self.valid.add((other.id, repr(one)))
-            elif self._collect:
-                self.wrong[other.id, repr(one)] = f"{self.text!r}: {wrong}"
-            else:
+            if is_bound and not isinstance(one, str):
+                continue
+            wrong = self._names.wrong(name, one)
+            if is_bound and wrong is None:
+                wrong = f"words such as {one!r} have no order; <, <=, > and >= need two numbers"
+            if wrong is not None:
                 raise ConditionError(f"{self.text!r}: {wrong}")
 
-    def _term(self, node: ast.expr) -> Evaluate:
-        if isinstance(node, ast.Name) and self._is_parameter(node):
-            name = node.id
-            self.named.add(name)
-            return lambda params: params[name]
-        value = self._literal(node)
-        return lambda params: value
-
-    def _literal(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(
-            node.value, (int, float, str, bool, type(None))
-        ):
+    def _literal(self, node: ast.expr, subject: str) -> Any:
+        """Return the value that a node of the tree stands for in a comparison of a name."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
-            word = node.id
-            return word if self._is_value(word) else _WORDS.get(word.lower(), word)
+            word, value = node.id, _WORDS.get(node.id.lower(), node.id)
+            # Some parameters have the word `none` as a value, not null.
+            wrong = self._names.wrong
+            is_word = wrong(subject, value) is not None and wrong(subject, word) is None
+            return word if value == word or is_word else value
         if isinstance(node, _LISTS):
-            return [self._literal(item) for item in node.elts]
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value = self._literal(node.operand)
-            if isinstance(value, (int, float)):
-                return -value
+            return [self._literal(item, subject) for item in node.elts]
+        number = _number(node)
+        if number is not None:
+            return number
         raise ConditionError(
             f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value "
             "(number, text, true, false, null, or a list of these); "
@@ -315,58 +242,76 @@ class Condition:
         )
 
 
-def _all(parts: list[_Part]) -> _Part:
+def _parse(text: str) -> ast.expr:
+    if len(text) > MAX_LENGTH:
+        raise ConditionError(
+            f"a comparison must have at most {MAX_LENGTH} characters, got {len(text)}"
+        )
+    try:
+        with warnings.catch_warnings():  # Python warns about a text such as `1if x`
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)  # such as 4bb999b
+        raise ConditionError(
+            f"{text!r} is not a comparison; expected for example "
+            f'"seq_len > 4096 and dtype == bf16"' + (f"; write {word[0]} in quotes" if word else "")
+        ) from None
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        raise ConditionError(f"a comparison must not be nested more than {MAX_DEPTH} levels deep")
+    return tree
+
+
+def _all(parts: list[_Decide]) -> _Decide:
     """Return the part that is False if one part is False, else None if one is None, else True."""
 
-    def decide(params: Mapping[str, Any]) -> bool | None:
+    def decide(run: Mapping[str, Any]) -> bool | None:
         result: bool | None = True
         for part in parts:
-            held = part.decide(params)
+            held = part(run)
             if held is False:  # as in Python, the later parts are not evaluated
                 return False
             if held is None:
                 result = None
         return result
 
-    return _Part(decide, all(part.can_hold for part in parts), any(part.can_fail for part in parts))
+    return decide
 
 
-def _negation(part: _Part) -> _Part:
-    def decide(params: Mapping[str, Any]) -> bool | None:
-        held = part.decide(params)
+def _negation(part: _Decide) -> _Decide:
+    def decide(run: Mapping[str, Any]) -> bool | None:
+        held = part(run)
         return None if held is None else not held
 
-    return _Part(decide, can_hold=part.can_fail, can_fail=part.can_hold)
+    return decide
+
+
+def _is_run_value(node: ast.expr) -> bool:
+    """Return whether a node is written like `run.status`."""
+    owner = node.value if isinstance(node, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and f"{owner.id}." == _RUN
+
+
+def _number(node: ast.expr) -> Any:
+    """Return the number that a node stands for, or None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _number(node.operand)
+        return None if number is None else -number
+    is_number = isinstance(node, ast.Constant) and _is_number(node.value)
+    return node.value if is_number else None  # type: ignore[attr-defined]
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
 
 
-def _no_order(text: str, a: Any, b: Any, names: list[str]) -> str:
+def _no_order(text: str, a: Any, b: Any, name: str) -> str:
     """Return the error message for two values that cannot be ordered."""
-    message = f"{text!r} compares {_shown(a)} with {_shown(b)}, which have no order; "
-    if None in (a, b) and names:
-        return f"{message}add a comparison before it: {names[0]} != null and {text}"
+    shown = ["null" if value is None else repr(value) for value in (a, b)]
+    message = f"{text!r} compares {shown[0]} with {shown[1]}, which have no order; "
+    if None in (a, b):
+        return f"{message}add a comparison before it: {name} != null and {text}"
     return f"{message}<, <=, > and >= need two numbers"
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else repr(value)
-
-
-def _quotes_hint(text: str) -> str:
-    """Return a hint on a word that starts with a digit, such as 4bb999b, or "" without one."""
-    word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)
-    return f"; write {word[0]} in quotes" if word else ""
-
-
-def _is_deeper(tree: ast.AST, depth: int) -> bool:
-    """Return True if a tree has more than `depth` levels below its root.
-
-    The function is not recursive, so that it cannot exceed Python's recursion limit.
-    """
-    level = [tree]
-    for _ in range(depth):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
-    return bool(level)

@@ -14,9 +14,7 @@ from jobs.code.short_names import as_in_runs
 from jobs.errors import ENOUGH, Problem, nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
-from jobs.sweep.benchmark_conditions import ByBenchmark, comparison
-from jobs.sweep.benchmarks import Benchmarks
-from jobs.sweep.conditions import ConditionError
+from jobs.sweep.conditions import Condition
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
@@ -24,7 +22,7 @@ from jobs.sweep.strict_yaml import DataPath, Document
 def form_blocks(
     runs: Iterable[Run],
     sweep: Sweep,
-    benchmarks: Benchmarks,
+    sustained: Condition | None,
     document: Document,
     problems: list[Problem],
 ) -> list[Block]:
@@ -33,64 +31,27 @@ def form_blocks(
     Runs whose benchmark has none of the interleaved parameters are in no block.
 
     Args:
+        sustained: the condition of `blocks.sustained`.
         problems: list to which errors are added.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
-    former = _Former(sweep, sweep.blocks, benchmarks, document)
-    found = former.check() and former.blocks(runs)
+    former = _Former(sweep, sweep.blocks, sustained, document)
+    found = former.blocks(runs)
     problems += former.problems[:ENOUGH]
-    return found or []
+    return found
 
 
 class _Former:
     """Forms the blocks of one sweep, and collects the errors."""
 
-    def __init__(self, sweep: Sweep, keys: Blocks, benchmarks: Benchmarks, document: Document):
+    def __init__(self, sweep: Sweep, keys: Blocks, sustained: Condition | None, document: Document):
         self.sweep, self.keys = sweep, keys
-        self.benchmarks, self.document = benchmarks, document
+        self.sustained, self.document = sustained, document
         self.problems: list[Problem] = []
-        self.sustained: ByBenchmark = {}
 
     def at(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at(("blocks", *path)), what))
-
-    def check(self) -> bool:
-        """Check the keys by themselves. Return whether they are valid."""
-        for key in ("interleave", "baseline"):
-            if not getattr(self.keys, key):
-                self.at((), f"blocks.{key} is required")
-        fields = self.benchmarks.fields
-        for i, name in enumerate(self.keys.interleave):
-            if name not in fields:
-                what = f"blocks.interleave must name parameters, got {name!r}"
-                self.at(("interleave", i), what + nearest(name, fields))
-            elif name in self.keys.interleave[:i]:
-                self.at(("interleave", i), f"blocks.interleave: {name!r} is listed twice")
-        for name in self.keys.baseline:
-            if name not in self.keys.interleave:
-                what = "blocks.baseline must set parameters that blocks.interleave lists"
-                hint = nearest(name, self.keys.interleave)
-                if ":" in name:  # YAML reads {mode:fast} as a key without a value
-                    hint = "; put a space after the colon"
-                self.at(("baseline", name), f"{what}, got {name!r}{hint}")
-        if self.sweep.repeats > 1:
-            what = "repeats must be 1 together with blocks; set blocks.rounds instead"
-            where = self.document.at(("repeats",))
-            self.problems.append(Problem(where, f"{what}, got {self.sweep.repeats}"))
-        if self.keys.rounds == 1 and self.keys.margin is not None:
-            what = "blocks.margin requires at least 2 rounds, got rounds: 1"
-            self.at(("margin",), f"{what}; the spread of one round is unknown")
-        self.check_condition()
-        return not self.problems
-
-    def check_condition(self) -> None:
-        sustained = self.keys.sustained
-        if sustained is not None and sustained.where is not None:
-            try:
-                self.sustained = comparison(sustained.where, self.benchmarks)
-            except ConditionError as error:
-                self.at(("sustained", "where"), str(error))
 
     def blocks(self, runs: Iterable[Run]) -> list[Block]:
         groups: dict[str, list[Run]] = {}
@@ -154,10 +115,9 @@ class _Former:
     def is_sustained(self, run: Run) -> bool:
         if self.keys.sustained is None:
             return False
-        if self.keys.sustained.where is None:
-            return True
-        condition = self.sustained.get(run.benchmark)
-        return condition is not None and condition({"benchmark": run.benchmark} | run.params)
+        return self.sustained is None or self.sustained(
+            {"run.benchmark": run.benchmark, **run.params}
+        )
 
     def wrong_baseline(self, members: list[Run], baselines: list[Run]) -> str:
         wanted = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.keys.baseline.items())

@@ -12,13 +12,13 @@ from typing import Any
 
 from jobs.errors import Position, Problem, nearest, shown
 from jobs.sweep.schema import AXES, Sweep
-from jobs.sweep.strict_yaml import DataPath, Document, parse
+from jobs.sweep.strict_yaml import DataPath, PlacedDict, entries, parse
 
 
 def apply_override(
-    document: Document, argument: str, fields: list[str], problems: list[Problem]
+    data: PlacedDict, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
-    """Apply one override from the command line to a parsed sweep file.
+    """Apply one override from the command line to the data of a sweep file.
 
     Args:
         argument: the override, `key=value`. The key is the name of a parameter, or a key of a sweep
@@ -33,26 +33,24 @@ def apply_override(
         return
     given = parse(text, where.source)
     problems.extend(Problem(where, problem.message) for problem in given.problems)
-    path: DataPath
+    path = key.split(".")
+    known = sorted({*Sweep.model_fields, *fields} - {"filter"})
     if key in fields:
-        path = _set_parameter(document, key, given.data)
-    else:
-        path = tuple(key.split("."))
-        known = sorted({*Sweep.model_fields, *fields} - {"filter"})
-        if path[0] not in known:
-            what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
-            problems.append(Problem(where, what + nearest(str(path[0]), known)))
-            return
-        wrong = _set_key(document.data, path, given.data)
-        if wrong:
-            problems.append(Problem(where, wrong))
-            return
-        _remove_from_cases(document, path)
-    forget(document, {path})
-    document.positions[path] = document.keys[path] = where
-    for end in range(1, len(path)):  # mappings that the override has created
-        document.positions.setdefault(path[:end], where)
-        document.keys.setdefault(path[:end], where)
+        path = ["grid" if isinstance(given.data, list) else "fixed", key]
+        # A case would replace the new value.
+        for _, case in entries(data.get("cases")):
+            remove_parameters(case, {key})
+        # A parameter in grid keeps its position, so the order of runs is unchanged.
+        remove_parameters(data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
+    elif path[0] not in known:
+        what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
+        problems.append(Problem(where, what + nearest(path[0], known)))
+        return
+    elif path[0] in ("resources", "launch", "timeout_s"):
+        _remove_from_cases(data, path)
+    wrong = _set(data, path, given.data, where)
+    if wrong:
+        problems.append(Problem(where, wrong))
 
 
 def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:
@@ -76,94 +74,44 @@ def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:
     return problems
 
 
+def remove_parameters(
+    scope: dict[str, Any], names: Collection[str], axes: Sequence[str] = AXES
+) -> None:
+    """Remove parameters from `fixed`, `grid` and `zip` of a case, or of the top level of a file."""
+    for axis in axes:
+        section = scope.get(axis)
+        if isinstance(section, dict):
+            for name in names:
+                section.pop(name, None)
+
+
 def _position(argument: str) -> Position:
     return Position(f"command line: {shown(argument)}")
 
 
-def _set_parameter(document: Document, name: str, value: Any) -> DataPath:
-    """Set a parameter for all runs of a sweep, and return the path of the parameter.
-
-    If the value is a list, the parameter is set in the key `grid`, else in the key `fixed`. The
-    parameter is removed from all cases, because a case would replace the new value.
-    """
-    section = "grid" if isinstance(value, list) else "fixed"
-    data = document.data
-    grid = data.get("grid")
-    kept = section == "grid" and isinstance(grid, dict) and name in grid
-    cases = data.get("cases")
-    for i, case in enumerate(cases if isinstance(cases, list) else []):
-        if isinstance(case, dict):
-            remove_parameters(document, ("cases", i), case, {name})
-    if not kept:  # a parameter in grid keeps its position, so the order of runs is unchanged
-        remove_parameters(document, (), data, {name})
-    if data.get(section) is None:
-        data[section] = {}
-    if isinstance(data[section], dict):  # otherwise the schema check reports the section
-        data[section] = {**data[section], name: value}
-    return (section, name)
-
-
-def _set_key(data: dict[str, Any], path: DataPath, value: Any) -> str | None:
+def _set(data: PlacedDict, path: list[str], value: Any, where: Position) -> str | None:
     """Set a value in nested mappings. Return an error message if that is impossible, else None.
 
     Missing mappings are created.
     """
     for i, parent in enumerate(path[:-1]):
-        inner = data.get(str(parent))
-        if inner is not None and not isinstance(inner, dict):
-            dotted = ".".join(str(part) for part in path[: i + 1])
+        if data.get(parent) is None:
+            data.put(parent, PlacedDict(), where, where)
+        if not isinstance(data[parent], PlacedDict):
             return (
-                f"{dotted} is not a mapping, so {'.'.join(map(str, path))} cannot be set; "
+                f"{'.'.join(path[: i + 1])} is not a mapping, so {'.'.join(path)} cannot be set; "
                 "only keys of mappings can be set, for example slurm.partition=h100"
             )
-        data[str(parent)] = dict(inner or {})
-        data = data[str(parent)]
-    data[str(path[-1])] = value
+        data = data[parent]
+    data.put(path[-1], value, where, where)
     return None
 
 
-def _remove_from_cases(document: Document, path: DataPath) -> None:
-    """Remove a key such as `resources.mem_gb` from all cases, which would replace its new value.
-
-    Only keys that a case can have, beside parameters, are removed.
-    """
-    if path[0] not in ("resources", "launch", "timeout_s"):
-        return
-    cases = document.data.get("cases")
-    for i, case in enumerate(cases if isinstance(cases, list) else []):
-        inner = case
+def _remove_from_cases(data: PlacedDict, path: list[str]) -> None:
+    """Remove a key such as `resources.mem_gb` from all cases, which would replace its new value."""
+    for _, case in entries(data.get("cases")):
+        inner: Any = case
         for parent in path[:-1]:
             inner = inner.get(parent) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and path[-1] in inner:
-            del inner[path[-1]]
-            forget(document, {("cases", i, *path)})
-
-
-def remove_parameters(
-    document: Document, prefix: DataPath, block: dict[str, Any], names: Collection[str]
-) -> None:
-    """Remove parameters from the keys `fixed`, `grid` and `zip` of a block.
-
-    Args:
-        prefix: path of the block, empty for the top level.
-        block: data of the block, which is a case or the top level of the file.
-    """
-    for axis in AXES:
-        section = block.get(axis)
-        if isinstance(section, dict) and not section.keys().isdisjoint(names):
-            block[axis] = {k: v for k, v in section.items() if k not in names}
-            forget(document, {(*prefix, axis, name) for name in names})
-
-
-def forget(document: Document, paths: set[DataPath]) -> None:
-    """Remove the recorded positions of the values at some paths, and of all values inside them.
-
-    Error messages use the recorded positions (file, line and column) of keys and values.
-
-    Args:
-        paths: the paths. All have the same length.
-    """
-    length = len(next(iter(paths), ()))
-    for table in (document.positions, document.keys):
-        for known in [path for path in table if path[:length] in paths]:
-            del table[known]
+        if isinstance(inner, dict):
+            inner.pop(path[-1], None)

@@ -1,96 +1,78 @@
-"""The keys of a sweep file, with their types and defaults, as pydantic models.
+"""The keys of a sweep file, with their types, defaults and checks, as pydantic models.
 
-`jobs.sweep.load` reads files into these models. docs/sweep_files.md explains the keys.
+`jobs.sweep.load` reads files into these models. docs/sweep_files.md explains the keys. A check that
+needs the benchmarks is left out if the validation has no `Context`.
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
 from jobs.errors import nearest
-from jobs.published.figures import Published
+from jobs.sweep.benchmarks import Benchmark, Benchmarks
+from jobs.sweep.conditions import ConditionError
+from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar, condition_of, names_of
+from jobs.sweep.messages import checked, fault, raise_faults
+from jobs.sweep.resources import Launch, Resources, Slurm
+from jobs.sweep.strict_yaml import entries
+from jobs.sweep.views import Plot, Table
 
-Scalar = bool | int | float | str | None
-Reference = Annotated[str, Field(pattern=r"^\$[A-Za-z_][A-Za-z0-9_]*$")]  # $PARAMETER
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-# A type of GPU as in Slurm's Gres, such as h100 in gpu:h100:8. ASCII, because it is an option.
-GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+Info = ValidationInfo[Context | None]
+Faults = Iterator[InitErrorDetails]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
-# Names of the values that a table can show. `jobs.frame.metrics` computes the values.
-FACT = "fact."  # prefix for a fact, which is a result that the benchmark returned
-PREDICTED = "predicted."  # prefix for a value that the benchmark's function `predict` returns
-NAMED = (FACT, PREDICTED)
-VALUES = (
-    "time", "tflops", "bandwidth", "bus_bandwidth", "mfu", "tokens_per_second", "peak_memory",
-    "compiling_seconds",
-)  # fmt: skip
-TIME_UNITS = ("us", "ms", "s")
-BYTE_UNITS = ("MB", "MiB", "GB", "GiB")
-STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
-PSEUDO = (
-    "phase",
-    "device",
-    "repeat",
-    "value",
-)  # can be used like parameters in rows and columns of a table
-# Names of values of a record. They can be used like parameters in rows, columns and `where`. If a
-# benchmark has a parameter with such a name, the name stands for the parameter.
-RECORDED = ("commit", "host", "gpu")
-FILTERS = ("device", *RECORDED)  # allowed in `where`, in addition to the parameters
+
+
+def _condition_faults(text: str, benchmarks: Benchmarks, *path: str) -> Faults:
+    try:
+        condition_of(text, benchmarks)
+    except ConditionError as error:
+        yield fault(str(error), *path)
+
+
+def _exclusion(given: Any, info: Info) -> Any:
+    if info.context is not None:
+        raise_faults(_exclusion_faults(given, info.context.benchmarks))
+    return given
+
+
+def _exclusion_faults(given: dict[str, Any] | str, benchmarks: Benchmarks) -> Faults:
+    if not given:
+        yield fault("exclude: an empty entry would exclude every run; remove it")
+    elif isinstance(given, str):
+        yield from _condition_faults(given, benchmarks)
+    else:
+        names = names_of(benchmarks)
+        unknown = [name for name in given if names.full(name) is None]
+        for name in unknown:
+            what = f"exclude: no benchmark of this sweep has a parameter {name!r}"
+            yield fault(what + nearest(name, benchmarks.fields), name, at_key=True)
+        for name in given.keys() - unknown:
+            values = given[name] if isinstance(given[name], list) else [given[name]]
+            for i, value in enumerate(values):
+                wrong = names.wrong(names.full(name) or name, value)
+                if wrong:
+                    yield fault(wrong, name, i)
+
+
+Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
+Exclusion = Annotated[dict[str, Scalar | list[Scalar]] | str, AfterValidator(_exclusion)]
+_Using = list[Benchmark]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Resources(_Strict):
-    """Resources of a job. The keys have the same names as in submitit.
-
-    A value may be `$NAME`, where NAME is a parameter of the benchmark. Each run then uses its own
-    value of this parameter.
-    """
-
-    nodes: Positive | Reference = 1
-    tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
-    gpus_per_node: Count | Reference = 0
-    # Ignored without GPUs, because a cluster file sets it for all sweeps.
-    gpu_type: Annotated[str, Field(pattern=GPU_TYPE)] | Reference | None = None
-    cpus_per_task: Positive | Reference | None = None
-    mem_gb: Annotated[float, Field(gt=0)] | Reference | None = None
-    timeout_min: Positive | Reference | None = None  # default: computed from timeout_s
-    exclusive: bool = False  # whether no other job runs on the nodes at the same time
-
-
-class Launch(_Strict):
-    """Launch settings of a run.
-
-    `nproc_per_node` is the number of processes that torchrun starts on each node. If it is None,
-    the run is one process, started without torchrun.
-    """
-
-    nproc_per_node: Positive | Reference | None = None
-
-
-class Slurm(_Strict):
-    """Slurm settings of a cluster. They belong in cluster.yaml, not in a shared sweep file."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    array_parallelism: Positive = 256
-    setup: list[str] = []
-    srun_args: list[str] = []
-    # Shell code that starts Python in the job. Default: the interpreter that submits.
-    python: Annotated[str, Field(pattern=r"^\S[^\n\r]*$")] | None = None
-    additional_parameters: dict[str, Scalar] = {}
+    model_config = STRICT
 
 
 class Shuffle(_Strict):
@@ -114,15 +96,17 @@ class Blocks(_Strict):
     a block is a run with two checkouts of the code, and `interleave` and `baseline` are not used.
     """
 
-    interleave: list[str] = []  # names of the compared parameters
-    baseline: dict[str, Scalar] = {}  # values of these parameters in the baseline
+    # Names of the compared parameters
+    interleave: list[str] = Field([], examples=["[implementation]"])
+    # Values of these parameters in the baseline
+    baseline: dict[str, Scalar] = Field({}, examples=["{implementation: naive}"])
     # How often each run is executed. auto: until all its cells are decided, at least 3 times.
     rounds: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 5
     max_rounds: Annotated[int, Field(ge=3, le=1000)] = 10  # with `rounds: auto`
     phases: list[str] = []  # that must be decided; empty: all but sustained ones
     aa: bool = True  # whether the baseline is executed twice in each round
     # Relative difference up to which two times count as the same. None: 0.01.
-    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
+    margin: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, examples=["0.01 for 1%"])
     sustained: Sustained | None = None
 
     @property
@@ -134,30 +118,128 @@ class Blocks(_Strict):
     def most_rounds(self) -> int:
         return self.max_rounds if isinstance(self.rounds, str) else self.rounds
 
+    @model_validator(mode="after")
+    def _check(self, info: Info) -> Self:
+        if info.context is not None and (self.interleave or self.baseline):
+            raise_faults(self._faults(info.context.benchmarks))
+        return self
 
-class Axes(_Strict):
-    """The keys `fixed`, `grid` and `zip`, which give the parameters of the runs.
+    def _faults(self, benchmarks: Benchmarks) -> Faults:
+        fields = benchmarks.fields
+        for key in ("interleave", "baseline"):
+            if not getattr(self, key):
+                yield fault(f"blocks.{key} is required")
+        for i, name in enumerate(self.interleave):
+            if name not in fields:
+                what = f"blocks.interleave must name parameters, got {name!r}"
+                yield fault(what + nearest(name, fields), "interleave", i)
+            elif name in self.interleave[:i]:
+                yield fault(f"blocks.interleave: {name!r} is listed twice", "interleave", i)
+        for name in self.baseline:
+            if name not in self.interleave:
+                hint = nearest(name, self.interleave)
+                if ":" in name:  # YAML reads {mode:fast} as a key without a value
+                    hint = "; put a space after the colon"
+                what = "blocks.baseline must set parameters that blocks.interleave lists"
+                yield fault(f"{what}, got {name!r}{hint}", "baseline", name)
+        if self.rounds == 1 and self.margin is not None:
+            what = "blocks.margin requires at least 2 rounds, got rounds: 1"
+            yield fault(f"{what}; the spread of one round is unknown", "margin")
+        if self.sustained is not None and self.sustained.where is not None:
+            yield from _condition_faults(self.sustained.where, benchmarks, "sustained", "where")
+
+
+Values = Annotated[list[Scalar], Field(min_length=1)]
+
+
+class _Scope(_Strict):
+    """What a case, or the top level of the file, says about its runs.
 
     `fixed` has one value per parameter. `grid` has a list of values per parameter, and the runs
     have all combinations of these values. `zip` has lists of equal length: the first values form
     one combination, the second values form the next one, and so on.
     """
 
+    benchmark: str | None = None
     fixed: dict[str, Scalar] = {}
-    grid: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
-    zip: dict[str, Annotated[list[Scalar], Field(min_length=1)]] = {}
+    grid: dict[str, Values] = {}
+    zip: dict[str, Values] = {}
+    resources: Resources = Resources()
+    launch: Launch = Launch()
+
+    @classmethod
+    def _using(cls, given: dict[str, Any], context: Context, key: str, *sections: str) -> _Using:
+        """Return the benchmarks that use the value of a key in one of the sections."""
+        return [context.of(given.get("benchmark"))]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: Info) -> Self:
+        """Check names and values of parameters, also in sections with values of wrong types."""
+        if info.context is None or not isinstance(given, dict):
+            return handler(given)
+        return cast(Self, checked(handler, given, cls._faults(given, info.context)))
+
+    @classmethod
+    def _faults(cls, given: dict[str, Any], context: Context) -> Faults:
+        seen: dict[str, str] = {}
+        lengths: dict[str, int] = {}
+        for axis, name, value in _items(given, AXES):
+            using = [b for b in cls._using(given, context, name, *AXES) if name in b.fields]
+            if not using and cls is Sweep:  # no case uses the value; check it anyway
+                using = [b for b in context.used() if name in b.fields][:1]
+            if not using:
+                all_of = cls._using(given, context, "")
+                names = " and ".join(repr(benchmark.name) for benchmark in all_of)
+                has = f"benchmark {names} has" if len(all_of) == 1 else f"benchmarks {names} have"
+                fields = dict.fromkeys(field for benchmark in all_of for field in benchmark.fields)
+                what = f"{has} no parameter {name!r}{nearest(name, list(fields))}"
+                yield fault(what, axis, name, at_key=True)
+                continue
+            if name in seen:
+                what = f"{name!r} is set in both {seen[name]} and {axis}; keep one"
+                yield fault(what, axis, name, at_key=True)
+            seen[name] = axis
+            if axis != "fixed" and not isinstance(value, list):
+                continue  # of the wrong type
+            if axis == "zip":
+                lengths[name] = len(value)
+            # The index of a single value is ignored.
+            for i, one in enumerate([value] if axis == "fixed" else value):
+                for benchmark in using if not isinstance(one, (list, dict)) else ():
+                    wrong = benchmark.wrong_value(name, one)
+                    of = f" (benchmark {benchmark.name!r})" if len(context.benchmarks) > 1 else ""
+                    if wrong:
+                        yield fault(wrong + of, axis, name, i)
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{length} for {name!r}" for name, length in lengths.items())
+            what = f"zip: all lists must have the same length, got {listed}"
+            yield fault(what, "zip", at_key=True)
+        for section, key, value in _items(given, ("resources", "launch")):
+            name = value[1:] if isinstance(value, str) and value.startswith("$") else ""
+            for benchmark in cls._using(given, context, key, section):
+                if name.isidentifier() and name not in benchmark.fields:
+                    what = f"{key}: {value!r} does not name a parameter"
+                    if len(context.benchmarks) > 1:
+                        what += f" of benchmark {benchmark.name!r}"
+                    yield fault(what + nearest(name, benchmark.fields), section, key)
 
 
-class Case(Axes):
+def _items(given: dict[str, Any], sections: tuple[str, ...]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the section, key and value of each item of the sections that are mappings."""
+    for section in sections:
+        items = given.get(section)
+        for key, value in items.items() if isinstance(items, dict) else ():
+            yield section, key, value
+
+
+class Case(_Scope):
     """An entry of the key `cases` of a sweep file. A case describes a part of the sweep's runs.
 
     A case inherits the parameters and settings at the top level of the file. If the case sets one
     of them, the value in the case is used.
     """
 
-    benchmark: str | None = None  # default: the sweep's benchmark
-    resources: Resources = Resources()
-    launch: Launch = Launch()
     timeout_s: Seconds | None = None
 
     @field_serializer("resources", "launch")
@@ -170,110 +252,7 @@ class Case(Axes):
         return value.model_dump(exclude_unset=True)
 
 
-# A suffix of a fact's name gives the unit of the fact. In a dotted name, any part may have the
-# suffix: host_ms.forward is in milliseconds.
-SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
-
-
-def measured_in(value: str) -> str:
-    """Return the unit that the name of a value contains: "ms", "s", "bytes" or an empty string.
-
-    For example, `fact.host_ms.forward` is in milliseconds. The suffixes that give a unit are `_ms`,
-    `_seconds` and `_bytes`. They may be at the end of each part of a dotted name.
-    """
-    for part in reversed(value.split(".")):
-        for suffix, unit in SUFFIXES.items():
-            if part.endswith(suffix):
-                return unit
-    return ""
-
-
-def units_of_measure(unit: str) -> tuple[str, ...]:
-    """Return the units in which a table can show a quantity that was measured in `unit`.
-
-    For example, a time in "ms" can be shown in "us", "ms" and "s". The result is empty if the unit
-    cannot be converted.
-    """
-    if unit in ("ms", "s"):
-        return TIME_UNITS
-    return BYTE_UNITS if unit == "bytes" else ()
-
-
-def units_of(value: str) -> tuple[str, ...]:
-    """Return the units in which a table can show a value.
-
-    Args:
-        value: name of the value, such as `time` or `fact.host_ms`.
-
-    Returns:
-        Names of units, such as "ms" and "s". Empty if the value cannot be converted to other units.
-    """
-    if value.startswith(NAMED):
-        return units_of_measure(measured_in(value))
-    return {"time": TIME_UNITS, "peak_memory": BYTE_UNITS}.get(value, ())
-
-
-def unknown_value(name: str) -> str | None:
-    """Return an error message if tables cannot show a value of this name, else None.
-
-    Valid names are those in VALUES, such as `time`, and names that start with `fact.` or
-    `predicted.`.
-    """
-    if name in VALUES or (name.startswith(NAMED) and name not in NAMED):
-        return None
-    hint = nearest(name, [*VALUES, *(f"{prefix}<name>" for prefix in NAMED)])
-    return f"{name!r} is not known{hint}"
-
-
-def names_in_title(title: str) -> list[str]:
-    """Return the names in braces in the title of a table or plot, such as `batch_size`."""
-    return list(dict.fromkeys(re.findall(r"\{(.*?)\}", title)))
-
-
-class _View(_Strict):
-    """The keys of a sweep file that tables and plots have in common."""
-
-    name: Name
-    benchmark: str | None = None  # benchmark whose runs are shown; default: the sweep's
-    title: str | None = None  # see `names_in_title`
-    phase: str | list[str] | None = None  # default: all phases that were measured
-    statistic: Literal[STATISTICS] = "median"  # type: ignore[valid-type]
-    # Values that cannot be converted to this unit keep their default unit.
-    unit: Literal[*TIME_UNITS, *BYTE_UNITS] | None = None  # type: ignore[valid-type]
-    direction: Literal["lower", "higher"] | None = (
-        None  # which values are better; default: depends on the value
-    )
-    where: str | None = None
-
-
-class Table(_View):
-    """A table that shows results of runs.
-
-    If the key `list` is set, the table shows a list that the benchmark returned. Each item of the
-    list then has one row.
-    """
-
-    value: str | Annotated[list[str], Field(min_length=1)] = "time"
-    rows: list[str] = []
-    columns: list[str] = []
-    baseline: dict[str, Scalar] | None = None  # speedups are relative to this column
-    # Name of a fact that is a list. The key in the file is `list`. The field has another name,
-    # because `list` is a builtin.
-    list_fact: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = Field(
-        None, alias="list"
-    )
-    limit: Positive | None = None  # maximum number of rows per run, with `list`
-    published: list[Published] = []
-
-
-class Plot(_View):
-    value: str = "time"
-    x: str
-    series: list[str] = []
-    facet: list[str] = []
-
-
-class Sweep(Axes):
+class Sweep(_Scope):
     """The content of a sweep file, merged with its base file, a cluster file and the overrides.
 
     A sweep file names its base file in the key `base`. The module `load` merges the files.
@@ -283,18 +262,39 @@ class Sweep(Axes):
     description: str = ""
     benchmark: str
     cases: list[Case] = []
-    exclude: list[dict[str, Scalar | list[Scalar]] | str] = []
+    exclude: list[Exclusion] = []
     repeats: Positive = 1
     blocks: Blocks | None = None
     order: Literal["as_written"] | Shuffle = "as_written"
-    resources: Resources = Resources()
     slurm: Slurm = Slurm()
-    launch: Launch = Launch()
     runs_per_job: Positive | None = None  # None: jobs.launch.packing chooses it
     timeout_s: Seconds = 600.0
     tables: list[Table] = []
     plots: list[Plot] = []
     filter: str | None = None  # the value of --where
+
+    @classmethod
+    def _using(cls, given: dict[str, Any], context: Context, key: str, *sections: str) -> _Using:
+        return context.inheriting(key, sections)
+
+    @classmethod
+    def _faults(cls, given: dict[str, Any], context: Context) -> Faults:
+        yield from super()._faults(given, context)
+        blocks, repeats = given.get("blocks"), given.get("repeats")
+        paired = isinstance(blocks, dict) and (blocks.get("interleave") or blocks.get("baseline"))
+        if paired and type(repeats) is int and repeats > 1:
+            what = "repeats must be 1 together with blocks; set blocks.rounds instead"
+            yield fault(f"{what}, got {repeats}", "repeats")
+        for key in ("tables", "plots"):
+            names: set[str] = set()
+            for i, view in entries(given.get(key)):
+                name = view.get("name")
+                if isinstance(name, str) and name in names:
+                    what = f"{key}: the name {name!r} is used twice; names must be unique"
+                    yield fault(what, key, i, "name")
+                names.add(str(name))
+        if isinstance(given.get("filter"), str):
+            yield from _condition_faults(given["filter"], context.benchmarks, "filter")
 
     def parameters(self) -> list[str]:
         """Return the names of the parameters that the sweep sets. All others have defaults."""

@@ -1,14 +1,15 @@
 """Parses YAML, records the line and column of every value, and rejects ambiguous YAML 1.1 syntax.
 
-`parse(text, source)` returns a `Document`: plain Python data, the position of each value, and a
-list of all errors. A value is identified by its path, a tuple of keys and indices such as
-`("grid", "seq_len", 2)`.
+`parse(text, source)` returns a `Document`: plain Python values, in mappings and lists that know the
+positions of their items, and a list of all errors. A value is identified by its path, a tuple of
+keys and indices such as `("grid", "seq_len", 2)`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,118 +25,118 @@ MAX_INT = 2**64
 TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
 
 
+class PlacedDict(dict[str, Any]):
+    """A mapping that knows the positions of its keys and values."""
+
+    def __init__(self) -> None:
+        self.keys_at: dict[str, Position] = {}
+        self.values_at: dict[str, Position] = {}
+
+    def put(self, key: str, value: Any, key_at: Position, value_at: Position) -> None:
+        self[key] = value
+        self.keys_at[key], self.values_at[key] = key_at, value_at
+
+    def put_all(self, other: PlacedDict) -> None:
+        self.update(other)
+        self.keys_at.update(other.keys_at)
+        self.values_at.update(other.values_at)
+
+
+class PlacedList(list[Any]):
+    """A list that knows the positions of its items."""
+
+    def __init__(self) -> None:
+        self.values_at: dict[int, Position] = {}
+
+
 @dataclass
 class Document:
-    """The result of parsing a YAML text: plain data, positions and errors.
-
-    A position is a file, line and column. Positions are stored by path. A path is a tuple of keys
-    and indices that identifies a value or key, such as `("grid", "seq_len", 2)`.
-    """
+    """The result of parsing a YAML text: its data, with positions, and the errors."""
 
     data: Any = None
     source: str = ""
-    positions: dict[DataPath, Position] = field(default_factory=dict)  # positions of values
-    keys: dict[DataPath, Position] = field(default_factory=dict)  # positions of keys
+    start: Position | None = None  # position of the data as a whole
     problems: list[Problem] = field(default_factory=list)
 
-    def at(self, path: DataPath) -> Position:
-        """Return the position (file, line and column) of the value at a path.
+    def at(self, path: DataPath, key: bool = False) -> Position:
+        """Return the position of the value at a path, or of its key.
 
-        A path is a tuple of keys and indices, such as `("grid", "seq_len", 2)`. If the value has no
-        recorded position, return the position of the innermost enclosing value that has one.
+        A value without a position has that of the innermost enclosing value with one. A value from
+        the command line has one position as a whole.
         """
-        for end in range(len(path), -1, -1):
-            if path[:end] in self.positions:
-                return self.positions[path[:end]]
-        return Position(self.source)
+        found, here = self.start or Position(self.source), self.data
+        for i, part in enumerate(path):
+            places = getattr(here, "values_at", {})
+            keys = getattr(here, "keys_at", {}) if key and i == len(path) - 1 else {}
+            found = keys.get(part) or places.get(part) or found
+            if not found.line:
+                break
+            try:
+                here = here[part]
+            except (LookupError, TypeError):
+                break
+        return found
 
     def at_key(self, path: DataPath) -> Position:
-        """Return the position (file, line and column) of the key at a path.
-
-        A path is a tuple of keys and indices, such as `("grid", "seq_len")`. If the key has no
-        recorded position, return `at(path)`.
-        """
-        return self.keys.get(path) or self.at(path)
+        """Return the position of the key at a path."""
+        return self.at(path, key=True)
 
 
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _WRITTEN_TAG = re.compile(r"(?:&\S+\s+)?(!\S*)")  # an anchor may precede the tag
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_TRUE_FALSE = {"true": True, "True": True, "false": False, "False": False}
-_NULL = {"", "~", "null", "Null", "NULL"}
-# Patterns of ambiguous or forbidden unquoted values, each with its error message.
-_TRAPS: list[tuple[re.Pattern[str], str]] = [
-    (
-        re.compile(r"(y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE)$"),
-        "YAML 1.1 reads this as a boolean; write true or false, or quote it",
-    ),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?$"),
-        "YAML 1.1 reads this as a number in base 60; write plain seconds or minutes, or quote it",
-    ),
-    (
-        re.compile(r"[-+]?0[0-9_]+$"),
-        "YAML 1.1 reads a leading 0 as octal; write the number without the 0, or quote it",
-    ),
-    (
-        re.compile(r"[-+]?0[xXoObB][0-9a-fA-F_]+$"),
-        "YAML versions differ in hexadecimal, octal and binary numbers; write it in decimal",
-    ),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
-        "YAML 1.1 reads this as text, not as a number; write it with a point and a sign, "
-        "such as 1.0e-4",
-    ),
-    (
-        re.compile(r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?$"),
-        "some YAML versions read this as a number, others as text; write the number without _",
-    ),
-    (
-        re.compile(r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)$"),
-        "infinity and NaN are not allowed; write a finite number",
-    ),
-    (
-        re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?$"),
-        "YAML 1.1 reads this as a date; quote it",
-    ),
-]
+_PLAIN: dict[str, bool | None] = {"true": True, "True": True, "false": False, "False": False}
+_PLAIN |= dict.fromkeys(["", "~", "null", "Null", "NULL"])
+# Ambiguous or forbidden unquoted values, as regular expressions, each with its error message
+_TRAPS = {
+    r"y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE": "YAML 1.1 reads this as a "
+    "boolean; write true or false, or quote it",
+    r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?": "YAML 1.1 reads this as a number in base 60; "
+    "write plain seconds or minutes, or quote it",
+    r"[-+]?0[0-9_]+": "YAML 1.1 reads a leading 0 as octal; write the number without the 0, or "
+    "quote it",
+    r"[-+]?0[xXoObB][0-9a-fA-F_]+": "YAML versions differ in hexadecimal, octal and binary "
+    "numbers; write it in decimal",
+    r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+": "YAML 1.1 reads this as text, not as a number; write it "
+    "with a point and a sign, such as 1.0e-4",
+    r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?": "some YAML versions read this as "
+    "a number, others as text; write the number without _",
+    r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)": "infinity and NaN are not allowed; write a finite number",
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?": "YAML 1.1 reads this as a date; quote it",
+}
 
 
 def parse(text: str, source: str) -> Document:
-    """Parse one YAML document.
+    """Parse one YAML document. Errors are not raised, but listed in its `problems`.
 
-    Args:
-        source: name of the text in positions, usually the path of the file.
-
-    Returns:
-        The document. Its `data` is None if the text is empty or cannot be parsed. Errors are not
-        raised, but are listed in its `problems`.
+    `source` is the name of the text in positions. The `data` is None if the text is empty or cannot
+    be parsed.
     """
-    document = Document(source=source, positions={(): Position(source, 1, 1)})
+    document = Document(None, source, Position(source, 1, 1))
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
         document.problems.append(Problem(_place(source, text[: error.position]), what))
         return document
+    mark = None
     try:
         node = loader.get_single_node()
+        if node is not None:
+            document.start = _marked(source, node.start_mark)
+            document.data = _Builder(document).build(node)
+        return document
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or loader.get_mark()
-        what = " ".join(part for part in (error.context, error.problem) if part)
-        document.problems.append(Problem(_marked(source, mark), f"not valid YAML: {what}"))
-    except (ValueError, RecursionError) as error:  # PyYAML raises these for some invalid texts
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        where = _marked(source, loader.get_mark())
-        document.problems.append(Problem(where, f"not valid YAML: {what}"))
-    except _TooManyNodes as error:
-        document.problems.append(Problem(_marked(source, error.args[0]), TOO_MANY))
-    else:
-        try:
-            document.data = _Builder(document).build(node, ()) if node is not None else None
-        except _TooManyNodes as error:  # aliases count at each use
-            document.problems = [Problem(_marked(source, error.args[0]), TOO_MANY)]
+        mark = error.problem_mark or error.context_mark
+        what = "not valid YAML: " + " ".join(x for x in (error.context, error.problem) if x)
+    except RecursionError:
+        what = "not valid YAML: nested too deeply"
+    except _TooManyNodes as error:  # aliases count at each use
+        mark, what = error.args[0], TOO_MANY
+    except ValueError as error:  # PyYAML raises these for some invalid texts
+        what = f"not valid YAML: {error}"
+    document.problems = [Problem(_marked(source, mark or loader.get_mark()), what)]
     return document
 
 
@@ -156,17 +157,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
-    """Decode the content of a file as UTF-8.
-
-    Returns:
-        The text and None. If a byte is invalid, an empty text and an error with its position.
-    """
+    """Decode the content of a file as UTF-8. Return the text, or "" and the error."""
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8")
         what = f"byte 0x{data[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
         return "", Problem(_place(source, before), what)
+
+
+def entries(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the indices and entries of a list of mappings, without values of another type."""
+    for i, entry in enumerate(data if isinstance(data, list) else []):
+        if isinstance(entry, dict):
+            yield i, entry
 
 
 def _marked(source: str, mark: yaml.Mark) -> Position:
@@ -179,125 +183,123 @@ def _place(source: str, before: str) -> Position:
     return Position(source, len(lines), len(lines[-1]) + 1)
 
 
-class _Builder:
-    """Converts PyYAML's nodes to plain Python data.
+class _Refused(Exception):
+    """Raised with the error message for the node that is being read."""
 
-    The builder adds two things to a `Document`: the position (file, line and column) of each key
-    and value, and the errors.
-    """
+
+class _Builder:
+    """Converts PyYAML's nodes to data with positions, and collects the errors in a `Document`."""
 
     def __init__(self, document: Document):
         self.document = document
         self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
         self.count = 0  # number of nodes built so far
 
-    def problem(self, node: yaml.Node, message: str) -> None:
-        self.document.problems.append(Problem(self.position(node), message))
-
     def position(self, node: yaml.Node) -> Position:
         return _marked(self.document.source, node.start_mark)
 
-    def build(self, node: yaml.Node, path: DataPath) -> Any:
-        self.document.positions[path] = self.position(node)
+    def build(self, node: yaml.Node, read: Callable[[yaml.Node], Any] | None = None) -> Any:
+        """Return the value of a node. If it is refused, report an error and return None."""
+        try:
+            return (read or self.value)(node)
+        except _Refused as error:
+            self.document.problems.append(Problem(self.position(node), str(error)))
+            return None
+
+    def value(self, node: yaml.Node) -> Any:
         self.count += 1
         if self.count > MAX_NODES:
             raise _TooManyNodes(node.start_mark)
-        if len(path) > MAX_DEPTH:
-            self.problem(node, f"values must not be nested more than {MAX_DEPTH} levels deep")
-            return None
+        if len(self.open) > MAX_DEPTH:
+            raise _Refused(f"values must not be nested more than {MAX_DEPTH} levels deep")
         if id(node) in self.open:
-            self.problem(node, "an alias inside the value that it refers to is not allowed")
-            return None
-        if self.tagged(node):
-            return None
+            raise _Refused("an alias inside the value that it refers to is not allowed")
+        _refuse_tag(node)
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
         self.open.add(id(node))
-        try:
-            if isinstance(node, yaml.MappingNode):
-                return self.mapping(node, path)
-            if isinstance(node, yaml.SequenceNode):
-                return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
-            assert isinstance(node, yaml.ScalarNode)
-            return self.scalar(node)
-        finally:
-            self.open.discard(id(node))
-
-    def tagged(self, node: yaml.Node) -> bool:
-        """Report an error and return True if the file gives this node a tag, such as !!int.
-
-        PyYAML assigns a tag to every node. Therefore this function searches the text of the file
-        for a written tag.
-        """
-        mark = node.start_mark
-        written = mark.buffer is not None and _WRITTEN_TAG.match(mark.buffer, mark.pointer)
-        if written:
-            self.problem(node, f"tag {_short(written[1])!r} is not allowed; write a plain value")
-        return bool(written)
-
-    def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.problem(key_node, "a key must be text, not a list or a mapping")
-                continue
-            if self.tagged(key_node):
-                continue
-            if key_node.value == "<<" and key_node.style is None:
-                self.problem(
-                    key_node, "merge keys (<<) are not allowed; use the key base or an alias"
-                )
-                continue
-            problems_before = len(self.document.problems)
-            # `on` is a key of tables, and `n` is a common parameter. As a key they are unambiguous:
-            # no key is a boolean.
-            plain = key_node.style is None and key_node.value in ("on", "n", "N", "y", "Y")
-            key = key_node.value if plain else self.scalar(key_node)
-            if not isinstance(key, str):
-                if len(self.document.problems) == problems_before:
-                    self.problem(key_node, f"key {key_node.value!r} must be text; quote it")
-                continue
-            if key in result:
-                first = self.document.keys[(*path, key)]
-                self.problem(
-                    key_node,
-                    f"duplicate key {key!r}, first set on line {first.line}; remove one of the two",
-                )
-                continue
-            self.document.keys[(*path, key)] = self.position(key_node)
-            result[key] = self.build(value_node, (*path, key))
+        result = self.mapping(node) if isinstance(node, yaml.MappingNode) else self.list(node)
+        self.open.discard(id(node))
         return result
 
-    def scalar(self, node: yaml.ScalarNode) -> Any:
-        text: str = node.value
-        if _SURROGATE.search(text):  # JSON writes characters above U+FFFF as surrogate pairs
-            try:
-                text = text.encode("utf-16", "surrogatepass").decode("utf-16")
-            except UnicodeDecodeError:
-                self.problem(
-                    node, "a lone surrogate (\\ud800 to \\udfff) is not a character; remove it"
+    def list(self, node: yaml.Node) -> PlacedList:
+        result = PlacedList()
+        for i, child in enumerate(node.value):
+            result.values_at[i] = self.position(child)
+            result.append(self.build(child))
+        return result
+
+    def mapping(self, node: yaml.Node) -> PlacedDict:
+        result = PlacedDict()
+
+        def new_key(node: yaml.Node) -> str:
+            key = _key(node)
+            if key in result:
+                line = result.keys_at[key].line
+                raise _Refused(
+                    f"duplicate key {key!r}, first set on line {line}; remove one of the two"
                 )
-                return None
-        if node.style is not None:  # quoted text, or a block scalar
-            return text
-        if text in _NULL:
-            return None
-        if text in _TRUE_FALSE:
-            return _TRUE_FALSE[text]
-        if _INT.match(text):
-            digits = text.replace("_", "")
-            if len(digits) <= len(str(MAX_INT)) and abs(int(digits)) <= MAX_INT:
-                return int(digits)
-            self.problem(node, f"{_short(text)!r}: an integer must have at most 64 bits")
-            return None
-        if _FLOAT.match(text):
-            if math.isfinite(float(text)):
-                return float(text)
-            self.problem(node, f"{_short(text)!r}: this number is too large for a 64-bit float")
-            return None
-        for pattern, message in _TRAPS:
-            if pattern.match(text):
-                self.problem(node, f"{_short(text)!r}: {message}")
-                return None
+            return key
+
+        for key_node, value_node in node.value:
+            key = self.build(key_node, new_key)
+            if key is not None:
+                places = self.position(key_node), self.position(value_node)
+                result.put(key, self.build(value_node), *places)
+        return result
+
+
+def _refuse_tag(node: yaml.Node) -> None:
+    """Refuse a node to which the file gives a tag, such as !!int.
+
+    PyYAML assigns a tag to every node. Therefore a tag is searched in the text of the file.
+    """
+    written = _WRITTEN_TAG.match(node.start_mark.buffer or "", node.start_mark.pointer)
+    if written:
+        raise _Refused(f"tag {_short(written[1])!r} is not allowed; write a plain value")
+
+
+def _key(node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _Refused("a key must be text, not a list or a mapping")
+    _refuse_tag(node)
+    if node.style is None and node.value == "<<":
+        raise _Refused("merge keys (<<) are not allowed; use the key base or an alias")
+    # `on` is a key of tables, and `n` is a common parameter. As a key they are unambiguous: no key
+    # is a boolean.
+    if node.style is None and node.value in ("on", "n", "N", "y", "Y"):
+        return str(node.value)
+    key = _scalar(node)
+    if not isinstance(key, str):
+        raise _Refused(f"key {node.value!r} must be text; quote it")
+    return key
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    text: str = node.value
+    if _SURROGATE.search(text):  # JSON writes characters above U+FFFF as surrogate pairs
+        try:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            what = "a lone surrogate (\\ud800 to \\udfff) is not a character; remove it"
+            raise _Refused(what) from None
+    if node.style is not None:  # quoted text, or a block scalar
         return text
+    if text in _PLAIN:
+        return _PLAIN[text]
+    if _INT.fullmatch(text):
+        digits = text.replace("_", "")
+        if len(digits) <= len(str(MAX_INT)) and abs(int(digits)) <= MAX_INT:
+            return int(digits)
+        raise _Refused(f"{_short(text)!r}: an integer must have at most 64 bits")
+    if _FLOAT.fullmatch(text):
+        if math.isfinite(float(text)):
+            return float(text)
+        raise _Refused(f"{_short(text)!r}: this number is too large for a 64-bit float")
+    for form, what in _TRAPS.items():
+        if re.fullmatch(form, text):
+            raise _Refused(f"{_short(text)!r}: {what}")
+    return text
 
 
 def _short(text: str) -> str:

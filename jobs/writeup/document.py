@@ -12,7 +12,7 @@ from itertools import groupby
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import Shown, select
-from jobs.sweep.schema import Plot, Table
+from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, render_answer
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem

@@ -11,7 +11,7 @@ from jobs.frame.results import Result
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.run import varying
-from jobs.sweep.schema import Table
+from jobs.sweep.views import Table
 from jobs.writeup.studies import Study
 from systems.plot_data import SUFFIX, Spans, Stack, read_figure
 

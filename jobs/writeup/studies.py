@@ -14,7 +14,8 @@ from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import Staleness, with_stale
 from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import load_sweep
-from jobs.sweep.schema import Plot, Sweep, Table
+from jobs.sweep.schema import Sweep
+from jobs.sweep.views import Plot, Table
 
 STOCK = Path(__file__).resolve().parents[2] / "sweeps"
 SMALL = "cpu-"  # prefix of the names of the small variants in sweeps/cpu

@@ -9,7 +9,7 @@ import pandas as pd
 
 from jobs.frame.flat import FIRST, LAST, MEASURED
 from jobs.report import load
-from jobs.sweep.schema import FACT
+from jobs.sweep.views import FACT
 
 SIZES = "grid: {size: [1, 2, 3]}\n"
 HOSTILE = ["a,b", 'c"d', "e\nf", "g\rh", "=1+1", "'", "NA", "nan", "ß€\u2028", "x\0y", "-2", "\t"]

@@ -23,7 +23,7 @@ from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.run_sources import RunSources
-from jobs.sweep.schema import Table
+from jobs.sweep.views import Table
 
 CPU = "cpu: Test Processor"
 H200 = "NVIDIA H200"

@@ -18,7 +18,7 @@ from jobs.report.tables.notes import attempts_note, notes_of
 from jobs.report.views import Shown
 from jobs.results.record import Record
 from jobs.run import varying
-from jobs.sweep.schema import Table, measured_in, units_of_measure
+from jobs.sweep.views import Table, measured_in, units_of_measure
 
 LIMIT = 10  # default maximum number of rows per run
 Item = dict[str, Any]

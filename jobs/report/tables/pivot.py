@@ -22,7 +22,7 @@ from jobs.report.tables.notes import attempts_note, launch_bound_note, notes_of,
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
 from jobs.run import varying
-from jobs.sweep.schema import Plot, Table
+from jobs.sweep.views import Plot, Table
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
-from jobs.sweep.schema import Table
+from jobs.sweep.views import Table
 
 # Header and cells of a column, and the records that each cell shows (None for parameters).
 Column = tuple[str, list[str], list[list[Record]] | None]

@@ -21,7 +21,7 @@ from jobs.report.tables.pivot import Pivot
 from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
-from jobs.sweep.schema import Scalar
+from jobs.sweep.context import Scalar
 from jobs.verdicts.block_cells import sweep_margin, verdicts_of
 from jobs.verdicts.judge import MARGIN, Round, Verdict, judge
 

@@ -14,7 +14,7 @@ from jobs.published.figures import published_figure
 from jobs.report.texts.language import NotMeasured
 from jobs.run import Run, varying
 from jobs.status import Status
-from jobs.sweep.schema import STATISTICS, units_of, unknown_value
+from jobs.sweep.views import STATISTICS, units_of, unknown_value
 
 ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
 BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its parameters

@@ -25,7 +25,7 @@ from jobs.report.texts.language import Compared, environment
 from jobs.report.texts.lookups import Lookups
 from jobs.report.views import select, without_recorded
 from jobs.results.run_states import Observation
-from jobs.sweep.schema import Table
+from jobs.sweep.views import Table
 from jobs.user_files import InvalidFile, read_bytes
 
 # Exceptions that the expressions of a template can raise.

@@ -86,7 +86,7 @@ CASES = [
     *(
         Case((*SUBMIT, *PLAN, "--filter", text), message, {"sweep.yaml": MIXED})
         for text, message in (
-            ("scale > 1 and depth > 1", "has all these parameters"),
+            ("scale > 1 and depth > 1", "no runs (2 left out by the filter)"),
             ("benchmark == 'tests.benchmarks.countr'", "did you mean 'tests.benchmarks.counter'?"),
         )
     ),

@@ -97,23 +97,15 @@ PUBLISHED = (
 )
 _FLASH = ("flash.csv", "source", "size: seq_len")
 _CASES = [
-    (ONE + "grid: {size: [2]}", "'size' is set in both fixed and grid"),
-    (f"grid: {{size: {[*range(-40, 0)]}}}", "35 more values of this list"),
-    ("zip: {size: [1, 2], ranks: [1]}", "must have the same length"),
+    (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),
     ("fixed: {size: 1, window: 2}", "the window is larger than the size"),
     (ONE + "cases: [{}, {resources: {nodes: 2}}]", "the same run is in cases.0"),
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
-    (ONE + "exclude: ['size == 1 + 1']", "'1 + 1'"),
     (ONE + "exclude: ['window > 5']", "have no order"),
-    (ONE + f"exclude: ['{'not ' * 80}size == 1']", "more than 50 levels deep"),
-    (ONE + f"exclude: ['size in [{'1, ' * 700}1]']", "at most 2000 characters"),
-    (ONE + "exclude: [size > 0]", "no runs (1 left out by exclude)"),
     (ONE + "tables: [{name: t, text: hello}]", "use a template"),
     (ONE + "tables: [{name: t}, {name: t}]", "'t' is used twice"),
-    (ONE + "tables: [{name: t, value: mfu, unit: s}]", "mfu cannot be shown in s"),
-    (ONE + "tables: [{name: t, where: 'host == 5'}]", "write it in quotes"),
     (ONE + "tables: [{name: t, limit: 5}]", "together with the key 'list'"),
     (ONE + PUBLISHED % ("../flash.csv", *_FLASH[1:], ""), "got '../flash.csv'"),
     (ONE + PUBLISHED % ("flahs.csv", *_FLASH[1:], ""), "did you mean 'flash.csv'?"),
@@ -123,7 +115,6 @@ _CASES = [
     (ONE + PUBLISHED % (*_FLASH, "seq_len: 7"), "no row with seq_len '7'"),
     # ---- YAML that is not allowed; tests/jobs/sweep/test_strict_yaml.py has all kinds
     ("fixed: {size: 1, causal: yes}", "'yes': YAML 1.1"),
-    ("fixed: {size: 1, size: 2}", "duplicate key 'size'"),
     ("fixed: {size: 1", "not valid YAML"),
     ("fixed: {size: 1, label: a\x07}", "U+0007"),
 ]

@@ -57,7 +57,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("size == 1", 4, 1),
         ("status == ok", 2, 0),
-        ("'ok' == status", 2, 0),
+        ("run.status == ok", 2, 0),
         ("status in [error, missing] and repeat == 0", 3, 1),
         ("size == 2 and mode == exact", 2, 1),
         ("depth > 2", 2, 1),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.frame.flat import typed
-from jobs.sweep.schema import FACT
+from jobs.sweep.views import FACT
 from tests.jobs.frames import HOSTILE, SIZES, checked, single
 from tests.jobs.results_folder import TOY, ResultsFolder, ok
 from tests.jobs.results_folder import load as load_text

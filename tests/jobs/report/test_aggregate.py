@@ -20,7 +20,7 @@ from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.pivot import make_pivot
 from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.schema import Plot
+from jobs.sweep.views import Plot
 from tests.benchmarks import toy
 from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, GRID, TOY, ResultsFolder, failed, load, ok, write

@@ -20,7 +20,7 @@ from jobs.report.plots import draw_plot
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.schema import Plot, Table
+from jobs.sweep.views import Plot, Table
 from jobs.verdicts.judge import Round, aa_floor, judge
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (

@@ -16,7 +16,7 @@ from jobs.report.plots import draw_plot
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
-from jobs.sweep.schema import Plot
+from jobs.sweep.views import Plot
 from systems.external.parameter import Implementation
 from tests.benchmarks import toy
 from tests.jobs.report.test_aggregate import cli

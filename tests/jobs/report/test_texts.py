@@ -10,7 +10,7 @@ import pytest
 from jobs.errors import TableError
 from jobs.report.texts.templates import StudyTexts
 from jobs.results.run_states import observe
-from jobs.sweep.schema import Table
+from jobs.sweep.views import Table
 from tests.jobs.results_folder import (
     GIB,
     TOY,

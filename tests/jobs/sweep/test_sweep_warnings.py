@@ -43,21 +43,6 @@ def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
     assert warnings(tmp_path, text) == []
 
 
-def test_a_list_that_every_case_replaces_is_told(tmp_path: Path) -> None:
-    text = """\
-grid: {size: [1, 2], mode: [fast, exact]}
-zip: {ranks: [1, 2]}
-cases:
-  - {fixed: {size: 3}, grid: {ranks: [1]}}
-  - {fixed: {size: 4, mode: fast, ranks: 2}}
-"""
-    assert warnings(tmp_path, text) == [
-        "sweep.yaml:3:8: grid: every case replaces 'size', so this has no effect",
-        "sweep.yaml:4:7: zip: every case replaces 'ranks', so this has no effect",
-    ]
-    assert warnings(tmp_path, text, "size=[5,6]") == warnings(tmp_path, text)[1:]
-
-
 @pytest.mark.parametrize("option", ["--dry-run", "--local"])
 def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
     path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")

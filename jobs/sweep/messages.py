@@ -1,0 +1,204 @@
+"""Turns the errors of pydantic into messages with positions in the sweep file.
+
+A validator that finds several errors, or an error whose text says everything, raises them as
+faults: `raise_faults([fault("title: no parameter 'a'", "title")])`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from jobs.errors import ENOUGH, Position, Problem, nearest
+
+MOST = 8 * ENOUGH  # a value that may have several types can have so many errors
+_Path = tuple[str | int, ...]
+_AT_VALUE, _AT_KEY = "fault_of_value", "fault_of_key"  # types of errors whose text is complete
+
+# Hints on keys that a section does not have
+_ELSEWHERE: dict[tuple[Any, str], str] = {
+    **{("slurm", key): "the key is resources.timeout_min" for key in ("time", "timeout")},
+    ("tables", "text"): "use a template: aggregate.py --text TEMPLATE",
+}
+
+
+def fault(what: str, *path: str | int, at_key: bool = False) -> InitErrorDetails:
+    """Return an error with a complete message, for `raise_faults`.
+
+    Args:
+        path: keys and indices from the value that is being validated to the value with the error.
+        at_key: whether the error is in the last key of the path, not in its value.
+    """
+    error = PydanticCustomError(_AT_KEY if at_key else _AT_VALUE, "{what}", {"what": what})
+    return InitErrorDetails(type=error, loc=path, input=None)
+
+
+def raise_faults(faults: Iterable[InitErrorDetails]) -> None:
+    """Raise the faults of a value together, if there are any."""
+    found = list(islice(faults, MOST))
+    if found:
+        raise ValidationError.from_exception_data("sweep", found)
+
+
+def checked(handler: Callable[[Any], Any], value: Any, faults: Iterable[InitErrorDetails]) -> Any:
+    """Validate a value by its type. Raise the errors of its type together with the faults."""
+    found = list(islice(faults, ENOUGH))
+    try:
+        value = handler(value)
+    except ValidationError as error:
+        found += [
+            InitErrorDetails(
+                type=PydanticCustomError(item["type"], "{msg}", {"msg": _expected(item)}),
+                loc=item["loc"],
+                input=item["input"],
+            )
+            for item in error.errors(include_url=False)[:MOST]
+        ]
+    raise_faults(found)
+    return value
+
+
+def wrong_value(name: str, value: Any, error: ValidationError) -> str:
+    """Return the error message for a parameter that cannot have a value."""
+    items = error.errors()
+    for item in items:
+        if item["type"] == "reference":
+            return f"{name}: {item['msg']}"
+    return f"{name}: got {_shown(value)}, expected {_any_of(map(_expected, items))}"
+
+
+def problems_of(
+    error: ValidationError, data: Any, at: Callable[[_Path, bool], Position], model: type[BaseModel]
+) -> list[Problem]:
+    """Convert a pydantic error to messages with positions in the sweep file.
+
+    Args:
+        data: the data that `model` refused.
+        at: function that returns the position of the value at a path, or of its key.
+    """
+    problems: list[Problem] = []
+    # If a value may have several types, pydantic reports one error per type. The errors for one
+    # value are joined into one message.
+    expected: dict[tuple[Position, str, str], list[str]] = {}
+    for item in error.errors(include_url=False):
+        if len(problems) + len(expected) >= ENOUGH:
+            break
+        path = _locate(item["loc"], data)
+        if item["type"] in (_AT_VALUE, _AT_KEY):
+            problems.append(Problem(at(path, item["type"] == _AT_KEY), item["msg"]))
+        elif item["type"] == "extra_forbidden":
+            problems.append(Problem(at(path, True), _unknown_key(path, model)))
+        elif item["type"] == "missing":
+            dotted = ".".join(map(str, (*path, item["loc"][-1])))
+            problems.append(Problem(at(path, False), f"{dotted} is required"))
+        else:
+            at_key = item["loc"][-1] == "[key]"  # as pydantic marks errors in keys
+            dotted = ".".join(map(str, path[:-1] if at_key else path))
+            what = f"{dotted}: got {_shown(item['input'])}"
+            place = (at(path, at_key), what, _hint(path, item["input"], model))
+            expected.setdefault(place, []).append(_expected(item))
+    return problems + [
+        Problem(position, f"{what}, expected {_any_of(wanted)}{hint}")
+        for (position, what, hint), wanted in expected.items()
+    ]
+
+
+def _unknown_key(path: _Path, model: type[BaseModel]) -> str:
+    key = str(path[-1])
+    what = f"unknown key {_shown(key)}"
+    if (path[0], key) in _ELSEWHERE:
+        return f"{what}; {_ELSEWHERE[path[0], key]}"
+    owner = next(_models_at(path[:-1], model), model)
+    known = _keys(owner)
+    if owner is model:  # the file that `base` names is merged before, and --where gives the filter
+        known = sorted({*known, "base"} - {"filter"})
+    for section in known:
+        if any(key in _keys(inner) for inner in _models_at((*path[:-1], section), model)):
+            return f"{what}; it is a key of {section}"
+    return what + nearest(key, known)
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models_at(path: _Path, model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield the models that the value at a path may be of, for a path from a model."""
+    if not path:
+        yield model
+    elif isinstance(path[0], int):
+        yield from _models_at(path[1:], model)
+    elif path[0] in model.model_fields:
+        for inner in _models_in(model.model_fields[path[0]].annotation):
+            yield from _models_at(path[1:], inner)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _hint(path: _Path, value: Any, model: type[BaseModel]) -> str:
+    """Return a hint on a value of the wrong type: an example, or the section of a parameter."""
+    section = path[-2] if len(path) > 1 else None
+    if section == "fixed" and isinstance(value, list):
+        return "; a list of values goes in grid (every combination) or zip"
+    if section in ("grid", "zip") and not isinstance(value, (list, dict)):
+        return "; a single value goes in fixed"
+    for owner in _models_at(path[:-1], model):
+        field = owner.model_fields.get(str(path[-1]))
+        if field and field.examples:
+            return f", such as {field.examples[0]}"
+    return ""
+
+
+def _expected(item: ErrorDetails) -> str:
+    """Return text that says which values are valid at the place of a pydantic error.
+
+    If the invalid value resembles a valid value, the text suggests the valid value.
+    """
+    text = item["msg"]
+    for prefix in ("Input should be ", "Value error, "):
+        text = text.removeprefix(prefix)
+    text = text.replace("String should match pattern", "text that matches the pattern")
+    text = re.sub(
+        r"(List|Dictionary) should have at least 1 item.*",
+        lambda found: f"a {'list' if found[1] == 'List' else 'mapping'} with at least 1 item",
+        text,
+    )
+    text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
+    words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
+    if isinstance(item["input"], str) and words:
+        text += nearest(item["input"], words).split(" (valid")[0]
+    return text
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(texts))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _locate(loc: _Path, data: Any) -> _Path:
+    """Convert the location in a pydantic error to a path in the data.
+
+    If a field has a union type, the location also has the name of a type, which is left out.
+    """
+    path: list[str | int] = []
+    here = data
+    for part in loc:
+        in_list = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if in_list or (isinstance(here, dict) and part in here):
+            here = here[part]
+            path.append(part)
+    return tuple(path)

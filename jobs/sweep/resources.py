@@ -1,0 +1,121 @@
+"""The keys `resources`, `launch` and `slurm` of a sweep file and of a cluster file."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator
+
+from jobs.sweep.context import STRICT, Positive, Scalar
+
+_LEAST_MEM_GB = 0.001  # a smaller value becomes --mem=0MB, which requests all memory of a node
+# A type of GPU as in Slurm's Gres, such as h100 in gpu:h100:8. ASCII, because it is an option.
+_GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+# Options with which sbatch does not submit one job per job of the sweep, or does not print its id,
+# or with which the jobs lack their environment or their output.
+_RESERVED = (
+    "array", "error", "export", "export-file", "help", "input", "output", "parsable", "test-only",
+    "usage", "version", "wait", "wrap",
+)  # fmt: skip
+
+
+def _reference(value: Any) -> str:
+    if not (isinstance(value, str) and re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", value)):
+        raise ValueError("$PARAMETER")
+    return value
+
+
+def _one_line(value: Scalar) -> Scalar:
+    """Check that a line of the sbatch script does not get a line break, which would add a line."""
+    if any(unicodedata.category(character) == "Cc" for character in str(value)):
+        raise ValueError("one line without control characters")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("text without a NUL character")
+    return value
+
+
+def _option(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        raise ValueError("an option of sbatch without the leading --, such as mail-type")
+    if name.replace("_", "-") in _RESERVED:
+        raise ValueError("another option; the submit command sets this one")
+    return name
+
+
+_Reference = Annotated[str, PlainValidator(_reference)]  # $PARAMETER
+_Count = Annotated[int, Field(ge=0)]
+_Line = Annotated[str, AfterValidator(_one_line)]
+_Option = Annotated[str, AfterValidator(_option)]
+
+
+class _Strict(BaseModel):
+    model_config = STRICT
+
+
+class Resources(_Strict):
+    """Resources of a job. The keys have the same names as in submitit.
+
+    A value may be `$NAME`, where NAME is a parameter of the benchmark. Each run then uses its own
+    value of this parameter.
+    """
+
+    nodes: Positive | _Reference = 1
+    tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
+    gpus_per_node: _Count | _Reference = 0
+    # Ignored without GPUs, because a cluster file sets it for all sweeps.
+    gpu_type: Annotated[str, Field(pattern=_GPU_TYPE)] | _Reference | None = None
+    cpus_per_task: Positive | _Reference | None = None
+    mem_gb: Annotated[float, Field(ge=_LEAST_MEM_GB)] | _Reference | None = None
+    timeout_min: Positive | _Reference | None = None  # default: computed from timeout_s
+    exclusive: bool = False  # whether no other job runs on the nodes at the same time
+
+
+class Launch(_Strict):
+    """Launch settings of a run.
+
+    `nproc_per_node` is the number of processes that torchrun starts on each node. If it is None,
+    the run is one process, started without torchrun.
+    """
+
+    nproc_per_node: Positive | _Reference | None = None
+
+
+class Slurm(_Strict):
+    """Slurm settings of a cluster. They belong in cluster.yaml, not in a shared sweep file."""
+
+    partition: _Line | None = None
+    account: _Line | None = None
+    qos: _Line | None = None
+    constraint: _Line | None = None
+    exclude: _Line | None = None
+    array_parallelism: Positive = 256
+    setup: list[Annotated[str, AfterValidator(_no_nul)]] = []
+    srun_args: list[_Line] = []
+    # Shell code that starts Python in the job. Default: the interpreter that submits.
+    python: Annotated[str, Field(pattern=r"^\S[^\n\r]*$")] | None = None
+    # Options of sbatch without the leading --, such as mail-type
+    additional_parameters: dict[_Option, Annotated[Scalar, AfterValidator(_one_line)]] = {}
+
+
+def wanted_instead(key: str, given: Any) -> str | None:
+    """Return which values a run can have for a key of `resources` or `launch`, as text.
+
+    None if the given value, of a parameter for `$PARAMETER`, is one of them.
+    """
+    if key == "gpu_type":
+        valid = isinstance(given, str) and re.fullmatch(_GPU_TYPE, given)
+        return None if valid else f"a name that matches the pattern '{_GPU_TYPE}'"
+    number = not isinstance(given, bool) and isinstance(given, (int, float))
+    if key == "mem_gb":
+        return (
+            None if number and given >= _LEAST_MEM_GB else f"a number of at least {_LEAST_MEM_GB}"
+        )
+    least = 0 if key == "gpus_per_node" else 1
+    whole = number and isinstance(given, int) and given >= least
+    return None if whole else f"an integer of at least {least}"
