@@ -111,14 +111,6 @@ def test_shuffle_is_a_permutation_that_its_seed_fixes(tmp_path: Path) -> None:
     assert sorted(one) == plain
 
 
-def test_mem_may_come_from_a_fraction(tmp_path: Path) -> None:
-    """A `$parameter` for mem_gb may be a float, unlike for other resources."""
-    (run,) = expand(
-        load(tmp_path, TOY + "fixed: {size: 1, scale: 0.5}\nresources: {mem_gb: $scale}\n")
-    ).runs
-    assert run.shape.mem_gb == 0.5
-
-
 def test_type_of_gpu(tmp_path: Path) -> None:
     """A type may be the value of a parameter. It has no effect without GPUs."""
     text = TOY + "fixed: {size: 1, label: h100}\nresources: {gpu_type: $label, gpus_per_node: 2}\n"
@@ -394,13 +386,6 @@ def test_a_dry_run_of_a_study_imports_nothing_slow(tmp_path: Path) -> None:
     path = ROOT / "sweeps" / "flash.yaml"
     done = python(DRY_RUN, str(path), "--dry-run", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
-
-
-def test_a_wrong_benchmark_name_imports_no_torch_either(tmp_path: Path) -> None:
-    path = write(tmp_path, "name: a\nbenchmark: timing\n")
-    done = python(DRY_RUN, str(path), "--dry-run")
-    assert "2 []" in done.stderr  # exit code, and slow modules that were imported
-    assert "no benchmark 'timing'" in done.stderr
 
 
 def test_known_benchmarks_are_the_modules_that_have_a_run() -> None:

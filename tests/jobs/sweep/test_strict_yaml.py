@@ -10,7 +10,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import Position
 from jobs.sweep.strict_yaml import MAX_NODES, decode, parse
 
 
@@ -20,39 +19,23 @@ def problems(text: str) -> list[tuple[int, int, str]]:
 
 TRAPS = [
     ("a: 1e-4", 4, "1.0e-4"),
-    ("a: 2E5", 4, "1.0e-4"),
     ("a: 1:30:00", 4, "base 60"),
-    ("a: 1:30", 4, "base 60"),
-    ("a: 1:30.5", 4, "base 60"),
     ("a: 010", 4, "octal"),
-    ("a: -007", 4, "octal"),
     ("a: 0x1F", 4, "decimal"),
-    ("a: 0b11", 4, "decimal"),
-    ("a: 0o17", 4, "decimal"),
     ("a: on", 4, "boolean"),
-    ("a: off", 4, "boolean"),
     ("a: Yes", 4, "boolean"),
-    ("a: n", 4, "boolean"),
-    ("a: TRUE", 4, "boolean"),
     ("a: 2024-01-31", 4, "date"),
-    ("a: 2024-01-31 10:00:00", 4, "date"),
     ("a: .inf", 4, "infinity"),
-    ("a: -.INF", 4, "infinity"),
     ("a: .nan", 4, "NaN"),
     ("a: 1.0e999", 4, "too large"),
     ("a: 1_0.5", 4, "without _"),
-    ("a: 10_", 4, "without _"),
     (f"a: {'9' * 30}", 4, "64 bits"),
     (f"a: {'9' * 5000}", 4, "64 bits"),  # more digits than int() accepts
     ("off: 1", 1, "boolean"),
     ("null: 1", 1, "must be text"),
-    ("~: 1", 1, "must be text"),
     ("1: 1", 1, "must be text"),
-    ("true: 1", 1, "must be text"),
     ("[a]: 1", 1, "must be text"),
     ("a: !!str 1", 4, "'!!str'"),
-    ("a: &x !!int 1", 4, "'!!int'"),
-    ("a: !!python/object/apply:os.system [x]", 4, "python/object"),
     ("a: &x !!python/name:os.system ''", 4, "python/name"),
     ("a: {b: !mine 1}", 8, "'!mine'"),
     ('? !!str "a"\n: 1', 3, "'!!str'"),
@@ -74,22 +57,16 @@ def test_trap_is_an_error_at_its_place(text: str, column: int, words: str) -> No
     ("text", "value"),
     [
         ("'1e-4'", "1e-4"),
-        ('"on"', "on"),
         ("'010'", "010"),
         ("|\n  1:30:00", "1:30:00"),
         ("1.0e-4", 1e-4),
-        ("1.5e3", 1500.0),
         (".5", 0.5),
         ("-3", -3),
-        ("+3", 3),
         ("1_000_000", 1_000_000),
-        ("0", 0),
         ("true", True),
-        ("~", None),
         ("null", None),
         ("bf16", "bf16"),
         ("18446744073709551615", 2**64 - 1),
-        ("nonsense", "nonsense"),
         ("10:80", "10:80"),
     ],
 )
@@ -116,24 +93,14 @@ def test_duplicate_key_names_the_first_line_and_the_first_value_stays() -> None:
     assert document.data == {"a": {"b": 1, "c": 2}}
 
 
-def test_every_trap_of_a_file_is_told_at_once() -> None:
-    text = "a: 1e-4\nb:\n  - on\n  - 010\na: 2\nc: {<<: {}}\n"
-    assert [(line, column) for line, column, _ in sorted(problems(text))] == [
-        (1, 4), (3, 5), (4, 5), (5, 1), (6, 5),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "line", "column"),
     [
         ("a: [1, 2\nb: 3\n", 2, 2),
-        ("a: 1\n  b: 2\n", 2, 4),
         ("a:\n\t- 1\n", 2, 1),
-        ("a: 'x\n", 2, 1),
         ("a: *nobody\n", 1, 4),
         ("a: 1\n---\nb: 1\n", 2, 1),
         ("ok: 1\nb: x\0y\n", 2, 5),
-        ("ok: 1\nb: \ud800\n", 2, 4),
         ('ok: 1\nb: "\\U00110000"\n', 2, 7),  # PyYAML raises ValueError here
         ("a: " + "[" * 4000, 1, None),
     ],
@@ -193,14 +160,6 @@ def test_not_utf8_is_told_with_line_and_column() -> None:
     assert problem is not None
     assert str(problem) == "f:2:7: byte 0xe9 is not valid UTF-8; save the file as UTF-8"
     assert decode("é".encode(), "f") == ("é", None)
-
-
-def test_byte_order_mark_moves_no_column() -> None:
-    assert problems("\ufeffa: 1\nb: on") == problems("a: 1\nb: on")
-
-
-def test_positions_sort_by_line_not_by_text() -> None:
-    assert Position("f", 2, 1) < Position("f", 10, 1)
 
 
 # ---- properties ----------------------------------------------------------------------------------
