@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import io
+import re
+import sys
 import token
 import tokenize
 from collections.abc import Iterator
@@ -16,6 +18,13 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 # Python 3.12 and later split f-strings into tokens. Earlier versions have one token for each.
 _STARTS = {getattr(token, name, -1) for name in ("FSTRING_START", "TSTRING_START")}
 _ENDS = {getattr(token, name, -1) for name in ("FSTRING_END", "TSTRING_END")}
+# A comment or a string without its prefix. Exact in code that Python 3.11 can parse, where an
+# f-string cannot contain its own quotes, and much faster than the tokenizer of Python 3.11.
+_COMMENT_OR_STRING = re.compile(
+    r"""#[^\n]*|\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3}"""
+    r"""|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""",
+    re.DOTALL,
+)
 # Stands for a line break inside a string. Source code cannot contain this character.
 _BREAK = "\0"
 
@@ -67,7 +76,11 @@ def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterat
         # Columns of the syntax tree are bytes of UTF-8.
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    for node in ast.walk(tree):
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if not isinstance(node, ast.expr):  # which contains no statements
+            nodes += ast.iter_child_nodes(node)
         if not isinstance(node, _WITH_DOCSTRING) or not node.body:
             continue
         first = node.body[0]
@@ -86,6 +99,11 @@ def _comments_and_strings(text: str, starts: list[int]) -> Iterator[Edit]:
 
     `starts` has the position of the first character of each line.
     """
+    if sys.version_info < (3, 12):
+        for found in _COMMENT_OR_STRING.finditer(text):
+            kept = "" if found[0].startswith("#") else found[0].replace("\n", _BREAK)
+            yield *found.span(), kept
+        return
     depth = 0  # of f-strings in f-strings
     outermost = 0  # start of the outermost f-string
     for item in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -15,15 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor
-
 from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.launch.sbatch import sbatch
 from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place as environment_of
-from jobs.launch.worker_task import signal_delay_s
 from jobs.printing import waiting_for
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.slurm_job import SlurmJob, token_of
@@ -40,18 +37,6 @@ LATE_S = 5.0  # time in which Slurm may still accept jobs after sbatch has faile
 
 class SubmissionError(CommandError):
     """Raised if the jobs cannot be submitted to Slurm."""
-
-
-class _Executor(SlurmExecutor):
-    """submitit's Slurm executor. It creates sbatch scripts even if Slurm is not installed."""
-
-    @classmethod
-    def affinity(cls) -> int:
-        return 2
-
-    @classmethod
-    def name(cls) -> str:
-        return "slurm"
 
 
 def require_slurm(results: Path) -> None:
@@ -251,11 +236,27 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
         yield _script(manifest, array, place, after, "<hash of the manifest>")
 
 
+def _executor(folder: Path, python: str | None) -> Any:
+    """Return submitit's Slurm executor. It creates sbatch scripts even if Slurm is not installed.
+
+    submitit is imported here, because that takes longer than planning a submission.
+    """
+    from submitit.slurm.slurm import SlurmExecutor
+
+    class Executor(SlurmExecutor):  # type: ignore[misc]
+        affinity = classmethod(lambda cls: 2)
+        name = classmethod(lambda cls: "slurm")
+
+    return Executor(folder, python=python)
+
+
 def _script(manifest: Manifest, array: Array, place: int, after: str | None, digest: str) -> str:
     """Return the sbatch script of an array. It starts after the array with the number `after`."""
+    from jobs.launch.worker_task import signal_delay_s  # imports the worker
+
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
-    executor = _Executor(manifest.path / "slurm", python=slurm.python)
+    executor = _executor(manifest.path / "slurm", slurm.python)
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     cwd, environment = environment_of(manifest)
@@ -303,7 +304,8 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         executor.parameters["map_count"] = len(array.jobs)
     task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]
     worker = f"{executor.python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
-    return executor._make_submission_file_text(worker, "")
+    text: str = executor._make_submission_file_text(worker, "")
+    return text
 
 
 def _gpus(shape: Shape) -> str | None:

@@ -27,7 +27,7 @@ _MEASURED = ("_ms", "_mib", "_gib", "_percent")  # suffixes of columns with meas
 class Published(BaseModel):
     """Selects published figures: an entry of the key `published` of a table in a sweep file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+\.csv$")]  # in this folder
     value: str  # column to show

@@ -90,7 +90,7 @@ RecordedStatus = Annotated[Status, AfterValidator(_recorded)]
 
 class _Part(BaseModel):
     # Later versions may add keys, which older versions ignore.
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class Failure(_Part):

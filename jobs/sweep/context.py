@@ -17,7 +17,7 @@ Positive = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 
 
-STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 def names_of(
