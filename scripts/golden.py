@@ -175,7 +175,7 @@ def write_outputs(version: Path) -> None:
     commands = commands_of(version)
     environment = os.environ | {"COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(
-        [sys.executable, "-c", RUN_ALL, *WARM_UP],
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", RUN_ALL, *WARM_UP],
         cwd=version,
         check=True,
         env=environment,
@@ -185,7 +185,8 @@ def write_outputs(version: Path) -> None:
     for path in out.rglob("*"):
         if path.suffix in (".txt", ".md", ".html", ".csv"):
             text = path.read_text().replace(str(version), "ROOT")
-            path.write_text(re.sub(NEW_SUBMISSION, r"\1NEW", text))
+            text = re.sub(NEW_SUBMISSION, r"\1NEW", text)
+            path.write_text(re.sub(" +$", "", text, flags=re.M))
 
 
 def commands_of(version: Path) -> list[tuple[str, list[str]]]:

@@ -1,30 +1,57 @@
-"""Arguments that several commands of `python -m jobs` share."""
+"""Arguments and options that several commands share, and their parsers.
+
+The parsers reject values that no command can use.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from jobs.cli.completion import results_folders, run_ids
-from jobs.cli.parsers import as_path, run_prefix
+from jobs.user_files import invalid_path
+
+
+def as_path(text: str) -> Path:
+    """Convert an argument to a path. An error says why no file can have this path."""
+    if wrong := invalid_path(text):
+        raise typer.BadParameter(wrong)
+    return Path(text)
+
+
+def run_prefix(text: str) -> str:
+    """Return an argument that may be the beginning of a run id. "" begins every id."""
+    if not text:
+        raise typer.BadParameter("RUN must be the first characters of a run id, got ''")
+    return text
+
+
+def flag(name: str, help: str, short: str = "") -> Any:
+    """Return an option without a value, such as --force."""
+    return typer.Option(name, *([short] if short else []), help=help)
+
+
+RESULTS: dict[str, Any] = {"parser": as_path, "autocompletion": results_folders}
 
 Folder = Annotated[
     Path | None,
     typer.Argument(
+        metavar="FOLDER",
         help="Results folder. [default: the folder of the last accepted submission]",
-        parser=as_path,
-        autocompletion=results_folders,
+        **RESULTS,
     ),
+]
+Results = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Results folder, such as logs/flash.", **RESULTS)
 ]
 AnyFolders = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[FOLDER]...",
+        metavar="FOLDER",
         help="Results folders, and folders that contain results folders. [default: ./logs]",
-        parser=as_path,
-        autocompletion=results_folders,
+        **RESULTS,
     ),
 ]
 In = Annotated[
@@ -33,17 +60,26 @@ In = Annotated[
         "--in",
         help="Results folder that contains the run. [default: search the folder of the last "
         "submission, then all folders in ./logs]",
-        parser=as_path,
-        autocompletion=results_folders,
+        **RESULTS,
     ),
 ]
 RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Id of a run, or its first characters, for example 3fa2. "
-        "'python -m jobs status --json' lists the ids of all runs.",
+        help="Id of a run, or its first characters, for example 3fa2. 'status --json' lists the "
+        "ids of all runs.",
         parser=run_prefix,
         autocompletion=run_ids,
+    ),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
+        "> 4096'. It may contain parameters, benchmark, status, repeat and older_code (true or "
+        "false). Operators: ==, !=, <, <=, >, >=, in, not in, and, or, not. [default: all runs]",
     ),
 ]

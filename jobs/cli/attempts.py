@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.cli.completion import results_folders
-from jobs.cli.consoles import plain_console
-from jobs.cli.find import read_folder
-from jobs.cli.parsers import as_path
-from jobs.cli.where import Where, matching
+from jobs.cli.arguments import Results, Where
+from jobs.cli.observed import matching, note_bad_lines
+from jobs.cli.output import note, width
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.render import ListFormat, render_columns
+from jobs.results.run_states import observe
 
 EXAMPLES = "logs/flash --where 'seq_len == 1024'"
 
 
 def attempts(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Results folder, such as logs/flash.",
-            parser=as_path,
-            autocompletion=results_folders,
-        ),
-    ],
+    folder: Results,
     where: Where = None,
     output_format: Annotated[
         ListFormat, typer.Option("--format", help="Output format of the list.")
@@ -39,14 +29,12 @@ def attempts(
     An attempt is one execution of a run. The column 'shown' tells whether tables show it, and 'why'
     gives the reason. With --where, the status is that of the attempt.
     """
-    observation = read_folder(folder)
-    for line in map(str, observation.bad_lines):
-        print(f"note: {line}", file=sys.stderr)
+    observation = observe(folder.resolve())
+    note_bad_lines(observation.bad_lines)
     every = replace(observation, tasks=attempts_of(observation))
     chosen = matching(every, where).tasks
     if chosen:
         columns = attempt_columns(observation, chosen)
-        print(render_columns(columns, output_format, plain_console().width), end="")
+        print(render_columns(columns, output_format, width()), end="")
     else:
-        what = "the folder has no attempts" if where is None else f"no attempt satisfies {where!r}"
-        print(f"note: {what}", file=sys.stderr)
+        note("the folder has no attempts" if where is None else f"no attempt satisfies {where!r}")

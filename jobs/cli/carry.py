@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.cli.consoles import fail
+from jobs.cli.output import fail
 from jobs.code.git import GitError
 from jobs.code.state import repository_root, write_carried
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.cli.completion import results_folders
-from jobs.cli.consoles import fail, plain_console
-from jobs.cli.parsers import as_fraction, as_path
-from jobs.cli.where import matching_runs
-from jobs.errors import CommandError
+from jobs.cli.arguments import RESULTS, flag
+from jobs.cli.output import note, width
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
 from jobs.results.stale import with_stale
@@ -27,23 +23,27 @@ logs/before logs/after
 """
 
 
+def as_fraction(text: str) -> float:
+    """Return a number from the command line. A percentage is an error that says what to write."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected a number such as 0.01 for 1%, got {text!r}") from None
+
+
 def compare(
     before: Annotated[
         Path,
         typer.Argument(
+            metavar="BEFORE",
             help="Results folder. If it is the only one, its runs are compared with the baselines "
             "of their blocks.",
-            parser=as_path,
-            autocompletion=results_folders,
+            **RESULTS,
         ),
     ],
     after: Annotated[
         Path | None,
-        typer.Argument(
-            help="Results folder to compare with BEFORE.",
-            parser=as_path,
-            autocompletion=results_folders,
-        ),
+        typer.Argument(metavar="AFTER", help="Results folder to compare with BEFORE.", **RESULTS),
     ] = None,
     margin: Annotated[
         float | None,
@@ -69,11 +69,7 @@ def compare(
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
     ] = ListFormat.md,
     every: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            help="Also list cells that are new, gone or not measured.",
-        ),
+        bool, flag("--all", "Also list cells that are new, gone or not measured.")
     ] = False,
 ) -> None:
     """Compare measured times, by run and phase.
@@ -111,30 +107,31 @@ def compare(
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
     input is invalid; 3 otherwise.
     """
-    try:
-        if margin is not None:
-            require_margin(margin)
-        if after is None:
-            observation = with_stale(read_short(before.resolve()))
-            notes = [*map(str, observation.bad_lines), *observation.notes]
-            runs = {task.run.id: task.run for task in observation.tasks}
-            found = compare_blocks(observation, margin, _chosen(runs, where))
-        else:
-            old, new = read_side(before.resolve()), read_side(after.resolve())
-            notes = [
-                f"{each.folder}: {note}"
-                for each in (old.observation, new.observation)
-                for note in (*each.bad_lines, *each.notes)
-            ]
-            found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
-    except CommandError as error:
-        fail(str(error))
-    for note in dict.fromkeys(notes):
-        print(f"note: {note}", file=sys.stderr)
-    as_csv, width = output_format is ListFormat.csv, plain_console().width
-    print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width))
+    if margin is not None:
+        require_margin(margin)
+    if after is None:
+        observation = with_stale(read_short(before.resolve()))
+        notes = [*map(str, observation.bad_lines), *observation.notes]
+        runs = {task.run.id: task.run for task in observation.tasks}
+        found = compare_blocks(observation, margin, _chosen(runs, where))
+    else:
+        old, new = read_side(before.resolve()), read_side(after.resolve())
+        notes = [
+            f"{each.folder}: {text}"
+            for each in (old.observation, new.observation)
+            for text in (*each.bad_lines, *each.notes)
+        ]
+        found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
+    for text in dict.fromkeys(notes):
+        note(text)
+    as_csv = output_format is ListFormat.csv
+    print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width()))
     raise SystemExit(found.exit_code)
 
 
 def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:
-    return None if where is None or not runs else matching_runs(list(runs.values()), where)
+    if where is None or not runs:
+        return None
+    from jobs.cli.where import matching_runs  # imports what reads sweep files
+
+    return matching_runs(list(runs.values()), where)

@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.completion import results_folders
-from jobs.cli.consoles import fail
-from jobs.cli.parsers import as_path
+from jobs.cli.arguments import RESULTS, as_path
+from jobs.cli.output import fail, note
 from jobs.frame.file import unusable_file, write_csv, write_frame
-from jobs.results.unreadable import UnreadableResults
 
 EXAMPLES = "logs/flash --out flash.parquet"
 
@@ -26,12 +24,7 @@ class By(StrEnum):
 def export(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FOLDER",
-            help="Results folders, such as logs/flash.",
-            parser=as_path,
-            autocompletion=results_folders,
-        ),
+        typer.Argument(metavar="FOLDER", help="Results folders, such as logs/flash.", **RESULTS),
     ],
     out: Annotated[
         Path | None,
@@ -60,12 +53,9 @@ def export(
         fail(f"--out: {wrong}")
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
-    try:
-        frame, notes = read_frame(folders, by is By.process)
-    except (FileNotFoundError, UnreadableResults) as error:
-        fail(str(error))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    frame, notes = read_frame(folders, by is By.process)
+    for text in notes:
+        note(text)
     if out is None:
         write_csv(frame, sys.stdout)
         return

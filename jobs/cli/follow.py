@@ -1,4 +1,4 @@
-"""The option --follow of `jobs logs`: prints the log of a run while the run writes it."""
+"""The option --follow of `logs`: prints the log of a run while the run writes it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, 
         The last states, and whether output was printed.
 
     Raises:
-        KeyboardInterrupt: if the user interrupts.
-        FileNotFoundError: if the submissions are removed.
+        NoResults: if the submissions are removed.
     """
     tail = RecordTail(seen.folder, {task.run.id})
     tail.new()

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from jobs.cli.completion import results_folders
-from jobs.cli.consoles import errors, fail, plain_console
-from jobs.cli.find import note_bad_lines, observed
-from jobs.cli.parsers import as_path
+from jobs.cli.arguments import RESULTS, flag
+from jobs.cli.observed import note_bad_lines, observed
+from jobs.cli.output import fail, note, width
+from jobs.errors import CommandError
 from jobs.formatting import counted, relative
+from jobs.report.hours import Hours, lost_attempts
+from jobs.report.hours import hours as hours_of
+from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.run_states import Observation, observe
-from jobs.results.unreadable import BadLine, UnreadableResults
-
-if TYPE_CHECKING:
-    from jobs.report.hours import Hours
+from jobs.results.unreadable import BadLine
 
 EXAMPLES = "logs/flash --by status"
-
 # The columns that a narrow terminal does not show, the first one first
 LEAST = (
     "compiling (GPU-h)", "other (GPU-h)", "starting (GPU-h)", "sweep", "queued (h)", "attempts",
     "measuring (GPU-h)", "runs", "wall (h)", "wasted (GPU-h)",
 )  # fmt: skip
-NO_VALUE = "-"  # in Markdown; CSV has an empty cell and JSON null
 Row = dict[str, Any]
 
 
@@ -40,28 +36,17 @@ class By(StrEnum):
     status = "status"
 
 
-class TableFormat(StrEnum):
-    md = "md"
-    csv = "csv"
-
-
 def hours(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[FOLDER]...",
-            help="Results folders. [default: all in ./logs]",
-            parser=as_path,
-            autocompletion=results_folders,
+            metavar="FOLDER", help="Results folders. [default: all in ./logs]", **RESULTS
         ),
     ] = None,
     by: Annotated[
         By, typer.Option(help="One row per sweep, or one per sweep and status of its attempts.")
     ] = By.sweep,
-    output_format: Annotated[
-        TableFormat | None, typer.Option("--format", help="Format of the table. [default: md]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the rows as JSON.")] = False,
 ) -> None:
     """Show how many GPU-hours each sweep used, and for what.
 
@@ -79,30 +64,21 @@ def hours(
     The start of a job and the time between its runs are not counted. An attempt without a record,
     because its worker died, has unknown GPU-hours. A note tells the number of such attempts.
     """
-    if as_json and output_format is not None:
-        fail("only one of --json and --format is allowed")
-    from jobs.report.hours import hours as hours_of  # slow to import
-    from jobs.report.hours import lost_attempts
-
     rows: list[Row] = []
     lost: dict[str, int] = {}
-    for seen in [observed(path) for path in folders] if folders else _all_in_logs():
+    for seen in map(observed, folders) if folders else _all_in_logs():
         name = str(relative(seen.folder))
         rows += [_row(name, one, by) for one in hours_of(seen, by is By.status)]
-        for note in seen.notes:
-            errors.print(f"note: {name}: {note}", highlight=False, soft_wrap=True)
+        for text in seen.notes:
+            note(f"{name}: {text}")
         if count := lost_attempts(seen):
             lost[name] = count
             without = f"{counted(count, 'attempt')} without a record; their GPU-hours are unknown"
-            errors.print(f"note: {name}: {without}", highlight=False, soft_wrap=True)
+            note(f"{name}: {without}")
     if not rows:
-        errors.print("note: there are no attempts")
+        note("there are no attempts")
     if as_json:
         print(json.dumps({"rows": rows, "attempts_without_record": lost}))
-    elif output_format is TableFormat.csv:
-        table = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
     elif rows:
         _print_markdown(rows)
 
@@ -110,16 +86,13 @@ def hours(
 def _all_in_logs() -> Iterator[Observation]:
     """Yield the state of each results folder in ./logs. Prints which ones cannot be read."""
     bad: list[BadLine] = []
-    try:
-        folders = folders_in(LOGS, bad)
-    except UnreadableResults as error:
-        fail(str(error))
+    folders = folders_in(LOGS, bad)
     if not folders:
         fail(f"no results folder given, and none in ./{LOGS}; pass a folder as an argument")
     for folder in folders:
         try:
             seen = observe(folder.resolve())
-        except (FileNotFoundError, UnreadableResults) as error:
+        except CommandError as error:
             bad.append(BadLine(folder, 0, str(error)))
         else:
             bad += seen.bad_lines
@@ -144,8 +117,6 @@ def _row(folder: str, hours: Hours, by: By) -> Row:
 
 def _print_markdown(rows: list[Row]) -> None:
     """Print the rows, at least one. If there are several, the last row has their total."""
-    from jobs.report.tables.markdown import markdown_table
-
     if len(rows) > 1:
         total: Row = {}
         for name, value in rows[0].items():
@@ -154,7 +125,7 @@ def _print_markdown(rows: list[Row]) -> None:
         # A run may be in several rows.
         rows = [*rows, total | {"folder": "total", "runs": ""}]
     columns = {_heading(name): [_cell(row[name]) for row in rows] for name in rows[0]}
-    print(markdown_table(columns, width=plain_console().width, least=LEAST))
+    print(markdown_table(columns, width=width(), least=LEAST, see="--json"))
 
 
 def _heading(name: str) -> str:
@@ -166,8 +137,4 @@ def _heading(name: str) -> str:
 
 
 def _cell(value: str | float | None) -> str:
-    if value is None:
-        return NO_VALUE
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return str(value)
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -8,18 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from jobs.cli.arguments import AnyFolders
-from jobs.cli.consoles import console, fail, note
-from jobs.cli.find import note_bad_lines
+from jobs.cli.arguments import AnyFolders, flag
+from jobs.cli.observed import note_bad_lines
+from jobs.cli.output import fail, note, width
+from jobs.errors import CommandError
 from jobs.formatting import relative
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.manifest import SUBMISSIONS
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, observe
-from jobs.results.unreadable import BadLine, UnreadableResults
+from jobs.results.unreadable import BadLine
 from jobs.status import Status
 
 EXAMPLES = "logs/h100"
@@ -29,7 +28,7 @@ _LEAST = ("GPU-hours", "newest (UTC)", "sweep")  # that a narrow terminal does n
 
 def list_(
     folders: AnyFolders = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: Annotated[bool, flag("--json", "Print the rows as JSON.")] = False,
 ) -> None:
     """List the results folders here, the newest last.
 
@@ -52,7 +51,7 @@ def list_(
             "newest (UTC)": [_time(row["newest"]) for row in rows],
             "GPU-hours": [f"{row['gpu_hours']:.2f}" for row in rows],
         }
-        print(markdown_table(columns, "left", console.width, _LEAST, see="--json"))
+        print(markdown_table(columns, "left", width(), _LEAST, see="--json"))
 
 
 def _observed(places: list[Path], bad: list[BadLine]) -> Iterator[Observation]:
@@ -62,14 +61,10 @@ def _observed(places: list[Path], bad: list[BadLine]) -> Iterator[Observation]:
             fail(
                 f"there is no folder {place}; give a results folder, or a folder that contains some"
             )
-        try:
-            found = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
-        except UnreadableResults as error:
-            fail(str(error))
-        for folder in found:
+        for folder in [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad):
             try:
                 seen = observe(folder.resolve(), _forget_measurements)
-            except (FileNotFoundError, UnreadableResults) as error:
+            except CommandError as error:
                 bad.append(BadLine(folder, 0, str(error)))
             else:
                 bad += seen.bad_lines

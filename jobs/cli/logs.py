@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from jobs.cli.arguments import In, RunId
-from jobs.cli.consoles import fail
-from jobs.cli.find import find_run
+from jobs.cli.arguments import In, RunId, flag
 from jobs.cli.follow import follow
+from jobs.cli.observed import found_run
 from jobs.results.manifest import ARTIFACTS
-from jobs.results.run_logs import job_logs, log_of
+from jobs.results.run_logs import job_logs, log_of, text_of
 from jobs.results.run_states import Observation, TaskState
 
 EXAMPLES = "3fa2 --follow"
@@ -24,11 +20,11 @@ def logs(
     folder: In = None,
     follows: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--follow",
-            "-f",
-            help="Print the output while the run writes it, until the run ends. A queued run is "
-            "waited for.",
+            "Print the output while the run writes it, until the run ends. A queued run is waited "
+            "for.",
+            short="-f",
         ),
     ] = False,
 ) -> None:
@@ -39,28 +35,21 @@ def logs(
     If the run is in several folders, the folder of the last submission is preferred. If the run has
     no log file, prints the output of its job.
     """
-    seen, task = find_run(run, folder, prefer_live=follows)
-    if not follows or not task.status.is_live:
-        _print(seen, task)
-        return
-    print(f"# {task.run.label()} -> {task.status}", flush=True)
-    try:
+    seen, task = found_run(run, folder, prefer_live=follows)
+    printed = False
+    if follows and task.status.is_live:
+        print(f"# {task.run.label()} -> {task.status}", flush=True)
         seen, task, printed = follow(seen, task)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except FileNotFoundError as error:
-        fail(str(error))
     _print(seen, task, printed)
 
 
-def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
+def _print(seen: Observation, task: TaskState, printed: bool) -> None:
     """Print the status of a run, the reason of its failure, its artifacts and its output.
 
     If the output was printed before (`printed`), it is not printed again.
     """
-    record = task.record
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
-    failure = record.failure if record is not None else None
+    failure = task.record.failure if task.record is not None else None
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
@@ -77,11 +66,3 @@ def _print(seen: Observation, task: TaskState, printed: bool = False) -> None:
         sys.stdout.write(text)
     if failure is not None and failure.traceback and failure.traceback not in text:
         print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback
-
-
-def text_of(path: Path) -> str:
-    """Return the content of a log, or a line that says why it cannot be read."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError as error:
-        return f"# {path} cannot be read: {error.strerror}\n"

@@ -8,9 +8,9 @@ import subprocess
 import yaml
 
 from jobs.cli.arguments import In, RunId
-from jobs.cli.consoles import fail
-from jobs.cli.find import find_run
 from jobs.cli.invocation import words
+from jobs.cli.observed import found_run
+from jobs.cli.output import fail
 from jobs.results.latest import REPLAY
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
@@ -21,10 +21,10 @@ def replay(run: RunId, folder: In = None) -> None:
     """Repeat one run on this machine in the foreground.
 
     Writes a sweep file with only this run to ./logs/replay, prints the command that executes it
-    (python -m jobs.submit ... --debug), and executes the command. The record of the run is also
-    written to ./logs/replay.
+    (submit ... --debug), and executes the command. The record of the run is also written to
+    ./logs/replay.
     """
-    seen, task = find_run(run, folder)
+    seen, task = found_run(run, folder)
     if task.run.checkout:
         other = f"got run {task.run.id} with the checkout {task.run.checkout}"
         fail(f"replay must be given a run with the present code, {other}")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.cli.completion import results_folders
-from jobs.cli.consoles import fail
-from jobs.cli.parsers import as_path
-from jobs.errors import CommandError
-from jobs.results.unreadable import UnreadableResults
+from jobs.cli.arguments import RESULTS, as_path
+from jobs.cli.output import fail, note
 from jobs.user_files import not_a_folder
 
 EXAMPLES = "logs/flash --out report"
@@ -22,9 +18,9 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
+            metavar="FOLDER",
             help="Results folders, and folders that contain results folders, such as logs/h200.",
-            parser=as_path,
-            autocompletion=results_folders,
+            **RESULTS,
         ),
     ],
     out: Annotated[
@@ -49,9 +45,7 @@ def report(
         document = build_report(folders, out)
     except OSError as error:
         fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
-    except (UnreadableResults, CommandError) as error:
-        fail(str(error))
-    for note in document.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for text in document.notes:
+        note(text)
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     print(f"wrote {out / 'index.html'} and {out / 'report.md'}: {counts}")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobs.cli.arguments import In, RunId
-from jobs.cli.consoles import console
-from jobs.cli.find import find_run
 from jobs.cli.invocation import command
-from jobs.cli.logs import text_of
+from jobs.cli.observed import found_run
+from jobs.cli.output import width
 from jobs.formatting import format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples
 from jobs.frame.recorded import shown_commit
@@ -19,7 +18,7 @@ from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.manifest import ARTIFACTS, Manifest
 from jobs.results.record import Record
-from jobs.results.run_logs import job_logs, log_of
+from jobs.results.run_logs import job_logs, log_of, text_of
 from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import with_stale
 
@@ -39,7 +38,7 @@ def show(run: RunId, folder: In = None) -> None:
     end of its log, and how to repeat it. If the run has several repeats, the result is that of a
     repeat that failed if there is one, otherwise of the repeat that finished last.
     """
-    seen, task = find_run(run, folder)
+    seen, task = found_run(run, folder)
     for section in _sections(seen, task):
         print(section, end="\n\n")
 
@@ -150,5 +149,5 @@ def _line(name: str, text: str) -> str:
 
 
 def _table(title: str, columns: dict[str, list[str]]) -> str:
-    table = markdown_table(columns, width=console.width, least=_LEAST, see=command("attempts"))
+    table = markdown_table(columns, width=width(), least=_LEAST, see=command("attempts"))
     return f"{title}\n\n{table}"

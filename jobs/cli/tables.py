@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.completion import results_folders, sweep_files
-from jobs.cli.consoles import fail, plain_console
-from jobs.cli.find import read_folder
+from jobs.cli.arguments import Results, as_path
+from jobs.cli.completion import sweep_files
 from jobs.cli.invocation import command
-from jobs.cli.parsers import as_path
-from jobs.errors import InputError, TableError
+from jobs.cli.observed import note_bad_lines
+from jobs.cli.output import fail, note, width
+from jobs.errors import TableError
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.images import Image, copy_run_images, draw_plots
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
-from jobs.report.texts.templates import StudyTexts
 from jobs.report.views import plots_of, tables_of
-from jobs.results.run_states import Observation
+from jobs.results.run_states import Observation, observe
 from jobs.results.stale import with_stale
 from jobs.sweep.benchmarks import short_name
-from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
+
+if TYPE_CHECKING:
+    from jobs.report.texts.templates import StudyTexts
 
 EXAMPLES = "logs/flash --format latex --plot plots"
 
 
 def tables(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Results folder, such as logs/flash.",
-            parser=as_path,
-            autocompletion=results_folders,
-        ),
-    ],
+    folder: Results,
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
     ] = Format.md,
@@ -76,17 +70,18 @@ def tables(
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     if plot is not None and (file := not_a_folder(plot)):
         fail(f"--plot must be a folder, got the file {str(file)!r}")
-    observation = with_stale(read_folder(folder))
+    observation = with_stale(observe(folder.resolve()))
     sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
     results = list_results(observation)
     texts = None if text is None else _read_texts(text, sweep)
     _print_tables(observation, sweep, results, table, output_format, texts)
-    for line in (*map(str, observation.bad_lines), *observation.notes):
-        print(f"note: {line}", file=sys.stderr)
+    note_bad_lines(observation.bad_lines)
+    for line in observation.notes:
+        note(line)
     others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
     if others:
         see = f"{command('compare')} {relative(observation.folder)}"
-        print(f"note: the runs of {', '.join(others)} are not in tables: {see}", file=sys.stderr)
+        note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
         images = _collect_images(observation, sweep, results, plot)
         if output_format is Format.md and images:
@@ -117,16 +112,13 @@ def _print_tables(
             fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:
             here = short_name(str(view.benchmark)) in {r.run.benchmark for r in results}
-            which = (
-                f"satisfies the condition {view.where!r}"
-                if here
-                else f"has benchmark {view.benchmark!r}"
-            )
-            print(f"note: table {view.name} is empty: no run {which}", file=sys.stderr)
+            condition = f"satisfies the condition {view.where!r}"
+            which = condition if here else f"has benchmark {view.benchmark!r}"
+            note(f"table {view.name} is empty: no run {which}")
             continue
         for warning in table.warnings:
-            print(f"note: table {view.name}: {warning}", file=sys.stderr)
-        print(render(table, output_format, plain_console().width), end="\n\n")
+            note(f"table {view.name}: {warning}")
+        print(render(table, output_format, width()), end="\n\n")
 
 
 def _collect_images(
@@ -141,25 +133,24 @@ def _collect_images(
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         fail(f"--plot {folder}: {error.strerror}: {error.filename}")
-    for name in declared:
-        if name not in [image.path.name for image in drawn]:
-            plot = name.removesuffix(".png")
-            print(f"note: plot {plot} is not drawn: no run has a value for it", file=sys.stderr)
+    for name in sorted({*declared} - {image.path.name for image in drawn}, key=declared.index):
+        note(f"plot {name.removesuffix('.png')} is not drawn: no run has a value for it")
     for image in images:
         print(image.path, file=sys.stderr)
     if not images and not declared:
-        print(f"note: sweep {sweep.name} has no plots, and no run produced images", file=sys.stderr)
+        note(f"sweep {sweep.name} has no plots, and no run produced images")
     return images
 
 
 def _load(path: Path) -> Sweep:
-    try:
-        return load_sweep(path).sweep
-    except InputError as error:
-        fail(str(error))
+    from jobs.sweep.load import load_sweep  # imports what reads sweep files
+
+    return load_sweep(path).sweep
 
 
 def _read_texts(path: Path, sweep: Sweep) -> StudyTexts:
+    from jobs.report.texts.templates import StudyTexts  # imports jinja2, which is slow
+
     try:
         return StudyTexts(path, [view.name for view in tables_of(sweep)])
     except TableError as error:

@@ -1,10 +1,11 @@
-"""The option --watch: prints a report again and again until nothing is queued or running."""
+"""The option --watch of `status`: prints a report again until nothing is queued or running."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from jobs.cli.application import Command
@@ -20,16 +21,15 @@ class WatchingCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         for i, word in enumerate(given):
-            if word == "--watch" and not _is_number(given[i + 1 : i + 2]):
+            if word == "--watch" and not _is_number("".join(given[i + 1 : i + 2])):
                 given[i] = f"--watch={DEFAULT_S}"
         return super().parse_args(ctx, given)
 
 
-def _is_number(words: list[str]) -> bool:
-    try:
-        return bool(words) and float(words[0]) == float(words[0])
-    except ValueError:
-        return False
+def _is_number(word: str) -> bool:
+    with suppress(ValueError):
+        return float(word) == float(word)
+    return False
 
 
 def watch(report: Callable[[], tuple[str, bool]], every_s: float) -> None:
@@ -37,9 +37,6 @@ def watch(report: Callable[[], tuple[str, bool]], every_s: float) -> None:
 
     Args:
         report: function that returns the text, and whether a run is queued or running.
-
-    Raises:
-        KeyboardInterrupt: if the user interrupts.
     """
     terminal = sys.stdout.isatty()
     before = None

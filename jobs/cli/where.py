@@ -1,15 +1,14 @@
-"""The option --where: selects runs by their parameters and their state."""
+"""Selects runs by their parameters and their state, for the option --where."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from pydantic import create_model
 
-from jobs.cli.consoles import fail
+from jobs.cli.output import fail
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import Staleness
@@ -22,16 +21,6 @@ from jobs.sweep.context import names_of, never_equals
 OLDER = "older_code"
 # Allowed in a condition, in addition to the parameters.
 NAMES = ("benchmark", "status", "repeat", OLDER)
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="CONDITION",
-        help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
-        "> 4096'. It may contain parameters, benchmark, status, repeat and older_code (true or "
-        "false). Operators: ==, !=, <, <=, >, >=, in, not in, and, or, not. [default: all runs]",
-    ),
-]
 
 
 def matching(seen: Observation, where: str | None) -> Observation:

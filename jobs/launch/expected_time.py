@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from jobs.results.record import Record
 from jobs.results.record_reader import iter_records
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import Run
-
-_Seconds = dict[str, float]  # mean run time in seconds, by benchmark and parameters, see `_point`
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,13 @@ class ExpectedTime:
 
 @dataclass(frozen=True)
 class EarlierTimes:
-    """Run times of earlier runs that ended as ok, by results folder.
+    """Run times of earlier runs that ended as ok, and the results folders that have them.
 
     The run times in a block are not equal: its trial takes longer than its rounds, or less long.
     This is why the mean over the records of a run is used, also those of trials.
     """
 
-    by_folder: dict[Path, _Seconds]
+    by_point: dict[str, tuple[float, Path]]  # mean in seconds; see `_point`
 
     @classmethod
     def of(cls, prepared: Prepared) -> EarlierTimes:
@@ -66,44 +63,33 @@ class EarlierTimes:
             return cls({})
         wanted = {_point(run) for run in manifest.runs.values()}
         own = manifest.folder.resolve()
-        others: list[Path] = []
+        others: set[Path] = set()
         with suppress(UnreadableResults):
             named = (path for path in folders_in(LOGS) if path.name == manifest.sweep.name)
-            others = [path for path in dict.fromkeys(map(Path.resolve, named)) if path != own]
-        found = {folder: _seconds(folder, wanted) for folder in others}
-        most = max(found, key=lambda folder: len(found[folder]), default=None)
-        return cls({own: _seconds(own, wanted)} | ({most: found[most]} if most else {}))
+            others = {path.resolve() for path in named} - {own}
+        found = [_times(folder, wanted) for folder in sorted(others)]
+        here = _times(own, wanted)
+        return cls(here | max(found, key=len, default={}) | here)
 
     def expected(self, runs: list[Run]) -> ExpectedTime | None:
         """Return the expected time of some runs, each of which may occur several times.
 
         A run without an earlier time counts as the mean of the others. None if no run has one.
         """
-        sources = [self._source(run) for run in runs]
-        known = [
-            self.by_folder[source][_point(run)]
-            for run, source in zip(runs, sources, strict=True)
-            if source is not None
-        ]
+        times = [self.by_point.get(_point(run)) for run in runs]
+        known = [one for one in times if one is not None]
         if not known:
             return None
-        mean = sum(known) / len(known)
-        seconds = [
-            mean if source is None else self.by_folder[source][_point(run)]
-            for run, source in zip(runs, sources, strict=True)
-        ]
+        mean = sum(seconds for seconds, _ in known) / len(known)
+        seconds = [mean if one is None else one[0] for one in times]
         gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
         gpu_seconds = sum(one * count for one, count in zip(seconds, gpus, strict=True))
-        folders = [folder for folder in self.by_folder if folder in sources]
+        used = {folder for _, folder in known}
+        folders = list(dict.fromkeys(f for _, f in self.by_point.values() if f in used))
         return ExpectedTime(sum(seconds) / 60, gpu_seconds / 3600, len(known), folders)
 
-    def _source(self, run: Run) -> Path | None:
-        """Return the first folder that has a time of the run, or None."""
-        point = _point(run)
-        return next((path for path, times in self.by_folder.items() if point in times), None)
 
-
-def _seconds(folder: Path, wanted: Iterable[str]) -> _Seconds:
+def _times(folder: Path, wanted: set[str]) -> dict[str, tuple[float, Path]]:
     """Return the mean run time of each wanted point in a results folder. Empty if unreadable."""
     times: dict[str, list[float]] = {}
     with suppress(UnreadableResults):  # another folder must not stop the submission
@@ -111,7 +97,7 @@ def _seconds(folder: Path, wanted: Iterable[str]) -> _Seconds:
             if isinstance(record, Record) and record.status == "ok":
                 point = _point(record)
                 times.setdefault(point, []).append(record.finished_at - record.started_at)
-    return {point: sum(times[point]) / len(times[point]) for point in wanted if point in times}
+    return {p: (sum(found) / len(found), folder) for p, found in times.items() if p in wanted}
 
 
 def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.text import Text
 
 from jobs.code.short_names import run_labels
-from jobs.formatting import counted
+from jobs.formatting import UNLIMITED, counted
 from jobs.results.counting import is_trial
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
@@ -124,3 +124,14 @@ class QueueProgress:
         states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)
         runs = [self._manifest.runs[state.run] for state in states if state is not None]
         self._bar.running = " | ".join(map(self._label, runs))
+
+
+def plain_console() -> Console:
+    """Return a console without markup and emoji codes, such as `[red]` and `:100:`.
+
+    Lines in a file or pipe are not wrapped, so that other programs can read them.
+    """
+    console = Console(markup=False, emoji=False)
+    if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set
+        console.width = UNLIMITED
+    return console

@@ -27,7 +27,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from jobs.block import Block
 from jobs.processes import ProcessHandle
 from jobs.results.slurm_job import SlurmJob
-from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
+from jobs.results.unreadable import (
+    BadLine,
+    NoResults,
+    UnreadableResults,
+    first_problem,
+    names_in,
+)
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 from jobs.whole_files import is_own, write_json
@@ -343,7 +349,7 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     """Read the manifests of all submissions of a results folder, oldest first.
 
     Raises:
-        FileNotFoundError: if the folder contains no submissions.
+        NoResults: if the folder contains no submissions.
         UnreadableResults: if the folder of the submissions cannot be read.
         BrokenManifest: if the folder contains manifests, but none can be read.
     """
@@ -364,11 +370,11 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
         bad += [error.problem for error in broken]
     if not manifests:
         if not os.path.isdir(folder):
-            raise FileNotFoundError(f"there is no folder {folder}; give a results folder")
+            raise NoResults(f"there is no folder {folder}; give a results folder")
         names = [name for name in names_in(folder) if os.path.isdir(folder / name / SUBMISSIONS)]
         below = [str(folder / name) for name in names]
         which = ", ".join([*below[:SHOWN_BELOW], *(["..."] if below[SHOWN_BELOW:] else [])])
-        raise FileNotFoundError(
+        raise NoResults(
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
             + (f"; results folders in it: {which}" if below else "")
         )

@@ -48,6 +48,14 @@ def job_logs(seen: Observation, task: TaskState) -> list[Path]:
     return []
 
 
+def text_of(path: Path) -> str:
+    """Return the content of a log, or a line that says why it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        return f"# {path} cannot be read: {error.strerror}\n"
+
+
 def _written_at(path: Path) -> float:
     try:
         return path.lstat().st_mtime

@@ -71,7 +71,7 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
         shorten: removes from a record what the caller does not need, see `read_records`.
 
     Raises:
-        FileNotFoundError: if the folder contains no submissions.
+        NoResults: if the folder contains no submissions.
         UnreadableResults: if the folder of the submissions or of the records cannot be read.
         BrokenManifest: if the folder contains manifests, but none can be read.
     """

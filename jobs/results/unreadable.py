@@ -23,6 +23,10 @@ class UnreadableResults(CommandError):
     """Raised if a folder in a results folder, such as `records`, cannot be read."""
 
 
+class NoResults(CommandError, FileNotFoundError):
+    """Raised if a folder contains no submissions."""
+
+
 @dataclass(frozen=True)
 class BadLine:
     """A line of a record file, or a whole file, that is skipped because it cannot be read.

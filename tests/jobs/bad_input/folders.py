@@ -70,37 +70,23 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("file", {"file": ""}, "file is a file"),
     ("all", {"all/out": results}, "results folders in it: "),
     ("out", {"out": without_submissions}, "holds no submission"),
-    ("out", {"out/submissions": "a file"}, "Not a directory"),
-    ("out/submissions", {"out": results}, "holds no submission"),
     ("a\0b", {}, "a NUL character"),
     ("out", {"out": with_file("manifest.json", b"{")}, "Invalid JSON"),
-    ("out", {"out": with_file("manifest.json", b"\xff")}, "Invalid JSON"),
     ("out", {"out": with_file("manifest.json", None)}, "Is a directory"),
-    ("out", {"out": with_file("manifest.json", b"[]")}, BAD_MANIFEST),
     ("out", {"out": changed(lambda data: data.pop("runs"))}, "the key 'runs' is missing"),
-    ("out", {"out": changed(lambda data: data.update(executor="pbs"))}, "executor: Input"),
     ("out", {"out": changed(lambda data: data["sweep"].pop("name"))}, "key 'sweep.name' is m"),
-    ("out", {"out": changed(lambda data: data["jobs"][0].update(tasks=[1]))}, BAD_MANIFEST),
     ("out", {"out": changed(lambda data: data["runs"][0].update(shape=99))}, BAD_MANIFEST),
 ]
 _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "Usage: "),
     (("jobs", "stauts"), "No such command 'stauts'"),
     (("jobs", "status"), "none in ./logs has an accepted submission"),
-    (("jobs", "cancel"), "none in ./logs has an accepted submission"),
-    (("jobs", "retry"), "none in ./logs has an accepted submission"),
-    (("jobs", "status", "out", "--jsn"), "No such option: --jsn"),
     (("jobs", "status", "out", "--watch", "0"), "greater than or equal to 0.5"),
-    (("jobs", "status", "out", "--watch", "inf"), "less than or equal to 86400"),
-    (("jobs", "cancel", "no"), NO_FOLDER),
-    (("jobs", "retry", "no"), NO_FOLDER),
     (("jobs", "logs"), "Missing argument 'RUN'"),
     (("jobs", "logs", ""), "RUN must be the first characters of a run id"),
     (("jobs", "logs", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),
     (("jobs", "logs", "a\udcff"), "no run whose id begins with 'a\\udcff' in ./logs"),
-    (("jobs", "logs", "a", "--in", "no"), NO_FOLDER),
     (("jobs", "replay", "0", "--in", "sweep.yaml"), "sweep.yaml is a file"),
-    (("jobs", "replay", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),
     (("jobs", "carry"), "must be in a git repository"),
     # ---- tables and comparisons
     (("aggregate",), "Missing argument"),
@@ -110,24 +96,16 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "out", "--table", "tt"), "sweep toy has no table 'tt'"),
     (("aggregate", "out", "--plot", "sweep.yaml"), "--plot must be a folder"),
     (("aggregate", "out", "--views", "no.yaml"), "no.yaml: cannot be read"),
-    (("aggregate", "out", "--views", "/dev/zero"), "got a device"),
     (("aggregate", "out", "--text", "no.j2"), "no.j2 cannot be read"),
-    (("aggregate", "out", "--text", "out"), "must be a regular"),
-    (("aggregate", "attempts", "no"), NO_FOLDER),
-    (("aggregate", "attempts", "out", "--where", "sise > 1"), "'sise' is not"),
     (("aggregate", "attempts", "out", "--where", "status == fine"), "status == fine"),
-    (("aggregate", "export", "no"), NO_FOLDER),
     (("aggregate", "export", "out", "no", "--out", "a.csv"), NO_FOLDER),
     (("aggregate", "export", "out", "--out", "out"), "must be a file"),
     (("aggregate", "export", "out", "--out", "a.xls"), "must end in .csv or .parquet"),
     (("aggregate", "export", "out", "--out", "no/a.csv"), "the folder 'no' does not exist"),
     (("aggregate", "compare", "out"), "no paired rounds"),
     (("aggregate", "compare", "out", "out"), "must be different folders"),
-    (("aggregate", "compare", "no"), NO_FOLDER),
-    (("aggregate", "compare", "no", "out"), NO_FOLDER),
     (("aggregate", "compare", "out", "no"), NO_FOLDER),
     (("aggregate", "compare", "out", "--tolerance", "-1"), "--margin must be greater than 0"),
-    (("aggregate", "compare", "out", "--margin", "nan"), "--margin must be greater than 0"),
     (("aggregate", "compare", "out", "--margin", "2%"), "got '2%'"),
     (("aggregate", "compare", "out", "--where", "sise > 1"), "'sise' is"),
     (("aggregate", "compare", "out", "other"), "have no run in common"),
@@ -135,16 +113,12 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
 # tests/jobs/report/test_texts.py has the other kinds of wrong templates.
 _TEMPLATES: list[tuple[Content, str]] = [
     ("{% block tt %}a{% endblock %}", "the sweep has no such table"),
-    ("text", "must be in a block"),
     ("{% block t %}{{ nothing }}{% endblock %}", "'nothing' is undefined"),
-    ("{% block t %}{{ value('time', 'forward') }}{% endblock %}", "text.j2:1: "),
     (b" " * 3_000_000, "at most 2000000 bytes"),
 ]
 _CHECKS: list[tuple[list[str], str]] = [
     ([], "Missing argument"),
     (["a"], "a reference must be FILE.py:NAME"),
-    (["a.txt:f"], "there is no module 'a.txt'"),
-    (["no.py:f"], "there is no file 'no.py'"),
     ([f"{'x' * 300}.py:f"], "there is no file 'xxxx"),
     (["a\0.py:f"], "there is no file 'a\\x00.py'"),
     (["code.py:forwrad"], "did you mean 'forward'?"),
@@ -155,24 +129,18 @@ _CHECKS: list[tuple[list[str], str]] = [
     (["code.py:forward", "--as", "kernel"], "'kernel' is not one of"),
     (["code.py:two"], "use --as"),
     (["code.py:two", "--as", "attention"], "must take (q, k, v, is_causal), got (a, b)"),
-    (["code.py:two", "--as", "optimizer"], "must take (params, optimizer_cls, **options)"),
-    (["code.py:Plain", "--as", "attention"], "must be a function"),
-    (["code.py:kernel", "--as", "attention"], "is a Triton kernel"),
     (["code.py:Flash", "--as", "ddp"], "is a torch.autograd.Function"),
-    (["code.py:forward", "--dtype", "int8"], "got 'int8'"),
+    (["code.py:forward", "--dtype", "int8"], "'int8' is not one of"),
     (["code.py:forward", "--seq-len", "0"], "--seq-len"),
 ]
 _SOURCES: dict[str, Content] = {
     "code.py": """\
-import torch, triton
+import torch
 def forward(q, k, v, is_causal): ...
 def two(a, b): ...
-class Plain: ...
 class Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, is_causal): ...
-@triton.jit
-def kernel(q, k, v, is_causal): ...
 """,
     "syntax.py": "def f(",
     "nul.py": b"def f(): ...\0",
@@ -186,7 +154,6 @@ _ATTENTION = (
 _REFERENCES = [
     ("fsdp", "got 'fsdp'"),
     ("flash_tritn", "did you mean 'flash_triton'?"),
-    ("no.py:f", "implementation: there is no file 'no.py'"),
     ("code.py:two", "must take (q, k, v, is_causal)"),
     ("imports.py:f", "there is no module 'no_such_module'"),
 ]

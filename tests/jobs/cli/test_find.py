@@ -128,17 +128,6 @@ def test_a_broken_manifest_elsewhere_does_not_matter(here: Path) -> None:
     assert "of the exception" in call("jobs", "logs", failed_run("logs/ok").run).stdout
 
 
-def test_without_an_accepted_submission_the_error_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_submission(write_sweep(tmp_path, [{"what": "ok"}]), Path("logs/refused"))
-    for command in ("status", "cancel", "retry"):
-        done = call("jobs", command)
-        assert done.returncode == 2 and done.stdout.count("\n") == 1
-        assert "none in ./logs has an accepted submission; pass the folder" in done.stdout
-
-
 @pytest.mark.slow
 def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     """The folder of the last submission comes first, and records elsewhere are not read."""

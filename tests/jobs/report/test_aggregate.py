@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from jobs.cli import status
 from jobs.cli.application import COMMANDS, app
 from jobs.frame.results import list_results
 from jobs.report.tables.markdown import markdown_table
@@ -123,8 +122,7 @@ def test_no_command_prints_a_line_wider_than_the_terminal(
     commands = [("aggregate", name) for name in ("tables", "compare", "attempts")]
     commands += [("jobs", "hours"), ("jobs", "status")]
     in_pipe = [call(*command, "out").stdout for command in commands]
-    monkeypatch.setattr("jobs.cli.consoles.UNLIMITED", width)
-    monkeypatch.setattr(status.console, "width", width)
+    monkeypatch.setattr("jobs.cli.output.UNLIMITED", width)
     for command, whole in zip(commands, in_pipe, strict=True):
         lines = call(*command, "out").stdout.splitlines()
         # Notes on stderr and commands to copy are not broken.

@@ -5,57 +5,33 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from jobs.cli.consoles import errors, fail
-from jobs.printing import waiting_for
+from jobs.errors import CommandError
 from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of, noted_folder
 from jobs.results.run_states import Observation, TaskState, observe
-from jobs.results.unreadable import BadLine, UnreadableResults
+from jobs.results.unreadable import BadLine
 from jobs.status import Status
 
 
-def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
-    """Return the state of a results folder, and print to stderr what in it cannot be read.
-
-    Exits with an error message if the folder cannot be read.
+def last_folder(bad: list[BadLine]) -> Path:
+    """Return the results folder of the last accepted submission.
 
     Args:
-        folder: the results folder. None: the folder of the last accepted submission.
-        shows_bad_lines: whether the caller shows the bad lines of the observation itself.
+        bad: list to which a `BadLine` is added for each file or folder elsewhere in ./logs that was
+            searched and cannot be read.
+
+    Raises:
+        CommandError: if there is no such folder.
     """
-    try:
-        path = (folder or _latest()).resolve()
-        with waiting_for(f"the results in {path} to be read"):
-            seen = observe(path)
-    except (FileNotFoundError, UnreadableResults) as error:
-        fail(str(error))
-    if not shows_bad_lines:
-        note_bad_lines(seen.bad_lines)
-    return seen
-
-
-def read_folder(folder: Path) -> Observation:
-    """Return the state of a results folder. Exits with an error message if it cannot be read."""
-    try:
-        return observe(folder.resolve())
-    except (FileNotFoundError, UnreadableResults) as error:
-        fail(str(error))
-
-
-def note_bad_lines(bad_lines: list[BadLine]) -> None:
-    """Print what cannot be read to stderr."""
-    for line in bad_lines:
-        errors.print(f"note: {line}", highlight=False, soft_wrap=True)
-
-
-def _latest() -> Path:
-    bad: list[BadLine] = []
     gone = noted_folder()
     if gone is not None and not os.path.exists(gone):
-        fail(f"the last submission went to {gone}, which no longer exists; pass a folder")
-    folder = latest_folder(bad)
-    note_bad_lines([line for line in bad if folder is None or not line.path.is_relative_to(folder)])
+        raise CommandError(
+            f"the last submission went to {gone}, which no longer exists; pass a folder"
+        )
+    found: list[BadLine] = []
+    folder = latest_folder(found)
+    bad += [line for line in found if folder is None or not line.path.is_relative_to(folder)]
     if folder is None:
-        fail(
+        raise CommandError(
             f"no results folder given, and none in ./{LOGS} has an accepted submission; pass the "
             "folder as an argument"
         )
@@ -74,19 +50,22 @@ def find_run(
         folder: the results folder. None: the folder of the last accepted submission if it contains
             the run, otherwise all folders in ./logs.
         prefer_live: whether to prefer a repeat that is running or queued.
+
+    Raises:
+        CommandError: if there is no such run, or more than one, or a folder cannot be read.
     """
     found: list[tuple[Observation, TaskState]] = []
     for path in [folder] if folder else _folders_with(run):
-        seen = observed(path)
+        seen = observe(path.resolve())
         found += [(seen, task) for task in seen.tasks if task.run.id.startswith(run)]
     ids = sorted({task.run.id for _, task in found})
     if not ids:
-        fail(
+        raise CommandError(
             f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; name another folder "
             "with --in FOLDER; 'python -m jobs status FOLDER --json' lists the ids of all runs"
         )
     if len(ids) > 1:
-        fail(
+        raise CommandError(
             f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
         )
     return max(found, key=lambda item: _preference(item[1], prefer_live))
@@ -99,11 +78,8 @@ def _folders_with(run: str) -> list[Path]:
     contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
     returned only if no other folder contains the run.
     """
-    try:
-        latest, replay = latest_folder(), REPLAY.resolve()
-        folders = [path.resolve() for path in (*([latest] if latest else []), *folders_in(LOGS))]
-    except UnreadableResults as error:
-        fail(str(error))
+    latest, replay = latest_folder(), REPLAY.resolve()
+    folders = [path.resolve() for path in (*([latest] if latest else []), *folders_in(LOGS))]
     # Manifests that cannot be read are left out. Reading the records, too, would take long.
     ids = {
         path: {one for manifest in manifests for one in manifest.runs if one.startswith(run)}

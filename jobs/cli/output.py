@@ -1,0 +1,60 @@
+"""Prints what commands say: lines for a terminal or a pipe, notes and errors.
+
+On a terminal, lines are broken between words. In a file or pipe they are not, so that other
+programs can read them. Commands to copy and errors are never broken.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from jobs.formatting import UNLIMITED, wrapped
+from jobs.printing import say
+
+
+def width() -> int:
+    """Return the width of the output in columns. The variable COLUMNS sets that of a terminal."""
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if on_terminal else UNLIMITED
+
+
+def broken(line: str, indent: int = 0) -> str:
+    """Return a line for stdout, broken at the width of a terminal, and the end of the line.
+
+    All lines but the first are indented by `indent` spaces.
+    """
+    return wrapped(line, width(), " " * indent) + "\n"
+
+
+def columns(rows: Iterable[tuple[str, ...]], start: str = "") -> str:
+    """Return rows of texts below each other. The last text of a row is broken at the width."""
+    rows = list(rows)
+    sizes = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
+    lines = ""
+    for row in rows:
+        cells = [text.ljust(size) for text, size in zip(row, sizes, strict=True)]
+        begin = start + "".join(f"{cell}  " for cell in cells[:-1])
+        lines += broken((begin + row[-1]).rstrip(), len(begin))
+    return lines
+
+
+def follow_up(words: str, folder: Path) -> None:
+    """Print a command with the results folder as its last argument, on one line for copying."""
+    print(f"  {words} {shlex.quote(str(folder))}")
+
+
+def note(text: object) -> None:
+    """Print a note to stderr."""
+    say(f"note: {text}", sys.stderr)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error message to stderr and exit with code 2."""
+    red = sys.stderr is not None and sys.stderr.isatty()
+    say(f"\x1b[31m{message}\x1b[0m" if red else message, sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,139 @@
+"""Prints the plan of a submission: the option --dry-run of `submit` and `retry`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+from jobs.block import Block
+from jobs.cli.output import broken, columns
+from jobs.formatting import counted, relative
+from jobs.launch.expected_time import EarlierTimes, expected_text
+from jobs.launch.packing import worst_case_gpu_hours
+from jobs.launch.plan_submission import Prepared
+from jobs.results.manifest import Executor
+from jobs.run import varying
+
+SHOWN_RUNS = 10
+
+
+def preview(prepared: Prepared, cluster_file: Path | None, sbatch: bool) -> None:
+    """Print the runs, jobs, job arrays, expected time and GPU-hours of a planned submission.
+
+    Args:
+        sbatch: whether to print the sbatch scripts.
+    """
+    manifest = prepared.manifest
+    on_slurm = manifest.executor is Executor.slurm or sbatch
+    print(columns(_rows(prepared, cluster_file, on_slurm)), end="")
+    shapes = Counter(job.shape for job in manifest.jobs)
+    for shape, count in shapes.items():
+        text = f"  {counted(count, 'job')} of {shape}"
+        if on_slurm:  # only Slurm limits the time of a whole job
+            limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
+            text += f", at most {limit} min each"
+        print(broken(text, indent=4), end="")
+    show_runs(prepared)
+    if sbatch:
+        from jobs.launch.slurm_executor import sbatch_texts
+
+        for text in sbatch_texts(manifest):
+            print(text)
+
+
+def show_runs(prepared: Prepared) -> None:
+    """Print the first runs of a planned submission."""
+    manifest = prepared.manifest
+    names = varying(prepared.expansion.runs)
+    planned = dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks)
+    for run in list(planned)[:SHOWN_RUNS]:
+        print(f"  {run}  {manifest.runs[run].label(names)}")
+    if len(planned) > SHOWN_RUNS:
+        print(f"  … and {len(planned) - SHOWN_RUNS} more")
+
+
+def _rows(
+    prepared: Prepared, cluster_file: Path | None, on_slurm: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield what is planned, each with its name."""
+    manifest, expansion = prepared.manifest, prepared.expansion
+    benchmarks = dict.fromkeys(run.benchmark for run in expansion.runs)
+    yield "sweep", f"{manifest.sweep.name} ({', '.join(benchmarks)})"
+    yield "runs", _runs(prepared)
+    tasks = sum(len(job.tasks) for job in manifest.jobs)
+    unknown = f", of these {prepared.unknown} unknown" if prepared.unknown else ""
+    in_flight = f"{len(prepared.in_flight)} queued or running{unknown}"
+    yield "to run", f"{tasks} ({_known(prepared)}, {in_flight})"
+    largest = max((len(job.tasks) for job in manifest.jobs), default=0)
+    chosen = " (chosen automatically; runs_per_job sets it)"
+    per_job = f"with at most {counted(largest, 'run')} each"
+    per_job += chosen if manifest.sweep.runs_per_job is None else ""
+    yield "jobs", f"{len(manifest.jobs)}, {per_job}"
+    if on_slurm:
+        from jobs.launch.slurm_executor import planned_arrays
+
+        planned, problem = planned_arrays(manifest)
+        yield "arrays", str(len(planned))
+        if problem and which("sbatch"):
+            yield "Slurm", problem
+        # Without the file, the jobs go to the default partition, which often has no GPUs.
+        from_file = f"settings of {cluster_file}" if cluster_file else "no cluster.yaml here"
+        yield "cluster", from_file
+    earlier = EarlierTimes.of(prepared)
+    if expansion.blocks:
+        yield "paired", _rounds(expansion.blocks, prepared, earlier)
+    for name, checkout in manifest.checkouts.items():
+        commit = checkout.state.get("commit")
+        yield "against", f"{name}" + (f" (commit {commit})" if commit else "")
+    yield "expected", expected_text(prepared, earlier)
+    hours = worst_case_gpu_hours(manifest.jobs)
+    yield "at most", f"{hours:.1f} GPU-hours, not counting requeues"
+    yield "results", str(relative(manifest.folder))
+
+
+def _runs(prepared: Prepared) -> str:
+    """Return how many runs the sweep has, and how many are left out."""
+    expansion, repeats = prepared.expansion, prepared.manifest.sweep.repeats
+    text = f"{len(expansion.runs)}" + (f" x {repeats} repeats" if repeats > 1 else "")
+    if expansion.blocks:
+        paired = sum(len(block.all_tasks()) for block in expansion.blocks)
+        alone = len(expansion.runs) - sum(len(block.runs) for block in expansion.blocks)
+        text += f", {counted(paired + alone, 'process')} (rounds and A/A)"
+    left_out = [
+        f"{count} {what}"
+        for count, what in (
+            (expansion.excluded, "excluded"),
+            (expansion.filtered, "filtered out"),
+            (expansion.duplicates, "duplicates"),
+        )
+        if count
+    ]
+    return text + (f" ({', '.join(left_out)})" if left_out else "")
+
+
+def _known(prepared: Prepared) -> str:
+    """Return how many runs are skipped because they succeeded or failed before."""
+    failed = Counter(str(record.status) for record in prepared.failed_before)
+    text = f"{len(prepared.done) - failed.total()} done"
+    if failed:
+        kinds = ", ".join(f"{count} {status}" for status, count in failed.items())
+        text += f", {failed.total()} failed before: {kinds}; --retry-failed repeats them"
+    return text
+
+
+def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> str:
+    """Return the number of blocks and rounds, and the expected time of a round, as text.
+
+    There must be at least one block.
+    """
+    rounds = max(block.rounds for block in blocks)
+    fewest = "3 to " if any(block.auto for block in blocks) else ""
+    text = f"{counted(len(blocks), 'block')} of {fewest}{counted(rounds, 'round')}"
+    runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
+    expected = earlier.expected(runs)
+    each = f"{len(runs)} processes a round"
+    if expected is None:
+        return f"{text}, {each}"
+    return f"{text}, {each}, about {expected.time_text}{expected.gpu_text} a round"

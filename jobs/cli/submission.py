@@ -1,0 +1,176 @@
+"""Plan a submission, start it and report what became of it, for `submit` and `retry`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jobs.cli.invocation import command
+from jobs.cli.output import fail, follow_up, note
+from jobs.errors import CommandError
+from jobs.formatting import compact_ids, counted, relative
+from jobs.launch.lock import SubmitLock
+from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
+from jobs.printing import say
+from jobs.results import unwritable
+from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import is_thrown_away
+from jobs.results.manifest import Executor, Manifest
+from jobs.results.record import Record
+from jobs.results.run_states import not_needed
+from jobs.sweep.load import LoadedSweep
+from systems.terminal import outliving_output
+
+
+def plan(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
+    """Plan a submission, and print the warnings about the sweep and the notes about the plan.
+
+    Args:
+        sweep_path: path of the sweep file, to be saved in the manifest.
+    """
+    prepared = prepare(loaded, options, sweep_path)
+    for warning in prepared.expansion.warnings:
+        say(f"warning: {warning}", sys.stderr)
+    for text in prepared.notes:
+        note(text)
+    return prepared
+
+
+@contextmanager
+def locked(options: Options) -> Iterator[SubmitLock]:
+    """Lock the results folder while a submission is planned and its jobs are submitted.
+
+    Another submission at the same time does not submit the same runs.
+
+    Raises:
+        CommandError: if the results cannot be written, or another process holds the lock.
+    """
+    try:
+        with SubmitLock(options.out.resolve(), options.force) as lock:
+            yield lock
+    except OSError as error:
+        if error.errno in unwritable.FULL:
+            raise CommandError(unwritable.message(options.out, error.errno)) from None
+        where = error.filename or (options.out if _cwd_exists() else "the current folder")
+        raise CommandError(f"{where}: {error.strerror or error}") from None
+
+
+def _cwd_exists() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
+
+
+def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
+    """Start a planned submission, then print a summary and the commands that show its results.
+
+    Returns:
+        The exit code of the command. Its values are listed in `submit`.
+    """
+    manifest = prepared.manifest
+    _show_skipped(prepared, options)
+    if not manifest.jobs and not prepared.in_flight and not prepared.done:
+        fail("nothing to run: the sweep has no runs")
+    if not manifest.jobs and prepared.unknown:
+        fail("nothing to submit, but the state of some runs is unknown (see above)")
+    try:
+        records = [r for r in _execute(prepared, options, lock) if not is_thrown_away(r)]
+    except KeyboardInterrupt:
+        _report_interrupt(manifest)
+        return 130
+    if not manifest.jobs:
+        print(f"nothing to submit; results are in {relative(manifest.folder)}")
+    if options.executor is not Executor.slurm:
+        return _report_here(prepared, records)
+    if manifest.jobs:
+        runs = counted(sum(len(job.tasks) for job in manifest.jobs), "run")
+        where = f"as {counted(len(manifest.jobs), 'job')}; results go to"
+        print(f"submitted {runs} {where} {relative(manifest.folder)}")
+        print(f"Slurm jobs: {compact_ids(manifest.slurm_ids.values())}")
+    _follow_up(manifest, "status", "cancel", *_reports(manifest))
+    return 0
+
+
+def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
+    """Start the jobs. Runs on this machine continue if the reader of the output exits."""
+    from jobs.launch import submission  # imports much that a dry run does not need
+    from jobs.launch.progress import plain_console
+
+    if options.executor is Executor.slurm:
+        return submission.start(prepared, options, plain_console(), lock)
+    status = f"{command('status')} {shlex.quote(str(relative(prepared.manifest.folder)))}"
+    told = "note: the output cannot be written, the runs continue; to see their states, run:"
+    with outliving_output(f"{told}\n  {status}"):
+        return submission.start(prepared, options, plain_console(), lock)
+
+
+def _show_skipped(prepared: Prepared, options: Options) -> None:
+    before = prepared.failed_before
+    if not options.leave_out:
+        if kept := len(prepared.done) - len(before):
+            print(f"skipping {counted(kept, 'run')} with a result")
+        if before:
+            what = f"{counted(len(before), 'run')} that failed before ({_kinds(before)})"
+            say(f"skipping {what}; --retry-failed repeats failed runs", sys.stderr)
+    if in_flight := len(prepared.in_flight) - prepared.unknown:
+        print(f"skipping {counted(in_flight, 'run')} already queued or running")
+
+
+def _report_here(prepared: Prepared, records: list[Record]) -> int:
+    """Report what became of the runs of a local or debug submission; return the exit code."""
+    manifest = prepared.manifest
+    failed = failed_records(records)
+    if records:
+        print(f"{_kinds(records)}; results are in {relative(manifest.folder)}")
+    _follow_up(manifest, *_reports(manifest))
+    if failed:
+        _follow_up(manifest, "status")
+        follow_up(f"{command('logs')} {failed[0].run[:8]} --in", relative(manifest.folder))
+    recorded = {(r.run, r.repeat) for r in records}
+    cancelled = read_cancelled(manifest.path) - recorded
+    if cancelled:
+        say(f"{counted(len(cancelled), 'run')} cancelled before the start", sys.stderr)
+    left_out = not_needed(manifest) - recorded
+    if left_out:
+        print(f"{counted(len(left_out), 'run')} not needed, because their blocks are decided")
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled | left_out)
+    if lost > 0 and manifest.executor is Executor.local:
+        say(f"{counted(lost, 'run')} without a record; to see why, run:", sys.stderr)
+        _follow_up(manifest, "status")
+        return 1
+    return 1 if failed or prepared.failed_before or cancelled else 0
+
+
+def _report_interrupt(manifest: Manifest) -> None:
+    where = relative(manifest.folder)
+    if manifest.executor is not Executor.slurm:
+        text = f"finished runs are recorded in {where}"
+    elif manifest.slurm_ids:
+        text = f"Slurm jobs {compact_ids(manifest.slurm_ids.values())} stay submitted"
+    elif manifest.slurm_jobs:
+        text = "Slurm may have accepted jobs, which status will show"
+    else:
+        text = "nothing was submitted"
+    say(f"interrupted: {text}; repeat the command to continue", sys.stderr)
+    if manifest.slurm_jobs:
+        _follow_up(manifest, "status", "cancel")
+
+
+def _kinds(records: list[Record]) -> str:
+    """Return how many records have each status, as text."""
+    counts = Counter(record.status for record in records)
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
+def _reports(manifest: Manifest) -> tuple[str, ...]:
+    return ("compare", "tables") if manifest.blocks else ("tables",)
+
+
+def _follow_up(manifest: Manifest, *names: str) -> None:
+    for name in names:
+        follow_up(command(name), relative(manifest.folder))
