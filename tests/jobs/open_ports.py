@@ -82,11 +82,6 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(word.decode().split("=", 1) for word in words if b"=" in word)
 
 
-def ranks_below(worker: int) -> list[int]:
-    """Return the pids of the ranks that a worker has started."""
-    return [pid for pid in descendants(worker) if "TORCHELASTIC_RUN_ID" in environment_of(pid)]
-
-
 def attack(rank: int, bomb: Path) -> None:
     """Do what makes torchrun's own rendezvous execute code: write a pickle to its store."""
     environment = environment_of(rank)

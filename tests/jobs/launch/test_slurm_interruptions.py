@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
 
 from jobs.results.record import Record
+from tests.jobs.harness import Fifo, alive, artifacts_of, await_true, facts
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import (
     SOON_S,
@@ -17,7 +19,7 @@ from tests.jobs.launch.slurm_scenario import (
     states,
     worker_pid,
 )
-from tests.jobs.open_ports import attack, listening, ranks_below
+from tests.jobs.open_ports import attack, listening
 
 LIMIT = {"resources": {"timeout_min": 1}}
 REQUEUED = {"index": [0, 1, 2], "until": ["", "requeued", ""]}
@@ -27,7 +29,16 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")
-def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
+def fifos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fifo]:
+    """FIFOs of the two runs on two nodes that wait."""
+    folder = tmp_path_factory.mktemp("fifos")
+    return {name: Fifo(folder / name) for name in ("attacked", "lost")}
+
+
+@pytest.fixture(scope="module")
+def scenarios(
+    slurm_cluster: SlurmCluster, fifos: dict[str, Fifo], tmp_path_factory: pytest.TempPathFactory
+) -> Scenarios:
     scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("interruptions"))
     scenarios.submit(
         "preempted",
@@ -46,9 +57,10 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
     )
     scenarios.submit(
         "nodes",
-        zip={"index": [0, 1, 2], "until": ["go", "never", ""]},
-        runs_per_job=3,
-        resources={"nodes": 2},
+        benchmark="tests.benchmarks.misbehave",
+        cases=two_node_cases(fifos),
+        runs_per_job=5,
+        resources={"nodes": 2, "mem_gb": 3},
         launch={"nproc_per_node": 2},
     )
     preempt(scenarios["preempted"])
@@ -116,41 +128,51 @@ def test_killed_worker(scenarios: Scenarios) -> None:
     assert all("restart_count" not in record.slurm for record in records)
 
 
+def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
+    """Return runs of which the first, the second and the fourth are affected by rank 3."""
+    attacked, lost = ({"rank": 3, "path": str(fifo.path)} for fifo in fifos.values())
+    return [
+        {"fixed": {"what": "pause", **attacked}},
+        {"fixed": {"what": "sigkill", "rank": 3}},
+        {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 12},
+        {"fixed": {"what": "wait", **lost}},
+        {"fixed": {"what": "ok", "artifact": "trace", "gloo": True}},
+    ]
+
+
 @pytest.mark.slow
-def test_two_nodes_of_two_processes_of_which_one_is_attacked_and_one_is_lost(
-    scenarios: Scenarios,
-) -> None:
+def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]) -> None:
     """A job listens on one address, and what a stranger writes to its store is not unpickled.
 
     The run during which a node is lost is recorded, and the next run executes on all nodes.
     """
-    scenario, cluster = scenarios["nodes"], scenarios.cluster
-    await_second_node(scenario, 1)
+    scenario, bomb = scenarios["nodes"], scenarios.folder / "bomb"
+    scenario.wait_until_executing()
+    rank, _ = fifos["attacked"].pids()
     leader, follower = (worker_pid(scenario, node_rank) for node_rank in (0, 1))
-    rank = cluster.wait_for(lambda: ranks_below(follower), SOON_S, "the ranks of node 1")[0]
     (address,) = {address for address, _ in listening(leader) | listening(follower)}
-    assert address in cluster.nodes
-    attack(rank, scenario.folder / "bomb")
-    scenario.release("go")
-    await_second_node(scenario, 2)
-    assert not (scenario.folder / "bomb").exists()
+    assert address in scenario.cluster.nodes
+    attack(rank, bomb)
+    fifos["attacked"].release()
+    pids = fifos["lost"].pids()
+    assert not bomb.exists()
     os.kill(follower, signal.SIGKILL)
+    await_true(lambda: not any(map(alive, pids)), "what the follower had started ended")
 
-    attacked, lost, measured = scenario.finish()
-    assert attacked.status == "ok" and attacked.measurements is not None, attacked.failure
-    assert len(attacked.measurements.samples_ms["forward"]) == 4
+    attacked, killed, hung, lost, measured = scenario.finish()
+    assert attacked.status == "ok", attacked.failure
+    assert facts(attacked)["environment"]["MASTER_ADDR"] == address
     assert attacked.slurm["job_nodelist"].count("127") == 1  # 127.0.0.[2-3]
+    assert killed.status == "killed" and killed.failure and killed.failure.rank == 3
+    assert hung.status == "timeout" and hung.failure is not None
+    ranks = re.split(r"\[rank \d\]", str(hung.failure.traceback))[1:]
+    assert len(ranks) == 4 and "in hang_in_a_lock" in ranks[0] and "in barrier" in ranks[3]
     assert lost.failure is not None and lost.failure.type == "NodeLost"
-    assert (measured.params["index"], measured.status) == (2, "ok"), measured.failure
+    assert measured.measurements is not None, measured.failure
+    samples = measured.measurements.samples_ms["call"]
+    assert [list(rank) for rank in samples] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0)]  # type: ignore[arg-type]
+    assert set(artifacts_of(scenario.out, measured)) == {f"trace{rank}" for rank in range(4)}
     assert lost.slurm == measured.slurm  # neither requeued nor submitted again
-
-
-def await_second_node(scenario: Scenario, runs: int) -> None:
-    """Wait until node 1 has received the request of a run: its log on that node exists then."""
-    logs = "submissions/*/jobs/0/*.node1.log"
-    scenario.cluster.wait_for(
-        lambda: len(list(scenario.out.glob(logs))) == runs, SOON_S, "node 1 to execute"
-    )
 
 
 @pytest.mark.slow
