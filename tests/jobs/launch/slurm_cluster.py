@@ -134,8 +134,6 @@ class SlurmCluster:
         self.max_array_size, self.name = max_array_size, name
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self._controller_port = 0
-        self._reservation = contextlib.ExitStack()
 
     def __enter__(self) -> SlurmCluster:
         self.start()
@@ -158,7 +156,6 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """Cancel all jobs and end all processes of the cluster. Can be called more than once."""
-        self._reservation.close()
         controller = self._daemons.get("slurmctld")
         if controller and controller.poll() is None and self._controller_answers():
             self.client("scancel", "--user=root")
@@ -168,25 +165,18 @@ class SlurmCluster:
                 time.sleep(0.1)
         self._end(*(name for name in self._daemons if name != "munged"))
         deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while (pids := self._left_over()) and time.monotonic() < deadline:
+        while (pids := self.step_pids()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
         self._end(*self._daemons)  # munged, without which the others wait for seconds
 
-    def stop_controller(self) -> None:
-        """Stop only slurmctld. Jobs continue, and client commands fail after about 9 s."""
+    def lose_state(self) -> None:
+        """Start slurmctld again without its saved state. It gives the ids of jobs again."""
         self._end("slurmctld")
-        # Bind the port without listening. Connections to it are refused, but the port cannot become
-        # the source port of an outgoing connection, such as that of a slurmd to slurmctld.
-        reserved = self._reservation.enter_context(socket.socket())
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", self._controller_port))
-
-    def start_controller(self) -> None:
-        """Start slurmctld from its saved state and return when it answers."""
-        self._reservation.close()
+        shutil.rmtree(self.folder / "state")
+        (self.folder / "state").mkdir(0o700)
         self._spawn("slurmctld")
         self._await(self._controller_answers)
 
@@ -246,20 +236,21 @@ class SlurmCluster:
         plugin = "disabled" if [int(part) for part in version] >= [24, 11] else "cgroup/v1"
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
         host = socket.gethostname().split(".")[0]
-        self._controller_port, *node_ports = _free_ports(1 + len(self.nodes))
+        port, *node_ports = _free_ports(1 + len(self.nodes))
         gres_of_node = ",".join(
             f"gpu:{kind}:{self.gpus.count(kind)}" for kind in dict.fromkeys(self.gpus)
         )
         nodes = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus}"
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port}"
+            f" CPUs={self.cpus}"
             f" RealMemory={self.memory_mb}" + (f" Gres={gres_of_node}" if gres_of_node else "")
-            for node, port in zip(self.nodes, node_ports, strict=True)
+            for node, node_port in zip(self.nodes, node_ports, strict=True)
         ]
         text = _SLURM_CONF.format(
             cluster=self,
             host=host,
             communication=_ON_OWN_ADDRESS if listens_on_loopback() else "",
-            port=self._controller_port,
+            port=port,
             memory_per_cpu=min(1000, self.memory_mb // self.cpus),
             first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the largest job id is 67,043,328
             kill_wait=_KILL_WAIT_S,
@@ -315,7 +306,7 @@ class SlurmCluster:
         idle = self.client("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout
         return set(idle.split()) == set(self.nodes)  # each node is listed once per partition
 
-    def _left_over(self) -> list[int]:
+    def step_pids(self) -> list[int]:
         """Return the pids of the cluster's processes that are not children of this process.
 
         These are job steps and the processes of jobs. All of them have this cluster's SLURM_CONF in

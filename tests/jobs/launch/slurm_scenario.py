@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
 SOON_S = 240.0  # timeout for jobs that wait only for free nodes, in seconds
+HELD = {"additional_parameters": {"hold": True}}  # settings of jobs that stay in the queue
 
 
 @dataclass
@@ -47,6 +49,14 @@ class Scenario:
     def until_parameter(self, until: str) -> str:
         """Return the path of the file that a run waits for. "" and "requeued" name no file."""
         return until if until in ("", "requeued") else str(self.folder / until)
+
+    def program(self, name: str, script: str) -> dict[str, str]:
+        """Put a script before a program of Slurm, which it can call as $real. Returns PATH."""
+        folder = self.folder / f"bin-{name}"
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
+        (folder / name).chmod(0o755)
+        return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
     def submit(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Call `python -m jobs.submit` with this sweep."""

@@ -6,7 +6,6 @@ Programs on PATH stand for Slurm's commands only where no Slurm can be made to a
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -16,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import Scenario, Scenarios, by_index, states
+from tests.jobs.launch.slurm_scenario import HELD, Scenario, Scenarios, states
 
 pytestmark = pytest.mark.slurm
-HELD = {"additional_parameters": {"hold": True}}
 RETRY = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
 
 
@@ -29,24 +27,17 @@ def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def held(scenarios: Scenarios, request: pytest.FixtureRequest) -> Iterator[Scenario]:
+def held(scenarios: Scenarios, name: str) -> Iterator[Scenario]:
     """A scenario of two runs in an array that is held."""
-    scenario = scenarios.submit(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.submit(name, grid={"index": [0, 1]}, slurm=HELD)
     yield scenario
     scenario.cluster.client("scancel", f"--name={scenario.name}")
 
 
-def name_of(request: pytest.FixtureRequest) -> str:
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name of a scenario, from that of the test."""
     return "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
-
-
-def program(scenario: Scenario, name: str, script: str) -> dict[str, str]:
-    """Put a script before a program of Slurm, which it can call as $real. Returns PATH."""
-    folder = scenario.folder / f"bin-{name}"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
-    (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +56,7 @@ def test_silence_of_squeue_is_no_answer(
     """The runs are neither lost nor submitted again, unless the user wants it."""
     if script.startswith("sleep"):
         monkeypatch.setattr("jobs.slurm_client.CLIENT_S", 1.0)
-    silent = program(held, "squeue", script)
+    silent = held.program("squeue", script)
     status = held.status(**silent)
     assert states(status) == ["unknown", "unknown"]
     assert all("Slurm" in task["detail"] for task in status["tasks"])
@@ -78,27 +69,14 @@ def test_silence_of_squeue_is_no_answer(
     assert len(held.queue()) == 2 and states(held.status()) == ["queued", "queued"]
 
 
-def test_a_job_that_squeue_lists_is_alive_whatever_the_word(held: Scenario) -> None:
-    renamed = program(held, "squeue", '$real "$@" | sed s/PENDING/EXPEDITING/')
-    status = held.status(**renamed)
-    assert {task["detail"].split(" is ")[1].split()[0] for task in status["tasks"]} == {
-        "EXPEDITING"
-    }
-    assert "skipping 2 runs already queued or running" in held.submit(**renamed).stdout
-
-
-def test_lines_of_a_wrapper_around_squeue_are_ignored(held: Scenario) -> None:
-    noisy = program(held, "squeue", 'echo "NOTE: cached"; $real "$@"; echo "NOTE: done" | tee >&2')
-    status = held.status(**noisy)
-    assert states(status) == ["queued", "queued"]
-
-
-def test_settings_of_the_user_do_not_hide_jobs(held: Scenario) -> None:
-    settings = {"SQUEUE_PARTITION": "high", "SQUEUE_FORMAT": "%i", "SLURM_TIME_FORMAT": "relative"}
-    settings["SCANCEL_STATE"] = "RUNNING"
-    status = held.status(**settings)
-    assert states(status) == ["queued", "queued"]
-    assert "cancelled 2 jobs" in held.call("jobs", "cancel", "out", **settings).stdout
+def test_odd_words_lines_of_a_wrapper_and_settings_of_the_user_hide_no_job(held: Scenario) -> None:
+    script = '$real "$@" | sed s/PENDING/EXPEDITING/'
+    odd = held.program("squeue", f'echo "NOTE: cached"; {script}; echo "NOTE: done" | tee >&2')
+    odd |= {"SQUEUE_PARTITION": "high", "SQUEUE_FORMAT": "%i", "SLURM_TIME_FORMAT": "relative"}
+    odd["SCANCEL_STATE"] = "RUNNING"
+    assert all("EXPEDITING" in task["detail"] for task in held.status(**odd)["tasks"])
+    assert "skipping 2 runs already queued or running" in held.submit(**odd).stdout
+    assert "cancelled 2 jobs" in held.call("jobs", "cancel", "out", **odd).stdout
     assert not held.queue()
 
 
@@ -111,23 +89,19 @@ def test_settings_of_the_user_do_not_hide_jobs(held: Scenario) -> None:
     ],
     ids=["denied", "number only", "other words"],
 )
-def test_jobs_are_found_whatever_sbatch_says(
-    scenarios: Scenarios, script: str, request: pytest.FixtureRequest
-) -> None:
-    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
-    done = scenario.submit(**program(scenario, "sbatch", script))
+def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str, name: str) -> None:
+    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
+    done = scenario.submit(**scenario.program("sbatch", script))
     assert done.returncode == 0 and "submitted 2 runs as 2 jobs" in done.stdout, done.stdout
     assert len(scenario.queue()) == 2
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
 
 
-def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(
-    scenarios: Scenarios, request: pytest.FixtureRequest
-) -> None:
-    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
-    deadly = program(scenario, "sbatch", '$real "$@"; kill -9 $PPID')
+def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios, name: str) -> None:
+    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
+    deadly = scenario.program("sbatch", '$real "$@"; kill -9 $PPID')
     assert scenario.submit_alone(**deadly).returncode == -signal.SIGKILL
-    down = program(scenario, "scontrol", "echo 'Slurmctld(primary) at n is DOWN'")
+    down = scenario.program("scontrol", "echo 'Slurmctld(primary) at n is DOWN'")
     unknown = scenario.status(**down)
     assert states(unknown) == ["unknown", "unknown"]
     assert states(scenario.status()) == ["queued", "queued"]
@@ -136,13 +110,10 @@ def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_wait_for_sbatch_is_told_and_ends_on_a_signal(
-    scenarios: Scenarios, request: pytest.FixtureRequest, number: signal.Signals
-) -> None:
+def test_a_wait_for_sbatch_is_told_and_ends_on_a_signal(scenarios: Scenarios, name: str) -> None:
     """sbatch waits for minutes if Slurm has too many jobs (MaxJobCount)."""
-    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=HELD)
-    waits = program(scenario, "sbatch", f"echo '{RETRY}' >&2; exec sleep 100")
+    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
+    waits = scenario.program("sbatch", f"echo '{RETRY}' >&2; exec sleep 100")
     sweep = scenario.write_sweep()
     command = (sys.executable, "-m", "jobs.submit", sweep, "--out", "out")
     process = scenario.start(*command, **waits)
@@ -150,7 +121,7 @@ def test_a_wait_for_sbatch_is_told_and_ends_on_a_signal(
     told = next(line for line in process.stdout if "waiting for sbatch" in line)
     assert RETRY in told
     since = time.monotonic()
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     assert "interrupted: Slurm may have accepted jobs" in process.communicate()[0]
     assert process.returncode == 130
     assert time.monotonic() - since < 90  # sbatch alone would wait for 100 s
@@ -188,18 +159,17 @@ def test_jobs_of_another_cluster_are_left_alone(
 
 
 def test_a_cluster_that_can_be_asked_from_here(
-    scenarios: Scenarios, other_cluster: SlurmCluster, request: pytest.FixtureRequest
+    scenarios: Scenarios, other_cluster: SlurmCluster, name: str
 ) -> None:
     """Programs on PATH stand for clusters with a common database, which the option -M needs."""
     wanted = {"additional_parameters": {"hold": True, "clusters": "other"}}
-    scenario = scenarios.new(name_of(request), grid={"index": [0, 1]}, slurm=wanted)
+    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=wanted)
     there = other_cluster.environment["SLURM_CONF"]
-    path = os.environ["PATH"]
-    for name in ("squeue", "scancel", "scontrol"):
-        script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
-        path = f"{program(scenario, name, script)['PATH'].split(':')[0]}:{path}"
-    script = f"sed /clusters=other/d | SLURM_CONF={there} $real"
-    path = f"{program(scenario, 'sbatch', script)['PATH'].split(':')[0]}:{path}"
+    script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
+    scripts = dict.fromkeys(("squeue", "scancel", "scontrol"), script)
+    scripts["sbatch"] = f"sed /clusters=other/d | SLURM_CONF={there} $real"
+    folders = [scenario.program(*one)["PATH"].split(":")[0] for one in scripts.items()]
+    path = ":".join([*folders, os.environ["PATH"]])
     assert "submitted 2 runs" in scenario.submit(PATH=path).stdout
     assert states(scenario.status(PATH=path)) == ["queued", "queued"]
     assert not scenario.queue()  # of the cluster of this host
@@ -213,16 +183,10 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
 ) -> None:
     """A controller that lost its state gives the numbers again."""
     cluster = other_cluster
-    cluster.stop_controller()
-    shutil.rmtree(cluster.folder / "state")
-    (cluster.folder / "state").mkdir()
-    cluster.start_controller()
+    cluster.lose_state()
     scenario = Scenarios(cluster, tmp_path).submit("lost", grid={"index": [0, 1]}, slurm=HELD)
     (known,) = {line.split("_")[0] for line in scenario.queue()}
-    cluster.stop_controller()
-    shutil.rmtree(cluster.folder / "state")
-    (cluster.folder / "state").mkdir()
-    cluster.start_controller()
+    cluster.lose_state()
     stranger = ("sbatch", "--array=0-1", "--hold", "--job-name=stranger", "--wrap=true")
     number = 0
     while number < int(known):
@@ -241,27 +205,11 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
 
 
 @pytest.mark.slow
-def test_cancel_then_submit_repeats_what_was_cancelled(
-    scenarios: Scenarios, request: pytest.FixtureRequest
-) -> None:
-    zipped = {"index": [0, 1], "until": ["go", ""]}
-    scenario = scenarios.submit(name_of(request), zip=zipped, runs_per_job=2)
-    scenario.wait_until_executing()
-    assert "cancelled 1 job" in scenario.call("jobs", "cancel", "out").stdout
-    scenario.release("go")
-    assert "submitted 2 runs as 1 job" in scenario.submit().stdout
-    statuses = {i: [r.status for r in rs] for i, rs in by_index(scenario.finish()).items()}
-    assert statuses == {0: ["cancelled", "ok"], 1: ["ok"]}
-
-
-@pytest.mark.slow
-def test_a_job_that_cannot_be_requeued_says_so(
-    scenarios: Scenarios, request: pytest.FixtureRequest
-) -> None:
+def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) -> None:
     zipped = {"index": [0, 1], "until": ["requeued", ""]}
-    scenario = scenarios.new(name_of(request), zip=zipped, runs_per_job=2)
+    scenario = scenarios.new(name, zip=zipped, runs_per_job=2)
     refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
-    done = scenario.submit(**program(scenario, "scontrol", refused))
+    done = scenario.submit(**scenario.program("scontrol", refused))
     assert done.returncode == 0, done.stdout
     scenario.wait_until_executing()
     (line,) = scenario.queue()
@@ -274,11 +222,9 @@ def test_a_job_that_cannot_be_requeued_says_so(
 
 
 @pytest.mark.slow
-def test_a_site_that_passes_no_environment(
-    scenarios: Scenarios, request: pytest.FixtureRequest
-) -> None:
-    scenario = scenarios.new(name_of(request), grid={"index": [0]})
-    done = scenario.submit(**program(scenario, "sbatch", 'exec $real --export=NONE "$@"'))
+def test_a_site_that_passes_no_environment(scenarios: Scenarios, name: str) -> None:
+    scenario = scenarios.new(name, grid={"index": [0]})
+    done = scenario.submit(**scenario.program("sbatch", 'exec $real --export=NONE "$@"'))
     assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
     assert record.status == "ok", record.failure
@@ -322,10 +268,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("owner", [0, 65534], ids=["own folder", "folder of the attacker"])
 def test_another_user_cannot_change_what_a_job_executes(
-    scenarios: Scenarios, folder_of_all: Path, owner: int, request: pytest.FixtureRequest
+    scenarios: Scenarios, folder_of_all: Path, owner: int, name: str
 ) -> None:
     scenario = Scenarios(scenarios.cluster, folder_of_all).new(
-        name_of(request), grid={"index": [0]}, slurm=HELD
+        name, grid={"index": [0]}, slurm=HELD
     )
     before = os.umask(0)
     try:

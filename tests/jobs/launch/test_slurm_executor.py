@@ -14,10 +14,7 @@ from jobs import slurm_client
 from jobs.launch.sbatch_setup import restarting_srun
 from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
 from jobs.results.manifest import Executor, Job, Manifest
-from jobs.results.slurm_job import SlurmJob
-from jobs.results.slurm_job_states import with_last_words
 from jobs.run import Shape
-from jobs.status import JobState, Status
 from jobs.sweep.schema import Sweep
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import ROOT, call
@@ -40,7 +37,6 @@ def drawn(result: list[Array]) -> list[tuple[int, int, int | None]]:
 @pytest.mark.parametrize(
     ("parallelism", "largest", "expected"),
     [
-        (4, 1001, [(20, 4, None)]),
         (4, 8, [(8, 2, None), (8, 1, None), (4, 1, None)]),
         (2, 5, [(5, 1, None), (5, 1, None), (5, 1, 0), (5, 1, 1)]),  # the last two wait
     ],
@@ -60,12 +56,12 @@ def test_another_limit_shares_and_another_shape_does_not(tmp_path: Path) -> None
 
 
 def test_sbatch_text(tmp_path: Path) -> None:
-    shape = Shape(nodes=2, gpus_per_node=4, cpus_per_task=6, mem_gb=1.5)
+    shape = Shape(nodes=2, gpus_per_node=4, gpu_type="h100", cpus_per_task=6, mem_gb=0.0005)
     wanted = manifest(
         tmp_path,
         some(3, shape, timeout_min=1),
         account="it's mine",
-        setup=["module load cuda"],
+        python="apptainer exec --nv 'my image.sif' python3",
         srun_args=["--cpu-bind=none"],
         additional_parameters={"reservation": "bench", "requeue": False},
     )
@@ -75,9 +71,9 @@ def test_sbatch_text(tmp_path: Path) -> None:
         "--array=0-2%3",
         "--nodes=2",
         "--ntasks-per-node=1",
-        "--gpus-per-node=4",
+        "--gpus-per-node=h100:4",
         "--cpus-per-task=6",
-        "--mem=1536MB",
+        "--mem=1MB",  # with --mem=0 a job has all the memory of its nodes
         "--time=1",
         "--signal=USR2@15",
         "--reservation=bench",
@@ -86,21 +82,7 @@ def test_sbatch_text(tmp_path: Path) -> None:
         assert f"#SBATCH {line}" in lines
     assert not {"#SBATCH --requeue", "#SBATCH --exclusive"} & set(lines)
     assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in text
-
-
-@pytest.mark.parametrize(("mem_gb", "line"), [(0.0005, "--mem=1MB"), (1.9999, "--mem=2047MB")])
-def test_memory_is_never_zero(tmp_path: Path, mem_gb: float, line: str) -> None:
-    """Slurm gives a job with --mem=0 all the memory of its nodes."""
-    (text,) = sbatch_texts(manifest(tmp_path, some(1, Shape(mem_gb=mem_gb))))
-    assert f"#SBATCH {line}" in text.splitlines()
-
-
-def test_type_of_gpu_and_python(tmp_path: Path) -> None:
-    shape = Shape(gpus_per_node=2, gpu_type="h100", exclusive=True)
-    python = "apptainer exec --nv 'my image.sif' python3"
-    (text,) = sbatch_texts(manifest(tmp_path, some(1, shape), python=python))
-    assert {"#SBATCH --gpus-per-node=h100:2", "#SBATCH --exclusive"} <= set(text.splitlines())
-    assert f" {python} -u -m jobs.launch.worker_task " in text
+    assert " apptainer exec --nv 'my image.sif' python3 -u -m jobs.launch.worker_task " in text
 
 
 # Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
@@ -118,12 +100,9 @@ exit "${code#+}"
 @pytest.mark.parametrize(
     ("codes", "calls", "code"),
     [
-        (["0"], 1, 0),
-        (["1"], 1, 1),
         (["143"], 1, 143),  # cancelled or over the time limit
         (["+137", "+139", "+134", "+135", "+137", "+0"], 6, 0),  # each began a run
-        (["137", "137", "137", "0"], 3, 137),  # none began a run
-        (["137", "137", "+137", "137", "137", "137", "0"], 6, 137),
+        (["137", "137", "+137", "137", "137", "137", "0"], 6, 137),  # the last three began none
     ],
 )
 def test_restarts_of_the_job_step(tmp_path: Path, codes: list[str], calls: int, code: int) -> None:
@@ -135,28 +114,12 @@ def test_restarts_of_the_job_step(tmp_path: Path, codes: list[str], calls: int, 
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     function = restarting_srun(wanted, some(3, first=5))
-    for shell in ("", "set -e\n"):
-        script = f"{shell}{function}\nsrun --unbuffered"
-        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2"}
-        (tmp_path / "codes").write_text("\n".join([*codes, ""]))
-        (tmp_path / "calls").write_text("")
-        done = subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == code, done.stderr
-        assert len((tmp_path / "calls").read_text().splitlines()) == calls
-        assert done.stderr.count("starting the job step again") == calls - 1
-
-
-@pytest.mark.parametrize(
-    ("line", "code"), [("true", 0), ("# nothing", 0), ("export A=1\n[ $A = 1 ]", 0), ("cd /no", 1)]
-)
-def test_setup_line(tmp_path: Path, line: str, code: int) -> None:
-    (text,) = sbatch_texts(manifest(tmp_path, some(1), setup=[line]))
-    script = text.replace("\nsrun --", "\ntrue --")
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    script = f"set -e\n{function}\nsrun --unbuffered"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2"}
+    (tmp_path / "codes").write_text("\n".join([*codes, ""]))
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment)
     assert done.returncode == code
-    assert ("setup failed: " + line in done.stderr) == bool(code)
+    assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
 # The task of a Slurm job whose worker gets Slurm's warning a second too early.
@@ -194,34 +157,6 @@ def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path, stuck: bool
     assert ("raise resources.timeout_min" in done.stderr) == stuck
 
 
-RAISED = "Traceback (most recent call last):\n  File ...\nRuntimeError: no node 1\n"
-EXITED = "srun: error: n2: task {}: Exited with exit code 1\nsrun: Terminating StepId=7.0\n"
-KILLED = "srun: error: n1: task 0: Killed\n"
-AGAIN = "a worker of the job died (exit code 137); starting the job step again\n"
-
-
-@pytest.mark.parametrize(
-    ("logs", "cause"),
-    [
-        ([RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
-        ([EXITED.format(1) + KILLED, RAISED], "RuntimeError: no node 1"),  # task 0 only followed
-        (["UserWarning: old driver\n" + KILLED], "srun: error: n1: task 0: Killed"),
-        ([KILLED + AGAIN + RAISED + EXITED.format(0)], "RuntimeError: no node 1"),
-        (["slurmstepd: error: execve(): /no/python: missing\n" + EXITED.format("0-1")],
-         "slurmstepd: error: execve(): /no/python: missing"),
-        ([""], ""),
-    ],
-)  # fmt: skip
-def test_line_of_stderr_that_shows_the_cause(tmp_path: Path, logs: list[str], cause: str) -> None:
-    given = manifest(tmp_path, some(1))
-    given.handles[0] = SlurmJob("7")
-    (given.path / "slurm").mkdir(parents=True)
-    for task, text in enumerate(logs):
-        (given.path / "slurm" / f"7_{task}_log.err").write_text(text)
-    state = with_last_words(given, given.jobs[0], JobState(Status.killed, "ended"))
-    assert state.detail == "ended" + (f"; last line of its stderr: {cause}" if cause else "")
-
-
 QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
 
 
@@ -254,9 +189,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         done = call("jobs.submit", QUICKSTART, "--out", out, environment=environment)
     assert done.returncode == 2
     assert "'scontrol ping' did not end within" in done.stderr
-    assert (
-        str(configuration) in done.stderr and "nothing was submitted; --local runs" in done.stderr
-    )
+    assert str(configuration) in done.stderr and "nothing was submitted" in done.stderr
     assert not out.exists()
 
 
@@ -264,13 +197,9 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
     ("slurm", "words"),
     [
         ('partition: "a\\n#SBATCH --exclusive"', "slurm.partition: "),
-        ('account: "a\\0"', "slurm.account: "),
-        ('exclude: "a\\e[31m"', "slurm.exclude: "),
         ('srun_args: [--label, "a\\rb"]', "slurm.srun_args.1: "),
         ('additional_parameters: {comment: "a\\nb"}', "slurm.additional_parameters.comment: "),
         ('additional_parameters: {"comment\\nb": 1}', "an option of sbatch"),
-        ("additional_parameters: {--comment: a}", "an option of sbatch"),
-        ('setup: ["a\\0"]', "slurm.setup.0: "),
     ],
 )
 def test_a_value_must_not_add_a_line_to_the_script(tmp_path: Path, slurm: str, words: str) -> None:
