@@ -293,17 +293,6 @@ def wait(params: Params) -> dict[str, Any]:
 
 
 @action
-def wait_in_round(params: Params) -> dict[str, Any]:
-    """Do as `wait`, except in the trial of a block, and in the first round of each worker."""
-    if not json.loads(os.environ["RUN_ROUND"])["check"]:
-        try:
-            open(f"{params.path}.{os.getppid()}", "x").close()
-        except FileExistsError:
-            return wait(params)
-    return {}
-
-
-@action
 def pause(params: Params) -> dict[str, Any]:
     """Write the pid of this process, twice, to the FIFO, and wait until PATH.go exists."""
     with open(params.path, "w") as file:

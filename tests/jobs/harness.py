@@ -44,14 +44,15 @@ def write_sweep(folder: Path, cases: Iterable[dict[str, Any]], **keys: Any) -> P
     """Write a sweep of the benchmark `misbehave` to `folder`/sweep.yaml and return its path.
 
     Args:
-        cases: one dictionary per run: its parameters, and optionally `timeout_s` and `benchmark`.
+        cases: one dictionary per run: its parameters, and optionally `timeout_s`, `benchmark` and
+            `resources`.
         keys: keys of the sweep that replace the defaults.
     """
     blocks: list[dict[str, Any]] = []
     for case in cases:
         fixed = dict(case)
         own: dict[str, Any] = {
-            key: fixed.pop(key) for key in ("timeout_s", "benchmark") if key in fixed
+            key: fixed.pop(key) for key in ("timeout_s", "benchmark", "resources") if key in fixed
         }
         blocks.append({"fixed": fixed, **own})
     sweep = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,11 +17,8 @@ from jobs.results.run_states import observe
 from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
-    alive,
-    await_true,
     call,
     facts,
-    parent_of,
     records,
     start,
     write_sweep,
@@ -80,13 +76,7 @@ def test_a_trial_and_then_rounds_in_changing_order(measured: tuple[Path, Path]) 
     assert [r.block.position for r in found if r.block] == [0, 1, 2, *[0, 1, 2, 3] * 3]
     second = [(r.block.round, r.block.position) for r in found if r.block and r.block.second]
     assert second == [(0, 2), (1, 1), (2, 0)]
-    assert set(executions(found).values()) == {4} and len(executions(found)) == 3
-
-
-def test_status_and_dry_run_count_processes(measured: tuple[Path, Path]) -> None:
-    assert "sweep misbehave, 12 processes, 1 sub" in call("jobs", "status", measured[1]).stdout
-    planned = call("jobs.submit", measured[0], "--local", "--dry-run").stdout
-    assert "3, 12 processes (rounds and A/A)" in planned
+    assert list(executions(found).values()) == [4, 4, 4]
 
 
 def test_the_trial_checks_the_output_and_gives_all_rounds_one_hold(
@@ -112,8 +102,7 @@ def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> 
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and "skipping 12 runs with a result" in again.stdout
     assert len(records(out)) == 15
-    status = json.loads(call("jobs", "status", out, "--json").stdout)
-    assert status["counts"] == {"ok": 12}
+    assert "sweep misbehave, 12 processes, 1 sub" in call("jobs", "status", out).stdout
 
 
 @pytest.mark.slow
@@ -155,8 +144,8 @@ def test_a_block_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert "not_needed" not in call("aggregate", out).stdout
     again = call("jobs.submit", sweep, "--local", "--out", out)
     assert "nothing to submit" in again.stdout and len(records(out)) == 11
-    fixed = call("jobs.submit", sweep, "--local", "--out", out, "--rounds", "4")
-    assert fixed.returncode == 0 and order(records(out))[-1][0] == 3
+    call("jobs.submit", sweep, "--local", "--out", out, "--rounds", "4")
+    assert order(records(out))[-1][0] == 3
 
     noise = {"what": "unsteady", "path": str(tmp_path / "calls")}
     cases = [{"what": "ok"}, {**noise, "tag": 1}]
@@ -168,45 +157,6 @@ def test_a_block_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert call("aggregate", "compare", out).returncode == 3
     call("jobs.submit", sweep, "--local", "--out", out, "blocks.max_rounds=5")
     assert order(records(out))[-1][0] == 4
-
-
-@pytest.mark.slow
-def test_a_round_that_was_cut_is_repeated_and_complete_rounds_are_kept(tmp_path: Path) -> None:
-    """Each queue executes a trial, and waits in its second round."""
-    fifo = Fifo(tmp_path / "fifo")
-    waiting = {"what": "wait_in_round", "tag": 1, "path": str(fifo.path)}
-    sweep, out = block_sweep(tmp_path, [{"what": "ok"}, waiting], rounds=4), tmp_path / "out"
-    command: list[str | Path] = ["jobs.submit", sweep, "--local", "--out", out]
-
-    def interrupted(number: signal.Signals) -> None:
-        queue = start(*command)
-        pid, child = fifo.pids()
-        worker = parent_of(parent_of(pid))
-        queue.send_signal(number)
-        queue.wait(PATIENCE_S)
-        await_true(lambda: not any(map(alive, (pid, child, worker))), "the worker to end")
-
-    interrupted(signal.SIGKILL)  # in round 1
-    trial = [(-1, 0), (-1, 1)]
-    whole = [(0, 0), (0, 1), (0, 0)]
-    assert order(r for r in records(out) if r.status == "ok") == [*trial, *whole, (1, 0)]
-    planned = call(*command, "--dry-run").stdout
-    assert "to run" in planned and "9 (3 done" in planned
-    interrupted(signal.SIGINT)  # in round 2
-    fifo.release()
-    assert call(*command).returncode == 0
-    found = records(out)
-    cut = [r for r in found if r.status == "cancelled"]
-    assert order(cut) == [(1, 1), (2, 1)]
-    assert order(found)[7:] == [
-        *trial,
-        *((1, tag) for tag in (0, 1, 0)),
-        *((2, tag) for tag in (0, 0, 1)),
-        *trial,
-        *((2, tag) for tag in (0, 0, 1)),
-        *((3, tag) for tag in (1, 0, 0)),
-    ]
-    assert sorted(executions(found).values()) == [2, 3, 3, 3, 3, 3]
 
 
 @pytest.mark.slow
@@ -232,7 +182,7 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     errors = [r.failure.message for r in records(out) if r.failure and r.status == "error"]
     assert len(errors) == 3 and len(set(errors)) == 1  # executed each time
     again = call("jobs.submit", sweep, "--local", "--out", out)
-    assert again.returncode == 1 and "4 that failed before" in again.stdout.replace("runs ", "")
+    assert again.returncode == 1 and "4 runs that failed before" in again.stdout
     count = len(records(out))
     assert call("jobs", "retry", out).returncode == 1
     assert [n for n, _ in order(records(out)[count:])] == [-1] * 3 + [0] * 4 + [1] * 4

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from jobs.launch import lock as lock_module
 from jobs.launch.lock import FolderInUse, QueueLock, SubmitLock
-from tests.jobs.harness import ROOT, await_true, call, records, write_sweep
+from tests.jobs.harness import ROOT, await_true
 
 LOCK = SubmitLock.NAME
 
@@ -35,6 +34,15 @@ else:
     sys.stdin.read()
     lock.release()
 """
+
+
+def killed_taker(folder: Path) -> None:
+    """Let a process take the lock and kill it."""
+    taker = start_taker(folder)
+    assert take(taker) == ["taken\n"]
+    taker.kill()
+    taker.communicate()
+    assert (folder / LOCK).exists()
 
 
 def start_taker(folder: Path) -> subprocess.Popen[str]:
@@ -73,32 +81,20 @@ def change(lock: Path, age_s: float = 0.0, **process: Any) -> None:
     os.utime(lock, (then, then))
 
 
-@pytest.mark.parametrize(
-    "rounds", [1, pytest.param(50, marks=pytest.mark.exhaustive)], ids=["once", "often"]
-)
-def test_one_of_many_takes_over_the_lock_of_a_killed_process(tmp_path: Path, rounds: int) -> None:
-    for number in range(rounds):
-        folder = tmp_path / str(number)
-        killed = start_taker(folder)
-        assert take(killed) == ["taken\n"]
-        killed.kill()
-        killed.communicate()
-        assert (folder / LOCK).exists()
-        takers = [start_taker(folder) for _ in range(4)]
-        answers = take(*takers)
-        assert sorted(answer.split()[0] for answer in answers) == ["refused"] * 3 + ["taken"]
-        assert [path.name for path in folder.iterdir()] == [LOCK]
-        for taker in takers:
-            taker.communicate()
-        assert list(folder.iterdir()) == []
+def test_one_of_many_takes_over_the_lock_of_a_killed_process(tmp_path: Path) -> None:
+    killed_taker(tmp_path)
+    takers = [start_taker(tmp_path) for _ in range(4)]
+    answers = take(*takers)
+    assert sorted(answer.split()[0] for answer in answers) == ["refused"] * 3 + ["taken"]
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    for taker in takers:
+        taker.communicate()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
     """The file that permits a takeover may be left behind, too."""
-    dead = start_taker(tmp_path)
-    take(dead)
-    dead.kill()
-    dead.communicate()
+    killed_taker(tmp_path)
     token = json.loads((tmp_path / LOCK).read_text())["token"]
     (tmp_path / f"{LOCK}.{token}").write_text((tmp_path / LOCK).read_text().replace(token, "0" * 8))
     with SubmitLock(tmp_path):
@@ -122,54 +118,16 @@ def test_lock_of_another_host(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_holder_updates_its_file_and_no_other(
+def test_the_holder_updates_its_file_and_removes_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock_module, "BEAT_S", 0.01)
     path = tmp_path / QueueLock.NAME
-
-    def is_old() -> bool:
-        return path.stat().st_mtime == 0
-
     with QueueLock(tmp_path):
         os.utime(path, (0, 0))
-        await_true(lambda: not is_old(), "the holder updated its file")
+        await_true(lambda: path.stat().st_mtime > 0, "the holder updated its file")
         path.write_text("taken over by another host")
-        os.utime(path, (0, 0))
-        for thread in threading.enumerate():
-            if thread.name == QueueLock.NAME:
-                thread.join()
-        assert is_old()
     assert path.exists()
-
-
-def test_a_file_of_another_user_in_a_folder_with_the_sticky_bit(folder_of_all: Path) -> None:
-    """Only its owner and that of the folder can remove it. This process becomes another user."""
-    out = folder_of_all / "out"
-    out.mkdir()
-    out.chmod(0o1777)
-    dead = start_taker(out)
-    take(dead)
-    dead.kill()
-    dead.communicate()
-    os.seteuid(65534)
-    try:
-        with pytest.raises(FolderInUse, match="only the owner of the file can remove it"):
-            SubmitLock(out).__enter__()
-        with SubmitLock(out, force=True):
-            pass
-    finally:
-        os.seteuid(0)
-    assert [path.name for path in out.iterdir()] == [LOCK]
-
-
-def test_a_command_with_bytes_that_are_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python", "\udcff"])
-    with SubmitLock(tmp_path), pytest.raises(FolderInUse, match=r": python .*\\udcff"):
-        SubmitLock(tmp_path).__enter__()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,37 +143,13 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_file_that_no_process_wrote(tmp_path: Path) -> None:
-    """An unreadable lock file counts as that of another host, and so does a dangling link."""
+    """An unreadable lock file counts as that of another host."""
     other = {"pid": 1, "started": 1, "host": os.uname().nodename}
     odd = json.dumps({"token": "../x", "process": other, "since": "", "command": ""})
-    for text in ("half", odd, None):
-        (tmp_path / LOCK).unlink(missing_ok=True)
-        if text is None:
-            (tmp_path / LOCK).symlink_to("nowhere")
-        else:
-            (tmp_path / LOCK).write_text(text)
+    for text in (odd, "half"):
+        (tmp_path / LOCK).write_text(text)
         with pytest.raises(FolderInUse, match="unknown process"):
             SubmitLock(tmp_path).__enter__()
-    (tmp_path / LOCK).unlink()
-    (tmp_path / LOCK).write_text("half")
     os.utime(tmp_path / LOCK, (0, 0))
     SubmitLock(tmp_path).__enter__().release()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_local_submission_is_refused_while_another_process_submits(tmp_path: Path) -> None:
-    sweep, out = write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out"
-    holder = start_taker(out)
-    assert take(holder) == ["taken\n"]
-    refused = call("jobs.submit", sweep, "--local", "--out", out)
-    assert refused.returncode == 2 and f"is in use by process {holder.pid}" in refused.stdout
-    planned = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run")
-    assert planned.returncode == 0, planned.stdout
-    assert [path.name for path in out.iterdir()] == [LOCK]
-    holder.kill()
-    holder.communicate()
-    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert not (out / LOCK).exists()
-    again = call("jobs.submit", sweep, "--local", "--out", out)
-    assert again.returncode == 0 and "nothing to submit" in again.stdout
-    assert len(list((out / "submissions").iterdir())) == len(records(out)) == 1

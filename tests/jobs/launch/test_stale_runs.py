@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from jobs import provenance
 from jobs.launch.plan_submission import Options, prepare
+from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
@@ -29,11 +28,9 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     out = own.folder / "logs" / "own"
     submit(own)
-    own.write("helper.py", "# A comment.\nVALUE = 'old'\n")
-    own.commit()
+    own.commit(helper="# A comment.\nVALUE = 'old'\n")
     assert "skipping 1 run with a result" in submit(own)
-    own.write("helper.py", "VALUE = 'edited'\n")
-    own.commit()
+    own.commit(helper="VALUE = 'edited'\n")
     kept = submit(own, "--keep-stale")
     assert "skipping 1 run with a result" in kept and "1 result of older code kept" in kept
     assert "1 result of older code measured again; --keep-stale" in submit(own, "--snapshot")
@@ -64,10 +61,8 @@ def run(params):
 def test_an_edit_of_a_module_that_a_run_has_not_imported(tmp_path: Path, ranks: int | None) -> None:
     own = Checkout(tmp_path / "own")
     own.write("own/bench.py", LAZY)
-    sweep: dict[str, Any] = {"name": "own", "benchmark": "own.bench"}
-    if ranks is not None:
-        sweep["launch"] = {"nproc_per_node": ranks}
-    own.write("own.yaml", yaml.safe_dump(sweep | {"grid": {"variant": ["a", "b"]}}))
+    launch = "" if ranks is None else f", launch: {{nproc_per_node: {ranks}}}"
+    own.write("own.yaml", f"{{name: own, benchmark: own.bench, grid: {{variant: [a, b]}}{launch}}}")
     own.commit(variant_a="TIME = 1.0\n", variant_b="TIME = 2.0\n")
     out = own.folder / "logs" / "own"
 
@@ -100,15 +95,13 @@ def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_st
     waiting = prepare(loaded, options, "sweep.yaml").manifest
     write_manifest(waiting)
 
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        own: dict[int, dict[str, Any]] = {
-            1: {},
-            2: {"source_hash": "0" * 16},
-            3: {"source_hash": None},
-        }
-        return ok(1.0) | own[params["size"]] if params["size"] in own else None
+    measured: dict[int, dict[str, Any]] = {
+        1: ok(1.0),
+        2: ok(1.0) | {"source_hash": "0" * 16},
+        3: ok(1.0) | {"source_hash": None},
+    }
 
-    folder.submit(loaded, outcome, device=provenance.cpu_device())
+    folder.submit(loaded, lambda params, repeat: measured.get(params["size"]), cpu_device())
     Worker(waiting, 0, in_process=True).run()
     made = [r for r in read_records(folder.path)[0] if r.submission == waiting.id]
     assert [r.params["size"] for r in made] == ([4] if keep_stale else [2, 3, 4])
@@ -123,19 +116,6 @@ def test_a_job_that_starts_again_keeps_the_results_of_its_submission(tmp_path: P
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
         return ok(1.0) | {"source_hash": "0" * 16} if params["size"] == 1 else None
 
-    requeued = folder.submit(loaded, outcome, provenance.cpu_device(), force=False)
+    requeued = folder.submit(loaded, outcome, cpu_device(), force=False)
     Worker(requeued, 0, in_process=True).run()
     assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]
-
-
-def test_results_of_the_present_code_of_another_device_are_not_told_as_older(
-    tmp_path: Path,
-) -> None:
-    """The runs are measured again because this machine has another device."""
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
-    folder = ResultsFolder(tmp_path / "out")
-    folder.submit(loaded, lambda params, repeat: ok(1.0) | {"source_hash": "0" * 16})
-    folder.submit(loaded, lambda params, repeat: ok(1.0) if params["size"] == 1 else None)
-    prepared = prepare(loaded, Options(Executor.local, folder.path), "sweep.yaml")
-    (note,) = [note for note in prepared.notes if "older code" in note]
-    assert note.startswith("1 result of older code measured again")
