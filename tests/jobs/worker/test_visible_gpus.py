@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from jobs.results.record import Record
-from jobs.results.record_reader import read_records
+from tests.jobs.harness import records, run
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +25,11 @@ def faults(tmp_path_factory) -> dict[str, Record]:
         "runs_per_job": 100,
         "timeout_s": 30,
     }
-    path = folder / "faults.yaml"
+    path, out = folder / "faults.yaml", folder / "out"
     path.write_text(json.dumps(sweep))
-    submit = [sys.executable, "-m", "jobs.submit", str(path), "--local"]
-    command = [*submit, "--out", str(folder / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr  # because some runs failed
-    records, bad = read_records(folder / "out")
-    assert not bad and len(records) == len(whats)
-    return {f"{record.params['what']}{record.params['order']}": record for record in records}
+    done = run("jobs.submit", path, "--local", "--out", out)
+    assert done.returncode == 1, done.stdout  # because some runs failed
+    return {f"{record.params['what']}{record.params['order']}": record for record in records(out)}
 
 
 def test_out_of_gpu_memory_says_how_much_was_asked_for(faults):
@@ -60,11 +52,10 @@ def test_a_hanging_kernel_times_out_and_says_where(faults):
     assert record.status == "timeout" and "gpu_faults.py" in record.failure.traceback
 
 
-@pytest.mark.parametrize("name", ["ok1", "ok3", "ok5", "ok7"])
-def test_the_next_run_starts_clean(faults, name):
-    record = faults[name]
-    assert record.status == "ok"
-    assert list(record.measurements.samples_ms["forward"]) == [1023 * 512.0]
+def test_the_next_run_starts_clean(faults):
+    for name in ("ok1", "ok3", "ok5", "ok7"):
+        assert faults[name].status == "ok"
+        assert list(faults[name].measurements.samples_ms["forward"]) == [1023 * 512.0]
 
 
 def test_a_record_says_where_it_was_measured(faults):

@@ -16,10 +16,9 @@ import pytest
 
 from jobs.results.record import Record
 from jobs.worker.environment import job_environment
-from jobs.worker.fork_server import descendants
 from jobs.worker.isolation import ForkServer, ServerDied
 from jobs.worker.messages import Outcome, Request
-from jobs.worker.run_process import execute, run_alone
+from jobs.worker.run_process import execute
 from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
@@ -110,11 +109,8 @@ def failure_of(record: Record) -> tuple[str, str, str]:
     return record.failure.type, record.failure.message, record.failure.traceback or ""
 
 
-def test_status(endings: Endings) -> None:
-    assert {what: endings.of(what).status for what in ENDINGS} == ENDINGS
-
-
 def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endings) -> None:
+    assert {what: endings.of(what).status for what in ENDINGS} == ENDINGS
     ran = [(record.params["what"], record.params["tag"]) for record in endings.records]
     assert ran == [(case["what"], case.get("tag", 0)) for case in endings.cases]
     assert endings.done.returncode == 1
@@ -128,8 +124,6 @@ def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) ->
     assert message in (endings.out / str(endings.of("raises").log)).read_text()
     assert message in endings.done.stdout
 
-
-def test_an_exception_without_readable_text_is_told_too(endings: Endings) -> None:
     assert failure_of(endings.of("raise_unprintable"))[0] == "Unprintable"
     assert failure_of(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
     assert failure_of(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
@@ -162,29 +156,21 @@ def test_a_hang_is_cut_at_its_timeout_and_shows_where(endings: Endings) -> None:
         assert message.startswith("took longer than 1 s; ") and "timeout_s" in message
         assert f"in {where}" in traceback
         assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
-
-
-def test_a_run_that_has_measured_does_not_wait_for_its_threads(endings: Endings) -> None:
-    record = endings.of("hang_at_exit")
-    assert record.finished_at - record.started_at < 30.0  # the timeout is 60 s
+    record = endings.of("hang_at_exit")  # a run that has measured does not wait for its threads
+    assert record.finished_at - record.started_at < 30.0
 
 
 def test_out_of_memory_on_the_host(endings: Endings) -> None:
     for what in ("memory_error", "torch_memory_error"):
         failure = endings.of(what).failure
         assert failure is not None and failure.memory == "host"
-    assert failure_of(endings.of("memory_error"))[0] == "MemoryError"
 
 
 def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
     assert "facts.loss[1] must be a finite number, got nan" in failure_of(endings.of("nan"))[1]
-    assert (
-        "facts.loss must be a number, string, list, dict or None, got a torch.Tensor"
-        in (failure_of(endings.of("tensor"))[1])
-    )
+    assert "got a torch.Tensor" in failure_of(endings.of("tensor"))[1]
     assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
-    message = failure_of(endings.of("misspelt"))[1]
-    assert "unknown key 'sample_ms'; did you mean 'samples_ms'? (valid: bus_bytes," in message
+    assert "did you mean 'samples_ms'?" in failure_of(endings.of("misspelt"))[1]
 
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:
@@ -219,19 +205,15 @@ def test_each_run_starts_clean(endings: Endings) -> None:
         assert len(own) == 3 and own[1] == own[2] and own[1].endswith(".log")
 
 
-def test_what_surrounds_the_submission_does_not_reach_the_runs(endings: Endings) -> None:
+def test_nothing_reaches_the_runs_from_outside_or_stays_after_them(endings: Endings) -> None:
     for record in endings.trivial:
         assert facts(record)["environment"] == {"CUDA_VISIBLE_DEVICES": ""}
-
-
-def test_nothing_stays_in_the_temporary_folder(endings: Endings) -> None:
     assert list(endings.temporary.iterdir()) == []
 
 
 def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> None:
     begun = [facts(record)["at"][0] for record in endings.trivial]
     gaps = [later - earlier for earlier, later in itertools.pairwise(begun)]
-    print(f"from one run to the next: {statistics.median(gaps) * 1e3:.0f} ms")
     assert statistics.median(gaps) < 1.5
     for record in endings.trivial:
         assert record.seconds.starting is not None and record.seconds.starting > 0
@@ -294,38 +276,19 @@ def request(folder: Path, **changes: Any) -> Request:
     return Request(**given | changes)
 
 
-def test_a_run_submitted_for_another_version_is_not_measured(tmp_path: Path) -> None:
-    outcome = execute(request(tmp_path, version=2))
-    assert outcome.status == "error"
-    assert "is at version 1 here" in message_of(outcome)
-
-
-def test_params_that_the_benchmark_no_longer_knows_are_an_error(tmp_path: Path) -> None:
-    outcome = execute(request(tmp_path, params={"what": "ok", "gone": 1}))
-    assert outcome.status == "error" and "gone" in message_of(outcome)
-
-
-def test_a_driver_that_lists_gpus_and_does_not_start_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": 2}, "is at version 1 here"),
+        ({"params": {"what": "ok", "gone": 1}}, "gone"),
+        ({"benchmark": "tests.benchmarks.gone"}, "tests.benchmarks.gone"),
+    ],
+)
+def test_a_run_whose_benchmark_has_changed_is_an_error(
+    tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("here CUDA starts")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    outcome = execute(request(tmp_path, gpus=["0"]))
-    assert outcome.status == "error"
-    assert "CUDA" in message_of(outcome) or "NVIDIA" in message_of(outcome)
-
-
-def test_a_benchmark_whose_import_fails_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "needy.py").write_text("import no_such_package\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    outcome = execute(request(tmp_path, benchmark="odd.needy"))
-    assert outcome.status == "error" and "no_such_package" in message_of(outcome)
+    outcome = execute(request(tmp_path, **changes))
+    assert outcome.status == "error" and words in message_of(outcome)
 
 
 def message_of(outcome: Outcome) -> str:
@@ -333,24 +296,11 @@ def message_of(outcome: Outcome) -> str:
     return outcome.failure.message
 
 
-def test_a_full_disk_for_the_log_does_not_hide_the_failure(tmp_path: Path) -> None:
-    server = ForkServer(["jobs.worker.run_process"])
-    for i, log in enumerate(("/dev/full", str(tmp_path / "no" / "folder.log"))):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        params = {"what": "raises", "pair": [1, 2]}
-        child = server.start(run_alone, request(folder, log=log, params=params))
-        assert child.wait(PATIENCE_S)
-        outcome = Outcome.read(folder / "outcome0.json")
-        assert outcome.failure is not None and outcome.failure.type == "ValueError"
-    server.close()
-
-
 def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
     tmp_path: Path,
 ) -> None:
-    """The log of the run cannot be opened, and the note about that cannot be printed."""
-    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    """The log of the run cannot be opened, and neither note nor traceback can be printed."""
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "raises"}]), tmp_path / "out")
     ((run_id, repeat),) = manifest.jobs[0].tasks
     (manifest.job_folder(0) / f"{run_id}-{repeat}-1.log").mkdir(parents=True)
     command = [sys.executable, "-u", "-m", "jobs.worker", str(manifest.path), "0"]
@@ -358,21 +308,14 @@ def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
         done = subprocess.run(
             command, cwd=ROOT, env=job_environment(), stdout=full, stderr=full, timeout=PATIENCE_S
         )
-    assert done.returncode == 0 and only_record(manifest.folder).status == "ok"
-
-
-def test_what_a_benchmark_preloads_is_there_when_its_runs_begin(endings: Endings) -> None:
-    assert facts(endings.of("silent"))["torch"] is True  # it has no PRELOAD; the default is torch
-    assert endings.of("silent").environment["loaded"]["torch"]
+    failure = only_record(manifest.folder).failure
+    assert done.returncode == 0 and failure is not None and failure.type == "ValueError"
 
 
 def test_no_process_imports_torch_for_benchmarks_that_preload_something_else(
     tmp_path: Path,
 ) -> None:
-    cases: list[dict[str, Any]] = [
-        {"what": "ok"},
-        {"size": 1, "benchmark": "tests.benchmarks.toy"},
-    ]
+    cases: list[dict[str, Any]] = [{"what": "ok"}, {"size": 1, "benchmark": "tests.benchmarks.toy"}]
     sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
     assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
     assert facts(only_record(out, size=1))["preloaded"] is True
@@ -393,13 +336,3 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     server.close()
     with pytest.raises(ServerDied, match="exit code 5"):
         ForkServer(["exiting"])
-
-
-def test_a_server_that_is_killed_takes_its_run_with_it() -> None:
-    server = ForkServer([])
-    child = server.start(time.sleep, 1000)
-    await_true(lambda: bool(descendants(server.pid)), "the run began")
-    (pid,) = descendants(server.pid)
-    os.kill(server.pid, signal.SIGKILL)
-    assert child.wait(PATIENCE_S) and child.lost and not server.alive
-    await_true(lambda: not alive(pid), "the run ended")
