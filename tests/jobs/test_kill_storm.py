@@ -19,6 +19,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,11 +51,7 @@ WEIGHTS = {QUEUE: 1, WORKER: 1, SERVER: 1, RUN: 4, RANK: 8, CHILD: 1}
 
 @dataclass
 class Storm:
-    """A sweep under fire.
-
-    Args:
-        folder: empty folder for the sweep file, its results and temporary files.
-    """
+    """A sweep under fire. Its file, results and temporary files are in an empty folder."""
 
     folder: Path
     dice: random.Random
@@ -82,23 +79,17 @@ class Storm:
     def processes(self) -> dict[int, str]:
         """Return the role of each process of this storm that is alive."""
         lines: dict[int, str] = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # the process has ended
                 if f"\0{self.mark}\0".encode() in b"\0" + (entry / "environ").read_bytes():
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if command:  # a zombie has none
-                        lines[int(entry.name)] = command
-            except OSError:
-                continue
+                    parents[int(entry.name)] = parent_of(int(entry.name))
+                    lines[int(entry.name)] = command  # "" if it is a zombie
         found: dict[int, str] = {}
         for pid, command in lines.items():
             role = next((role for words, role in ROLES.items() if words in command), None)
-            try:
-                parent = parent_of(pid)
-            except OSError:
-                continue
+            parent = parents[pid]
             if role == SERVER and "fork_server import serve" in lines.get(parent, ""):
                 role = RUN
             elif role == SERVER:
@@ -108,10 +99,7 @@ class Storm:
         return found
 
     def await_changes(self, queue: subprocess.Popen[str], count: int) -> None:
-        """Wait until processes have started or ended a number of times, or the queue has ended.
-
-        The moment of a kill after a change is random, because polls and runs are not synchronized.
-        """
+        """Wait until processes have started or ended a number of times, or the queue has ended."""
         seen = self.processes().keys()
 
         def changed() -> bool:
@@ -213,8 +201,7 @@ def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> int:
     dice = random.Random(seed)
     number, roles = 0, Counter[str]()
     while roles.total() < kills:
-        part = folder / str(number)
-        part.mkdir()
+        (part := folder / str(number)).mkdir()
         one = Storm(part, dice, sweep, kills - roles.total())
         try:
             one.rage()

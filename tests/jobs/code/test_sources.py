@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,57 +63,38 @@ def hash_of(name: str) -> str:
     return tree.hash_of(files)
 
 
+REFERENCE = "my_kernels/flash.py:MyFlash"
 KERNELS = {f"my_kernels/{name}.py" for name in ("__init__", "flash", "tiles", "common", "fallback")}
 
 
-@pytest.mark.parametrize("reference", ["my_kernels/flash.py:MyFlash", "my_kernels.flash:MyFlash"])
-def test_all_imported_modules_of_the_repository_count(own: Checkout, reference: str) -> None:
+def test_all_imported_modules_of_the_repository_count_but_no_installed_ones(own: Checkout) -> None:
     tree = SourceTree()
-    assert names(tree, reference) == KERNELS | {"helper.py"}
+    for reference in (REFERENCE, "my_kernels.flash:MyFlash"):
+        assert names(tree, reference) == KERNELS | {"helper.py"}
     # What a module of the user imports of this project counts, whichever attention it calls.
-    stems = {path.stem for path in tree.files(reference) or ()}
-    assert {"registry", "forward_launch", "d64"} <= stems
-    assert "timing" not in stems
-
-
-def test_installed_and_left_out_modules_do_not_count(own: Checkout) -> None:
-    tree = SourceTree()
+    stems = {path.stem for path in tree.files(REFERENCE) or ()}
+    assert {"registry", "forward_launch", "d64"} <= stems and "timing" not in stems
     assert names(tree, "bench") == KERNELS | {"helper.py", "bench.py"}
     left_out = ("my_kernels.tiles", "helper")
     assert names(tree, "bench", left_out) == KERNELS - {"my_kernels/tiles.py"} | {"bench.py"}
     assert names(tree, "bench", ("my_kernels",)) == {"bench.py"}
+    assert tree.files("gone.py:X") is None and tree.files("gone.bench") is None
 
 
-def test_only_edits_of_code_that_counts_change_the_hash(own: Checkout) -> None:
-    reference = "my_kernels/flash.py:MyFlash"
-    before = hash_of(reference)
-    own.write("my_kernels/unused.py", "NAME = 'edited'\n")
-    own.write("my_kernels/types_only.py", "NAME = 'edited'\n")
-    own.write("my_kernels/flash.py", "# New\n" + KERNEL.replace("Compute", "Return the"))
-    assert hash_of(reference) == before
-    own.write("my_kernels/tiles.py", "NAME = 'edited'\n")
-    after = hash_of(reference)
-    assert after != before
-    own.write("helper.py", "VALUE = 2\n")
-    assert hash_of(reference) not in (before, after)
-
-
-def test_a_copy_has_the_same_hash(
+def test_only_edits_of_code_that_counts_change_the_hash(
     own: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy without git, as a snapshot, is the same code."""
-    import shutil
-
-    reference = "my_kernels/flash.py:MyFlash"
-    before = hash_of(reference)
+    before = hash_of(REFERENCE)
     shutil.copytree(own.folder, tmp_path / "copy", ignore=shutil.ignore_patterns(".git"))
-    monkeypatch.chdir(tmp_path / "copy")
-    assert hash_of(reference) == before
+    own.write("my_kernels/unused.py", "NAME = 'edited'\n")
+    own.write("my_kernels/types_only.py", "NAME = 'edited'\n")
+    own.write("my_kernels/flash.py", "# New\n" + KERNEL.replace("Compute", "Return the"))
+    assert hash_of(REFERENCE) == before
+    own.write("my_kernels/tiles.py", "NAME = 'edited'\n")
+    after = hash_of(REFERENCE)
+    assert after != before
     own.write("helper.py", "VALUE = 2\n")
-    assert hash_of(reference) == before
-
-
-def test_files_that_do_not_exist(own: Checkout) -> None:
-    tree = SourceTree()
-    assert tree.files("gone.py:X") is None
-    assert tree.files("gone.bench") is None
+    assert hash_of(REFERENCE) not in (before, after)
+    monkeypatch.chdir(tmp_path / "copy")
+    assert hash_of(REFERENCE) == before

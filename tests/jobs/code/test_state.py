@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,12 @@ def test_the_state_of_a_repository(tmp_path: Path) -> None:
     commit = own.commit(old="x = 1\n")
     clean = read_state(own.folder, tmp_path)
     assert (clean.commit, clean.dirty, clean.untracked, clean.diff) == (commit, False, (), b"")
+    own.write(".git/index.lock", "")  # reading the state takes no lock
+    (own.folder / "old.py").touch()
     own.write("logs/out/records.jsonl", "{}")
     own.write("results/records.jsonl", "{}")
     assert read_state(own.folder, own.folder / "results") == clean
+    (own.folder / ".git" / "index.lock").unlink()
     own.write("old.py", "x = 2\n")
     own.write("folder/new file.py", "y = 3\n")
     state = read_state(own.folder, own.folder / "results")
@@ -54,53 +57,40 @@ def test_the_state_of_a_repository(tmp_path: Path) -> None:
     assert repository_root(own.folder / "results" / "saved") == own.folder / "results" / "saved"
 
 
-def test_reading_the_state_takes_no_lock(tmp_path: Path) -> None:
-    own = Checkout(tmp_path / "own")
-    own.commit(old="x = 1\n")
-    own.write(".git/index.lock", "")
-    (own.folder / "old.py").touch()  # git would like to refresh its index
-    assert read_state(own.folder, tmp_path).dirty is False
-
-
 def test_git_refuses_is_missing_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Checkout(tmp_path / "own")
     own.commit(old="x = 1\n")
-    with monkeypatch.context() as other_owner:
-        other_owner.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-        other_owner.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
-        other_owner.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
-        refused = read_state(own.folder, tmp_path)
-    assert (refused.commit, refused.dirty, refused.source) == (None, "unknown", "unknown")
-    assert "dubious ownership" in (refused.why or "") and "\n" not in (refused.why or "")
+
+    def why(**environment: str) -> str:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            found = read_state(own.folder, tmp_path)
+        assert (found.commit, found.dirty, found.source) == (None, "unknown", "unknown")
+        return found.why or ""
+
+    no_settings = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    assert "dubious ownership" in why(GIT_TEST_ASSUME_DIFFERENT_OWNER="1", **no_settings)
     programs = tmp_path / "bin"
     programs.mkdir()
-    with monkeypatch.context() as without:
-        without.setenv("PATH", str(programs))
-        missing = read_state(own.folder, tmp_path)
-    assert missing.dirty == "unknown" and "No such file" in (missing.why or "")
+    assert "No such file" in why(PATH=str(programs))
     (programs / "git").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     (programs / "git").chmod(0o755)
     monkeypatch.setattr(git, "TIMEOUT_S", 0.3)
-    with monkeypatch.context() as hanging:
-        hanging.setenv("PATH", str(programs), prepend=":")
-        hung = read_state(own.folder, tmp_path)
-    assert hung.dirty == "unknown" and "did not answer within 0.3 s" in (hung.why or "")
-    assert read_state(own.folder, tmp_path).why == hung.why  # not asked again
+    assert "did not answer within 0.3 s" in why(PATH=f"{programs}:{os.environ['PATH']}")
+    assert "did not answer" in (read_state(own.folder, tmp_path).why or "")  # not asked again
 
 
 @pytest.mark.slow
 def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) -> None:
     """A record has the state of this project and that of the repository of the benchmark."""
     own = own_repository(tmp_path / "own", "0, 1")
-    secret = own.write(".env", "PASSWORD=hunter2\n")
-    secret.chmod(0o600)
+    own.write(".env", "PASSWORD=hunter2\n").chmod(0o600)
     out = own.folder / "logs" / "own"
-    submit(own, out, project.folder, "--filter", "index == 0")
+    submit(own, out, project.folder, "--where", "index == 0")
     first = only_record(out, index=0)
-    head = project.git("rev-parse", "HEAD")
-    assert first.environment["git"] == {
-        "commit": head, "dirty": False, "untracked": [], "source": "git"
-    }  # fmt: skip
+    state = {"commit": project.git("rev-parse", "HEAD"), "dirty": False}
+    assert first.environment["git"] == state | {"untracked": [], "source": "git"}
     (code,) = first.environment["code"]
     assert (code["name"], code["file"], code["repository"]) == ("own.bench", "own/bench.py", "own")
     assert code["commit"] == own.git("rev-parse", "HEAD")
@@ -109,14 +99,11 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
 
     own.write("helper.py", "VALUE = 'edited'\n")
     commit = own.git("rev-parse", "HEAD")
-    told = submit(own, out, project.folder, "--save-untracked")
-    assert "note: 1 result of older code measured again; --keep-stale keeps it" in told
+    submit(own, out, project.folder, "--save-untracked")
     (code,) = only_record(out, index=1).environment["code"]
     assert (code["commit"], code["dirty"]) == (commit, True)
     diff = (out / "diffs" / f"{code['diff']}.diff").read_text()
     assert "+VALUE = 'edited'" in diff and "hunter2" in diff
-    own.write("own/bench.py", BENCHMARK + "# changed\n")
-    assert "skipping 2 runs with a result" in submit(own, out, project.folder)
 
 
 @pytest.mark.slow
@@ -156,17 +143,10 @@ def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.Monkey
     run = Run("id", "attention", 1, {}, Shape(), 1.0, names)
     gone = {"gone.py:X": None}
     assert measured_files(run) == {reference: flash, "my_kernels.flash:MyFlash": flash} | gone
-    sweep = {
-        "name": "own",
-        "benchmark": "attention",
-        "fixed": {"implementation": reference, "head_dim": 64},
-    }
-    own.write("own.yaml", json.dumps(sweep | {"grid": {"seq_len": [128], "dtype": ["fp32"]}}))
+    fixed = f"{{implementation: '{reference}', head_dim: 64, seq_len: 128, dtype: fp32}}"
+    own.write("own.yaml", f"{{name: own, benchmark: attention, fixed: {fixed}}}")
     done = own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run")
-    assert done.returncode == 2, done.stdout
-    assert (
-        f"got '{reference}' in an untracked file; run: git add my_kernels/flash.py" in done.stdout
-    )
+    assert done.returncode == 2 and "run: git add my_kernels/flash.py" in done.stdout, done.stdout
     own.git("add", "my_kernels")
     assert own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
 
@@ -184,88 +164,50 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]
     return copy, commit
 
 
-def project_entry(results: Path) -> dict[str, Any]:
-    return project_state(results).entry(results)
-
-
 def test_a_carried_state_is_verified(carried: tuple[Path, str], tmp_path: Path) -> None:
     copy, commit = carried
-    clean = project_entry(tmp_path)
-    assert clean == {"commit": commit, "dirty": False, "untracked": [], "source": "carried"}
+
+    def entry() -> dict[str, Any]:
+        return project_state(tmp_path).entry(tmp_path)
+
+    assert entry() == {"commit": commit, "dirty": False, "untracked": [], "source": "carried"}
     with (copy / "jobs" / "__init__.py").open("a") as file:
         file.write("tampered = 1\n")
     (copy / "helper.py").unlink()
-    tampered = project_entry(tmp_path)
-    assert (tampered["commit"], tampered["dirty"]) == (commit, True)
-    assert tampered["changed"] == ["helper.py", "jobs/__init__.py"]
+    assert (entry()["commit"], entry()["dirty"]) == (commit, True)
+    assert entry()["changed"] == ["helper.py", "jobs/__init__.py"]
+    (copy / ".code_state.json").write_text("{")
+    assert (entry()["commit"], entry()["dirty"]) == (None, "unknown")
+    assert ".code_state.json cannot be read" in entry()["why"]
+    (copy / ".code_state.json").unlink()
+    around = Checkout(tmp_path)  # another repository around the project
+    around.commit(other="")
+    around.git("rm", "-q", "--cached", "-r", "copy")
+    around.git("commit", "-q", "-m", "forget")
+    assert entry()["commit"] is None and "does not track copy/jobs/__init__.py" in entry()["why"]
 
 
-def test_a_copy_with_a_damaged_carried_state_has_no_commit(
-    carried: tuple[Path, str], tmp_path: Path
+def test_a_carried_state_has_the_diff_and_explains_a_copy_in_an_older_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (carried[0] / ".code_state.json").write_text("{")
-    nothing = project_entry(tmp_path)
-    assert (nothing["commit"], nothing["dirty"], nothing["source"]) == (None, "unknown", "unknown")
-    assert ".code_state.json cannot be read" in nothing["why"]
-
-
-def test_another_repository_around_the_project(carried: tuple[Path, str], tmp_path: Path) -> None:
-    (carried[0] / ".code_state.json").unlink()
-    around = Checkout(tmp_path)
-    around.write("other.py", "")
-    around.git("add", "other.py")
-    around.git("commit", "-q", "-m", "first")
-    state = project_entry(tmp_path / "results")
-    assert state["commit"] is None and "does not track copy/jobs/__init__.py" in state["why"]
-
-
-def test_a_carried_state_has_the_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Checkout(tmp_path / "own")
-    commit = own.commit(old="x = 1\n")
-    own.write("old.py", "x = 2 # \udcff".encode(errors="surrogateescape").decode("latin-1"))
-    (own.folder / "new.py").touch()
-    monkeypatch.chdir(own.folder)
-    assert ".code_state.json" in call("jobs", "carry").stdout
-    before = read_state(own.folder, tmp_path)
-    shutil.rmtree(own.folder / ".git")
-    after = read_state(own.folder, tmp_path)
-    assert (after.commit, after.dirty, after.untracked) == (commit, True, ("new.py",))
-    assert after.diff == before.diff and not after.changed
-    refused = call("jobs", "carry")
-    assert refused.returncode == 2 and "must be in a git repository" in refused.stdout
-
-
-def test_a_carried_state_explains_a_copy_in_an_older_repository(tmp_path: Path) -> None:
     """All files equal those of the carried commit, although git shows changes."""
     source, copy = Checkout(tmp_path / "source"), Checkout(tmp_path / "copy")
-    source.write("old.py", "x = 1\n")
-    source.write("gone.py", "w = 0\n")
-    first = source.commit()
+    first = source.commit(old="x = 1\n")
     copy.git("pull", "-q", str(source.folder), "HEAD")
-    source.write("old.py", "x = 2\n")
-    source.write("new.py", "y = 3\n")
-    (source.folder / "gone.py").unlink()
-    second = source.commit()
-    (source.folder / ".git" / "info" / "exclude").write_text(".code_state.json\n")
+    second = source.commit(old="x = 2\n")
     write_carried(source.folder)
-    for name in ("old.py", "new.py", ".code_state.json"):
+    for name in ("old.py", ".code_state.json"):
         shutil.copy(source.folder / name, copy.folder)
-    (copy.folder / "gone.py").unlink()
-
-    def state(where: Checkout) -> tuple[str | None, object]:
-        found = read_state(where.folder, tmp_path / "results")
-        return found.commit, found.dirty
-
-    assert state(copy) == (second, False)
-    copy.write("other.py", "was not carried")
-    assert state(copy) == (first, True)
-    (copy.folder / "other.py").unlink()
+    assert read_state(copy.folder, tmp_path).commit == second
     copy.write("old.py", "x = 3\n")
-    assert state(copy) == (first, True)
-
-    source.write("kernel.py", "z = 4\n")
-    assert state(source) == (second, True)  # an untracked file that was not carried
-    third = source.commit()
-    assert state(source) == (third, False)
-    source.write("kernel.py", "z = 5\n")
-    assert state(source) == (third, True)
+    assert read_state(copy.folder, tmp_path).commit == first
+    source.write("old.py", "x = 4\n")
+    source.write("new.py", "y = 3\n")
+    monkeypatch.chdir(source.folder)
+    assert ".code_state.json" in call("jobs", "carry").stdout
+    before = read_state(source.folder, tmp_path)
+    shutil.rmtree(source.folder / ".git")
+    after = read_state(source.folder, tmp_path)
+    assert (after.commit, after.dirty, after.untracked) == (second, True, ("new.py",))
+    assert after.diff == before.diff and not after.changed
+    assert call("jobs", "carry").returncode == 2
