@@ -72,6 +72,7 @@ def test_a_stranger_keeps_no_worker_out_and_one_with_the_secret_executes_nothing
         assert file.stat().st_mode & 0o077 == 0
         where = json.loads(file.read_text())
         address = (where["host"], where["port"])
+        assert address[0] == "127.0.0.2" and address in listening(os.getpid())
         for _ in range(SILENT):
             silent.enter_context(connect(address))
         with connect(address) as liar:
