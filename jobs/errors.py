@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 MAX_SHOWN = 30  # maximum number of problems in the message of an InputError
-ENOUGH = 1000  # number of problems after which a check may stop; more would only take time
+ENOUGH = 1000  # number of problems after which a check may stop
 MAX_LINE = 2000  # maximum length of a problem in the message of an InputError, in characters
 
 
@@ -20,12 +20,7 @@ def shown(text: str, length: int = 200) -> str:
 
 
 def nearest(given: str, valid: list[str] | tuple[str, ...]) -> str:
-    """Return a hint that is appended to the error message about an unknown name.
-
-    Returns:
-        A text with up to two parts: "; did you mean 'x'?" if the valid name x is similar, and the
-        list of all valid names if there are 1 to 40 names. Otherwise an empty string.
-    """
+    """Return a hint for the error message about an unknown name: a similar name, and up to 40."""
     close = difflib.get_close_matches(given, valid, n=1, cutoff=0.6)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint} (valid: {', '.join(sorted(valid))})" if 0 < len(valid) <= 40 else hint
@@ -55,10 +50,9 @@ class Problem:
 
 
 class InputError(ValueError):
-    """Raised with all errors that were found in the user's input.
+    """Raised with all errors that were found in the user's input. The message has a line for each.
 
-    The message has one line per error. If there are more than MAX_SHOWN (30) errors, the last line
-    gives the number of errors that are not shown.
+    Of more than MAX_SHOWN errors, the last line gives the number of those that are not shown.
     """
 
     def __init__(self, problems: list[Problem]):

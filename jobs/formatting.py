@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Collection, Iterable
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ def format_scalar(value: Any) -> str:
 def format_number(number: float, digits: int = 4) -> str:
     """Return a number as text, rounded to `digits` significant digits.
 
-    All digits before the decimal point are kept, even if there are more than `digits`. Numbers
-    below 1e-6 in magnitude are written in scientific notation, all other numbers without an
-    exponent.
+    All digits before the decimal point are kept. Only numbers below 1e-6 have an exponent.
     """
     if number == 0 or not math.isfinite(number):
         return f"{number:g}"
@@ -42,10 +40,7 @@ def format_percent(share: float) -> str:
 
 
 def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") -> str:
-    """Return a ratio as text, such as `1.95x`, or `962x (noise)` if it is smaller than its spread.
-
-    The digits of such a ratio say nothing. `spread` is the width of its interval.
-    """
+    """Return a ratio as text, such as `1.95x`, or `962x (noise)` if its interval is wider."""
     if spread <= abs(ratio):
         return f"{ratio:.{digits}f}{unit}"
     return f"{ratio:.0f}{unit} (noise)" if abs(ratio) >= 0.5 else f"<1{unit} (noise)"
@@ -68,11 +63,7 @@ def format_range(counts: Collection[int]) -> str:
 
 
 def compact_ids(job_ids: Iterable[str]) -> str:
-    """Return the ids of Slurm jobs in short form, as squeue does: `12, 13_[0-9,11]`.
-
-    scancel accepts each part of the result. An id is such as "12", or "13_4" for an element of a
-    job array.
-    """
+    """Return the ids of Slurm jobs, such as "12" or "13_4", in squeue's form: `12, 13_[0-9,11]`."""
     arrays: dict[str, list[int]] = {}
     for job_id in job_ids:
         array, underscore, index = job_id.partition("_")
@@ -85,10 +76,9 @@ def compact_ids(job_ids: Iterable[str]) -> str:
 def _compact(array: str, indices: list[int]) -> str:
     if not indices:
         return array
-    breaks = [i for i, (a, b) in enumerate(pairwise(indices), start=1) if b != a + 1]
-    bounds = pairwise([0, *breaks, len(indices)])
-    runs = [(indices[start], indices[end - 1]) for start, end in bounds]
-    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    rows = groupby(enumerate(indices), lambda pair: pair[1] - pair[0])  # consecutive ones
+    runs = [[index for _, index in row] for _, row in rows]
+    text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
     return f"{array}_{text}" if len(indices) == 1 else f"{array}_[{text}]"
 
 
@@ -100,7 +90,7 @@ def on_one_line(text: str) -> str:
 def wrapped(text: str, width: int, indent: str = "") -> str:
     """Return a line, broken between words into lines of at most `width` characters.
 
-    All lines but the first start with `indent`. Longer words, such as paths, are not broken.
+    All lines but the first start with `indent`. Words, such as paths, are not broken.
     """
     if len(text) <= width or width < 1:
         return text

@@ -13,23 +13,21 @@ _waits: list[str] = []  # what is waited for now, the innermost last
 
 
 def say(text: str, stream: TextIO | None) -> None:
-    """Print a line to a stream. Do nothing if that fails, e.g. if its file is on a full disk.
+    """Print a line to a stream, or nothing if that fails, e.g. if its file is on a full disk.
 
-    Characters that the encoding of the stream does not have are written as escapes. The text may
-    contain line breaks. A closed stream is None.
+    Characters that the encoding of the stream does not have are written as escapes.
     """
-    if stream is None:
-        return
-    # A benchmark may have closed the stream (ValueError) or replaced it by any object.
+    # A benchmark may have closed the stream (ValueError, or None) or replaced it by any object.
     with suppress(AttributeError, OSError, ValueError):
         encoding = getattr(stream, "encoding", None) or "utf-8"
         line = text.encode(encoding, "backslashreplace").decode(encoding)
-        print(line, file=stream, flush=True)
+        if stream is not None:
+            print(line, file=stream, flush=True)
 
 
 @contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """Print to stderr what is waited for, if the `with` block takes longer than NOTICE_S.
+    """Print what is waited for, if the `with` block takes longer than NOTICE_S.
 
     Of several such blocks in each other, the innermost says so.
     """

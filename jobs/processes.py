@@ -37,8 +37,8 @@ class ProcessHandle:
     def is_running(self) -> bool:
         """Whether the process is alive. Valid only on the host of the process.
 
-        If the system hides the processes of other users in /proc (mount option hidepid), a process
-        of another user with this pid is assumed to be this process.
+        If /proc hides the processes of other users (mount option hidepid), one with this pid is
+        assumed to be this process.
         """
         if self.started is None:
             return False
@@ -46,10 +46,8 @@ class ProcessHandle:
             return start_ticks(self.pid) == self.started
         try:
             os.kill(self.pid, 0)
-        except PermissionError:
-            return True
-        except (ProcessLookupError, OverflowError):
-            pass
+        except (OSError, OverflowError) as error:
+            return isinstance(error, PermissionError)
         return False
 
 
@@ -67,10 +65,7 @@ def signal_name(number: int) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot.
-
-    The result is None if no process has this pid, or if the process is a zombie.
-    """
+    """Return the start time of a process in clock ticks since boot. None: it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -10,8 +10,10 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,7 @@ PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
 
 
 def packages() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that affect a measurement.
-
-    The versions are read from package metadata, without importing the packages. None means that
-    the package is not installed.
-    """
+    """Return the versions of Python and of the PACKAGES. None: not installed."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -37,12 +35,10 @@ def packages() -> dict[str, str | None]:
 @cache
 def processor() -> str:
     """Return the model name of the CPU."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
@@ -75,20 +71,17 @@ def _nvml() -> Any:
 def visible_gpus() -> list[str]:
     """Return the indices or UUIDs of the GPUs that this process may use.
 
-    If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid entry, as in CUDA.
-    Otherwise these are the indices of all GPUs of the host.
+    If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid one, as in CUDA.
     """
+    count = _gpu_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        tokens = [token.strip() for token in given.split(",")]
-        # CUDA ignores everything from the first invalid entry on.
-        kept: list[str] = []
-        for token in tokens:
-            if not token or (token.isdigit() and int(token) >= _gpu_count()) or token[0] == "-":
-                break
-            kept.append(token)
-        return kept if _gpu_count() else []
-    return [str(i) for i in range(_gpu_count())]
+    if given is None or not count:
+        return [str(i) for i in range(count)]
+
+    def is_valid(token: str) -> bool:
+        return bool(token) and token[0] != "-" and not (token.isdigit() and int(token) >= count)
+
+    return list(takewhile(is_valid, (token.strip() for token in given.split(","))))
 
 
 @cache
@@ -100,10 +93,7 @@ def _gpu_count() -> int:
 
 
 def _nvidia_smi(*arguments: str) -> str:
-    """Return the output of nvidia-smi, which comes with the driver, as NVML's package is optional.
-
-    It is empty if nvidia-smi fails.
-    """
+    """Return the output of nvidia-smi, which comes with the driver. Empty if it fails."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30
@@ -113,11 +103,11 @@ def _nvidia_smi(*arguments: str) -> str:
     return "" if done.returncode else done.stdout
 
 
-def _ask(handle: Any, question: str, *arguments: Any) -> Any:
-    """Return what NVML answers to a question about a GPU, or None if it gives no answer."""
+def _ask(question: str, *arguments: Any) -> Any:
+    """Return what NVML answers to a question, or None if it gives no answer."""
     nvml = _nvml()
     try:
-        return getattr(nvml, question)(handle, *arguments)
+        return None if nvml is None else getattr(nvml, question)(*arguments)
     except (nvml.NVMLError, AttributeError):
         return None
 
@@ -130,18 +120,17 @@ def _scaled(value: int | None) -> float | None:
 def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
     """Return name, UUID, SM clock, power, temperature and throttle reasons of each GPU.
 
-    Tokens are GPU indices or UUIDs, as in CUDA_VISIBLE_DEVICES. A value is None if NVML cannot
-    report it. GPUs that NVML does not find are left out. The list is empty if NVML is not
-    available.
+    Tokens are as in CUDA_VISIBLE_DEVICES. A value that NVML does not report is None. GPUs that it
+    does not find are left out.
     """
     return [
         {
-            "name": _ask(handle, "nvmlDeviceGetName"),
-            "uuid": _ask(handle, "nvmlDeviceGetUUID"),
+            "name": _ask("nvmlDeviceGetName", handle),
+            "uuid": _ask("nvmlDeviceGetUUID", handle),
             "sm_clock_mhz": reading.sm_clock_mhz,
             "power_w": reading.power_w,
             "temperature_c": reading.temperature_c,
-            "throttle_reasons": _ask(handle, _THROTTLE),
+            "throttle_reasons": _ask(_THROTTLE, handle),
         }
         for handle, reading in zip(_handles(tuple(tokens)), read_gpus(tokens), strict=True)
     ]
@@ -155,7 +144,7 @@ def _handles(tokens: tuple[str, ...]) -> list[Any]:
     for token in tokens if nvml is not None else ():
         by_index = token.isdigit()
         find = "nvmlDeviceGetHandleByIndex" if by_index else "nvmlDeviceGetHandleByUUID"
-        handles.append(_ask(int(token) if by_index else token, find))
+        handles.append(_ask(find, int(token) if by_index else token))
     return [handle for handle in handles if handle is not None]
 
 
@@ -190,14 +179,14 @@ def read_gpus(tokens: list[str]) -> list[GpuReading]:
     nvml = _nvml()
     readings = []
     for handle in _handles(tuple(tokens)):
-        bits = _ask(handle, _THROTTLE) or 0
+        bits = _ask(_THROTTLE, handle) or 0
         readings.append(
             GpuReading(
-                sm_clock_mhz=_ask(handle, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
-                memory_clock_mhz=_ask(handle, "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
-                power_w=_scaled(_ask(handle, "nvmlDeviceGetPowerUsage")),
-                temperature_c=_ask(handle, "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-                energy_j=_scaled(_ask(handle, "nvmlDeviceGetTotalEnergyConsumption")),
+                sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+                memory_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+                power_w=_scaled(_ask("nvmlDeviceGetPowerUsage", handle)),
+                temperature_c=_ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+                energy_j=_scaled(_ask("nvmlDeviceGetTotalEnergyConsumption", handle)),
                 throttle=frozenset(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             )
         )
@@ -205,19 +194,12 @@ def read_gpus(tokens: list[str]) -> list[GpuReading]:
 
 
 def driver_version() -> str | None:
-    nvml = _nvml()
-    try:
-        return str(nvml.nvmlSystemGetDriverVersion()) if nvml is not None else None
-    except nvml.NVMLError:
-        return None
+    version = _ask("nvmlSystemGetDriverVersion")
+    return None if version is None else str(version)
 
 
 def device_kind(tokens: list[str]) -> str:
-    """Return the name of the first given GPU, for the field `device` of records.
-
-    Tokens are GPU indices or UUIDs. An unknown name is "GPU". Without tokens, the run is on the
-    CPU, and the result is "cpu: " and its name.
-    """
+    """Return the field `device` of records: the first GPU's name, or the CPU's without any."""
     if not tokens:
         return cpu_device()
     states = gpu_states(tokens[:1])

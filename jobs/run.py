@@ -12,10 +12,7 @@ from jobs.formatting import counted, format_scalar
 
 @dataclass(frozen=True)
 class Shape:
-    """The resources that a run needs, such as the number of nodes and the number of GPUs.
-
-    All runs of one job have an equal `Shape`.
-    """
+    """The resources that a run needs. All runs of one job have an equal `Shape`."""
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -50,18 +47,15 @@ class Run:
     timeout_s: float  # time limit of this run, in seconds
     # References to code outside this project that the run measures, such as my_ddp.py:MyDDP.
     code: tuple[str, ...] = ()
-    # Name of another checkout of the code, such as a commit, with which the run is executed. Empty:
-    # the present code.
-    checkout: str = ""
+    checkout: str = ""  # name of another checkout that executes the run; empty: the present code
 
     def label(
         self, names: list[str] | None = None, short: Mapping[str, str] = MappingProxyType({})
     ) -> str:
         """Return the benchmark and parameters of the run, e.g. `attention seq_len=128 dtype=bf16`.
 
-        `names` are the parameters to include, by default or if empty all. Those that the benchmark
-        does not have are ignored. `short` has texts to show instead of values, from
-        `jobs.code.short_names`.
+        `names` are the parameters to include, by default or if empty all. `short` has texts to show
+        instead of values, from `jobs.code.short_names`.
         """
         shown = {k: self.params[k] for k in (names or self.params) if k in self.params}
         shown = {k: short.get(v, v) if isinstance(v, str) else v for k, v in shown.items()}
@@ -71,10 +65,7 @@ class Run:
 
 
 def varying(runs: list[Run]) -> list[str]:
-    """Return the names of the parameters whose values differ between the given runs.
-
-    The values of a parameter are compared only between runs that have this parameter.
-    """
+    """Return the names of the parameters whose values differ between the runs that have them."""
     first: dict[str, Any] = {}
     differ: set[str] = set()
     for run in runs:

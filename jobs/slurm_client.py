@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 
+from jobs.errors import CommandError
 from jobs.formatting import on_one_line
 from jobs.printing import waiting_for
 
@@ -20,26 +21,20 @@ _SETTINGS = re.compile(r"(?!SLURM_CONF$)(SLURM|SQUEUE|SCANCEL|SCONTROL)_")
 _pings: dict[tuple[str | None, ...], tuple[float, str]] = {}
 
 
-class SlurmSilent(RuntimeError):
+class SlurmSilent(CommandError):
     """Raised if a client command of Slurm is missing, fails or does not answer in time."""
 
 
 def slurm_client(
     *command: str, cluster: str = "", timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client command of Slurm, and return its output and exit code.
+    """Run a client command of Slurm for `cluster` ("": that of this host), with a time limit.
 
-    The command must not submit a job, because it may be ended by the time limit. Without an
-    explicit limit, the controller must first answer a ping: if it is down, other commands try for
-    about ten seconds.
-
-    Args:
-        cluster: name of the cluster, as in the option -M. "": the cluster of this host.
-        timeout_s: time limit. None: CLIENT_S.
+    The command must not submit a job, because it may be ended. Without an explicit limit, the
+    controller must first answer a ping: if it is down, other commands try for about ten seconds.
 
     Raises:
-        SlurmSilent: if the program is missing, the controller is down, or the command does not end
-            within the time limit.
+        SlurmSilent: if the program is missing, the controller is down, or the limit is reached.
     """
     with waiting_for("Slurm's controller to answer"):
         if timeout_s is None:
@@ -93,13 +88,7 @@ def _run(command: tuple[str, ...], cluster: str, limit: float) -> subprocess.Com
 
 
 def configuration(cluster: str = "") -> dict[str, str]:
-    """Return the settings that `scontrol show config` prints, such as ClusterName.
-
-    The result is empty if the site does not show them.
-
-    Raises:
-        SlurmSilent: if Slurm does not answer.
-    """
+    """Return what `scontrol show config` prints, such as ClusterName. Empty if a site hides it."""
     done = slurm_client("scontrol", "show", "config", cluster=cluster)
     found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", done.stdout, re.MULTILINE))
     if done.returncode and not found and "denied" not in done.stderr:

@@ -7,11 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """The status of a run.
-
-    If the run has a record, the record contains the status. Otherwise the status is derived from
-    the state of the job that executes the run.
-    """
+    """The status of a run: from its record, or else from the state of its job."""
 
     ok = "ok"
     oom = "oom"  # out of GPU or host memory
@@ -41,34 +37,22 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether this status is a failure.
-
-        The statuses `ok`, `oom`, `unsupported`, `queued`, `running`, `unknown` and `not_needed` are
-        not failures. All other statuses are failures. The command `jobs status` exits with code 1
-        if the status of a run is a failure.
-        """
+        """Whether this status is a failure, for which `jobs status` exits with code 1."""
         return self not in _RESULTS and not self.is_live
 
     @property
     def runs_again_on_submit(self) -> bool:
-        """Whether a run with this status is executed again when its sweep is submitted again."""
+        """Whether a new submission of the sweep executes the run again."""
         return self in _INTERRUPTED
 
     @property
     def runs_again_in_its_job(self) -> bool:
-        """Whether a job executes a run again that it has recorded with this status.
-
-        The job does so after Slurm has requeued it, or after its worker was started again.
-        """
+        """Whether a requeued job, or a new worker of the job, executes the run again."""
         return self in _INTERRUPTED_IN_ITS_JOB
 
     @property
     def runs_again_on_retry(self) -> bool:
-        """Whether a run with this status is executed again if the user adds `--retry-failed`.
-
-        Without this option, a new submission does not execute the run again, unless the user adds
-        `--force`.
-        """
+        """Whether a new submission executes the run again only with `--retry-failed`."""
         return self in _RETRIED
 
 

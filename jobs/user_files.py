@@ -77,11 +77,7 @@ def not_a_folder(path: Path) -> Path | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file of at most MAX_BYTES bytes.
-
-    Raises:
-        InvalidFile: if the file is of another kind, such as a pipe, is larger or cannot be read.
-    """
+    """Read a regular file of at most MAX_BYTES bytes. Raises InvalidFile if it is none."""
     wrong = invalid_path(str(path))
     if wrong:
         raise InvalidFile(wrong)

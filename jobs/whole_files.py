@@ -16,13 +16,9 @@ from typing import Any, BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces the file at `path` when the `with` block ends.
+    """Open a new file that replaces the file at `path` when the `with` block ends without an error.
 
-    A process that reads the file sees either the complete old content or the complete new content.
-    If the block raises, the old file stays.
-
-    Raises:
-        OSError: if the file cannot be written, e.g. because the disk is full. `filename` is `path`.
+    A reader sees the complete old or new content. `filename` of an OSError is `path`.
     """
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
     try:
@@ -44,7 +40,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def is_own(path: Path) -> bool:
     """Return whether this user owns a file or folder.
 
-    A mount may show other users than those of this host. Then a new file beside it tells.
+    A mount may show other users than those of this host, so a new file beside it tells.
     """
     try:
         owner = path.stat().st_uid
@@ -59,9 +55,8 @@ def is_own(path: Path) -> bool:
 def age_s(path: Path) -> float:
     """Return the time since a file was written, in seconds. Infinite if it does not exist.
 
-    The clocks of hosts and file servers differ. The age is therefore computed from two times of
-    the same file system: that of the file and that of a file written beside it now. If none can be
-    written, the clock of this host is used.
+    The clocks of hosts and file servers differ, so a file written beside it tells the time now. If
+    none can be written, the clock of this host does.
     """
     try:
         last = path.lstat().st_mtime
@@ -87,16 +82,9 @@ def file_hash(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: Any, parents: bool = True) -> str:
-    """Write a value to a JSON file, whole or not at all.
+    """Write a value to a JSON file, whole or not at all, and return its SHA-256 hash.
 
-    Args:
-        parents: whether missing parent folders are created. Otherwise they are an error.
-
-    Returns:
-        The SHA-256 hash of the file.
-
-    Raises:
-        OSError: if the file cannot be written, e.g. because the disk is full. `filename` is `path`.
+    With `parents`, missing parent folders are created. `filename` of an OSError is `path`.
     """
     if parents:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -149,8 +149,8 @@ def write_results(out: Path, count: int, seed: int = 0) -> int:
     )
     loaded = load_sweep(path)
     expanded = expand(loaded)
-    jobs = pack(tasks_of(expanded.runs, 1), 1000)
     runs = {run.id: run for run in expanded.runs}
+    jobs = pack(tasks_of([*runs], 1), runs, 1000)
     manifest = Manifest(
         out, new_id(), time.time(), Executor.local, loaded.sweep, "", "", runs, jobs, [], {}
     )

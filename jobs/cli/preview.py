@@ -81,13 +81,13 @@ def _rows(
         # Without the file, the jobs go to the default partition, which often has no GPUs.
         from_file = f"settings of {cluster_file}" if cluster_file else "no cluster.yaml here"
         yield "cluster", from_file
-    earlier = EarlierTimes.of(prepared)
+    earlier = EarlierTimes.of(manifest)
     if expansion.blocks:
         yield "paired", _rounds(expansion.blocks, prepared, earlier)
     for name, checkout in manifest.checkouts.items():
         commit = checkout.state.get("commit")
         yield "against", f"{name}" + (f" (commit {commit})" if commit else "")
-    yield "expected", expected_text(prepared, earlier)
+    yield "expected", expected_text(manifest, earlier)
     hours = worst_case_gpu_hours(manifest.jobs)
     yield "at most", f"{hours:.1f} GPU-hours, not counting requeues"
     yield "results", str(relative(manifest.folder))
@@ -136,4 +136,4 @@ def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> s
     each = f"{len(runs)} processes a round"
     if expected is None:
         return f"{text}, {each}"
-    return f"{text}, {each}, about {expected.time_text}{expected.gpu_text} a round"
+    return f"{text}, {each}, about {expected} a round"

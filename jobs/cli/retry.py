@@ -63,7 +63,6 @@ def retry(
             seen.folder,
             retry_failed=True,
             snapshot=manifest.snapshot is not None,
-            save_untracked=manifest.save_untracked,
             # Without a condition, runs that a new version of a benchmark added are submitted.
             only=None if where is None else frozenset(mine),
             leave_out=frozenset(known - mine.keys()),

@@ -99,14 +99,13 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
 def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
     """Start the jobs. Runs on this machine continue if the reader of the output exits."""
     from jobs.launch import submission  # imports much that a dry run does not need
-    from jobs.launch.progress import plain_console
 
     if options.executor is Executor.slurm:
-        return submission.start(prepared, options, plain_console(), lock)
+        return submission.start(prepared, options, lock)
     status = f"{command('status')} {shlex.quote(str(relative(prepared.manifest.folder)))}"
     told = "note: the output cannot be written, the runs continue; to see their states, run:"
     with outliving_output(f"{told}\n  {status}"):
-        return submission.start(prepared, options, plain_console(), lock)
+        return submission.start(prepared, options, lock)
 
 
 def _show_skipped(prepared: Prepared, options: Options) -> None:

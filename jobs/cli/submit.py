@@ -171,15 +171,6 @@ Against = Annotated[
         "turn. The command compare compares them.",
     ),
 ]
-SaveUntracked = Annotated[
-    bool,
-    flag(
-        "--save-untracked",
-        "Save also the contents of untracked files of at most 200 kB in the diffs of the results "
-        "folder. Check first that none contains a secret. Without this option, only their names "
-        "are saved.",
-    ),
-]
 ClusterFile = Annotated[
     Path | None,
     typer.Option(
@@ -209,7 +200,6 @@ def submit(
     parallel: Parallel = None,
     snapshot: Snapshot = False,
     against: Against = None,
-    save_untracked: SaveUntracked = False,
     cluster_file: ClusterFile = None,
 ) -> None:
     """Run a sweep: expand its file into runs, group them into jobs, and start the jobs.
@@ -244,7 +234,6 @@ def submit(
         force=force,
         parallel=parallel,
         snapshot=snapshot,
-        save_untracked=save_untracked,
         keep_stale=keep_stale,
         repeat_unknown=repeat_unknown,
         against=None if against is None else find(against),

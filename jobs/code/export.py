@@ -22,19 +22,12 @@ TIMEOUT_S = 600.0  # of a git command that writes many files
 def export(
     root: Path, target: Path, revision: str | None = None, left_out: Sequence[str] = ()
 ) -> str:
-    """Write the files of a repository to a new folder.
+    """Write the files of a repository to a new folder. Return a hash of names, contents and modes.
 
     Args:
         revision: commit whose files are written, without those of submodules. None: the files that
             git tracks, as they are in the working tree, with those of submodules.
         left_out: files and folders that are not written, relative to the root.
-
-    Returns:
-        A hash of the names, contents and modes of the files.
-
-    Raises:
-        GitError: if git fails.
-        OSError: if the files cannot be written.
     """
     target.mkdir(parents=True)
     asked = ("--absolute-git-dir", "--git-path", "index", "--git-path", "objects")

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from jobs.errors import CommandError
+
 TIMEOUT_S = 30.0  # of a git command that reads; git may hang on a file system that does not answer
 # Variables that a surrounding git command, such as a hook, sets. They select another repository.
 _LEAKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
-_DIFF = ("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.quotePath=false",
@@ -25,8 +26,8 @@ _SETTINGS = (
 _hung: set[Path] = set()  # repositories whose git command did not end; not asked again
 
 
-class GitError(RuntimeError):
-    """Raised if git gives no answer. The message is the reason in one line."""
+class GitError(CommandError):
+    """Raised if git gives no answer."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class WorkingTree:
 def git(
     root: Path,
     *arguments: str,
-    accepted: tuple[int, ...] = (0,),
     environment: Mapping[str, str] = MappingProxyType({}),
     timeout_s: float | None = None,
 ) -> bytes:
-    """Run a git command and return its output. The accepted exit codes are no errors."""
+    """Run a git command and return its output."""
     limit_s = timeout_s or TIMEOUT_S
+    silent = GitError(f"git did not answer within {limit_s:g} s in {root}")
     if root in _hung:
-        raise GitError(f"git did not answer within {limit_s:g} s in {root}")
+        raise silent
     without = {name: value for name, value in os.environ.items() if name not in _LEAKS}
     options = ["--no-optional-locks", *(word for one in _SETTINGS for word in ("-c", one))]
     try:
@@ -62,10 +63,10 @@ def git(
         )
     except subprocess.TimeoutExpired:
         _hung.add(root)
-        raise GitError(f"git did not answer within {limit_s:g} s in {root}") from None
+        raise silent from None
     except OSError as error:
         raise GitError(f"git cannot be run: {error.strerror}") from None
-    if done.returncode not in accepted:
+    if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         first = words[0].removeprefix("fatal: ")
         raise GitError(f"git {arguments[0]} failed with exit code {done.returncode}: {first}")
@@ -73,10 +74,7 @@ def git(
 
 
 def status(root: Path, ignored: list[str]) -> WorkingTree:
-    """Return the commit of a repository, and whether files differ from it.
-
-    Ignored files and folders, relative to the root, do not count.
-    """
+    """Return the commit of a repository, and whether files, except ignored ones, differ from it."""
     options = ("--porcelain=v2", "--branch", "--untracked-files=all", "--no-renames", "-z")
     output = git(root, "status", *options, *_except(ignored))
     lines = output.decode(errors="replace").split("\0")
@@ -90,12 +88,8 @@ def status(root: Path, ignored: list[str]) -> WorkingTree:
 
 def diff(root: Path, ignored: list[str]) -> bytes:
     """Return the binary diff of the tracked files, except ignored ones, against the commit."""
-    return git(root, *_DIFF, "HEAD", *_except(ignored))
-
-
-def diff_of_new_file(root: Path, name: str) -> bytes:
-    """Return a binary diff that creates a file. An untracked file is given by its name."""
-    return git(root, *_DIFF, "--no-index", "--", os.devnull, name, accepted=(0, 1))
+    options = ("--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames")
+    return git(root, "diff", *options, "HEAD", *_except(ignored))
 
 
 def tracked(root: Path, names: list[str]) -> set[str]:

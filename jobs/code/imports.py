@@ -35,9 +35,6 @@ def read_source(path: Path) -> SourceFile:
     """Read a source file. The result is cached until the file changes.
 
     All text of a file with a syntax error counts, and its imports are unknown.
-
-    Raises:
-        OSError: if the file cannot be read.
     """
     about = path.stat()
     return _read(path, about.st_mtime_ns, about.st_size)

@@ -12,11 +12,10 @@ PACKAGES = ("jobs", "systems", "sweeps", "tests")  # folders that contain this p
 
 
 def measured_files(run: Run) -> dict[str, Path | None]:
-    """Return the files outside this project whose code a run measures.
+    """Return the files outside this project whose code a run measures, by name in the sweep.
 
     These are the module of the benchmark and the references in the parameters, such as
-    `my_kernels/flash.py:MyFlash`. Each path has the name in the sweep. It is None if the file does
-    not exist.
+    `my_kernels/flash.py:MyFlash`. A file that does not exist is None.
     """
     names = [run.benchmark] if "." in run.benchmark else []
     files = {name: find(name) for name in (*names, *run.code)}

@@ -11,12 +11,10 @@ from systems.external.reference import BadReference, Reference, is_reference
 
 
 def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, str]:
-    """Return an unambiguous short name for each reference.
+    """Return an unambiguous short name for each reference that is among the `shown` values.
 
-    The short name of `my_kernels/flash.py:MyFlash` is `MyFlash`. If another shown value has the
-    same name, the short name is the shortest ending that no other value has, such as
-    `flash.py:MyFlash`. `shown` are all values that the reader sees next to each other. References
-    that are not among them are ignored.
+    The short name of `my_kernels/flash.py:MyFlash` is `MyFlash`, or the shortest ending that no
+    other shown value has, such as `flash.py:MyFlash`.
     """
     endings = {reference: _endings(reference) for reference in references}
     if not endings:
@@ -34,8 +32,7 @@ def short_names(references: Iterable[str], shown: Iterable[Any]) -> dict[str, st
 def run_labels(runs: list[Run], default: list[str] | None = None) -> Callable[[Run], str]:
     """Return a function that labels a run by the parameters whose values differ between runs.
 
-    References to code outside this project have their short names in the labels. If no value
-    differs, the parameters are those in `default`, or all.
+    If no value differs, they are those in `default`, or all. References have their short names.
     """
     names = varying(runs) or default
     references = {reference for run in runs for reference in run.code}
@@ -53,11 +50,7 @@ def _endings(reference: str) -> list[str]:
 
 
 def as_in_runs(value: Any) -> Any:
-    """Return a value of a sweep file as the parameters of runs contain it.
-
-    A reference to code outside this project can have several spellings, such as `./flash.py:Mine`.
-    The parameters contain `flash.py:Mine`.
-    """
+    """Return a value of a sweep file as runs contain it: `flash.py:Mine` for `./flash.py:Mine`."""
     try:
         return str(Reference.parse(value)) if is_reference(value) else value
     except BadReference:

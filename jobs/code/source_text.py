@@ -34,9 +34,7 @@ Edit = tuple[int, int, str]  # first and last position in the text, and its repl
 def decoded(data: bytes) -> str:
     """Return the text of a source file, with `\\n` at the ends of lines.
 
-    Raises:
-        SyntaxError: if the encoding that the file declares is unknown.
-        UnicodeDecodeError: if the file has another encoding than it declares.
+    Raises SyntaxError or UnicodeDecodeError if the encoding that it declares is unknown or wrong.
     """
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
@@ -45,10 +43,8 @@ def decoded(data: bytes) -> str:
 def counted_text(text: str, tree: ast.Module) -> str:
     """Return the text of a source file without comments, docstrings, blank lines, trailing spaces.
 
-    Blank lines and trailing spaces inside strings count. `text` is from `decoded`.
-
-    Raises:
-        SyntaxError, tokenize.TokenError: if the text cannot be split into tokens.
+    Those inside strings count. `text` is from `decoded`. Raises SyntaxError or tokenize.TokenError
+    if it cannot be split into tokens.
     """
     lines = text.split("\n")
     starts = [0]
@@ -67,10 +63,7 @@ def counted_text(text: str, tree: ast.Module) -> str:
 
 
 def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterator[Edit]:
-    """Yield the edits that remove the docstrings.
-
-    `starts` has the position of the first character of each line.
-    """
+    """Yield the edits that remove the docstrings. `starts` has the position of each line."""
 
     def position(line: int, column: int) -> int:
         # Columns of the syntax tree are bytes of UTF-8.
@@ -95,10 +88,7 @@ def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterat
 
 
 def _comments_and_strings(text: str, starts: list[int]) -> Iterator[Edit]:
-    """Yield the edits that remove comments and mark line breaks inside strings.
-
-    `starts` has the position of the first character of each line.
-    """
+    """Yield the edits that remove comments and mark line breaks inside strings."""
     if sys.version_info < (3, 12):
         for found in _COMMENT_OR_STRING.finditer(text):
             kept = "" if found[0].startswith("#") else found[0].replace("\n", _BREAK)

@@ -19,16 +19,12 @@ from jobs.code.state import repository_root
 from systems.external.reference import find_module, is_reference
 from systems.external.source import package_root
 
-HASH_DIGITS = 16
 _OWN_PACKAGES = ("jobs", "systems")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class SourceTree:
-    """The source files at one moment.
-
-    Each file is read at most once, so an object does not see later changes. All results are cached.
-    """
+    """The source files at one moment. All results are cached, so later changes are not seen."""
 
     def __init__(self) -> None:
         self._sources: dict[Path, SourceFile | None] = {}
@@ -40,10 +36,10 @@ class SourceTree:
     def files(self, name: str, left_out: Iterable[str] = ()) -> frozenset[Path] | None:
         """Return the files of a module and of all modules that it imports, directly or not.
 
-        Imports inside functions count, imports below `if TYPE_CHECKING:` do not. The files of the
-        packages that contain a module count, too. The name is dotted, or a reference such as
-        `my_kernels/flash.py:MyFlash`. The modules and packages `left_out`, and what only they
-        import, do not count. Paths are absolute. The result is None if there is no such module.
+        Imports inside functions count, imports below `if TYPE_CHECKING:` do not. The `__init__.py`
+        files of a module's packages count, too. The modules and packages `left_out`, and what only
+        they import, do not count. Paths are absolute. The result is None if there is no module of
+        this name, which is dotted, or a reference such as `my_kernels/flash.py:MyFlash`.
         """
         key = (name, tuple(left_out))
         if key not in self._closures:
@@ -55,7 +51,7 @@ class SourceTree:
         if files not in self._hashes:
             digests = {source.digest for path in files if (source := self.source(path))}
             text = "\n".join(sorted(digests))
-            self._hashes[files] = hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+            self._hashes[files] = hashlib.sha256(text.encode()).hexdigest()[:16]
         return self._hashes[files]
 
     def source(self, path: Path) -> SourceFile | None:

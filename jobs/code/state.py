@@ -1,9 +1,8 @@
 """State of a source tree: its commit and its uncommitted changes.
 
 It comes from git, or in a copy without git from the file .code_state.json, which `python -m jobs
-carry` writes before the copy is made. The hashes in it tell whether the files are still those of
-the repository. If git shows changes, but all files are those of the carried commit, the carried
-state is used.
+carry` writes before the copy is made. The hashes in it tell whether the files have changed since.
+If git shows changes, but all files are those of the carried commit, the carried state is used.
 """
 
 from __future__ import annotations
@@ -11,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jobs import ROOT
 from jobs.code import git
-from jobs.whole_files import file_hash, write_json
+from jobs.whole_files import file_hash, whole_file, write_json
 
 CARRIED = ".code_state.json"
 FORMAT = 1
-MAX_UNTRACKED_BYTES = 200_000  # larger untracked files, probably data, are not saved
 MAX_NAMES = 100  # maximum number of file names in a state
 DIFFS = "diffs"  # folder of diffs inside a results folder
 # Installed packages are not part of a repository around the virtual environment.
@@ -29,7 +27,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class BrokenState(ValueError):
-    """Raised if the file .code_state.json cannot be read. The message is one line."""
+    """Raised if the file .code_state.json cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class CodeState:
     commit: str | None = None
     dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
     untracked: tuple[str, ...] | None = None  # names of untracked files
-    diff: bytes = b""  # changes of tracked files and, if asked for, untracked files
+    diff: bytes = b""  # changes of tracked files
     source: Literal["git", "carried", "unknown"] = "unknown"
     why: str | None = None  # reason why something is unknown
     changed: tuple[str, ...] = ()  # files that differ from the carried state
@@ -52,7 +50,7 @@ class CodeState:
         why = self.why
         if self.diff:
             try:
-                entry["diff"] = save_diff(results, self.diff)
+                entry["diff"] = _save_diff(results, self.diff)
             except OSError as error:  # a full disk must not end the job
                 why = f"the diff cannot be saved: {error.strerror}"
         if self.changed:
@@ -64,7 +62,7 @@ class CodeState:
 def repository_root(path: Path) -> Path | None:
     """Return the nearest folder around a file that is a git repository or a carried copy, or None.
 
-    It is also None if the file belongs to an installed package.
+    None also if the file belongs to an installed package.
     """
     path = path.resolve()
     for folder in (path, *path.parents):
@@ -76,42 +74,33 @@ def repository_root(path: Path) -> Path | None:
 
 
 def ignored_in(root: Path, results: Path) -> list[str]:
-    """Return the files and folders that do not count as changes, relative to the root.
-
-    These are results: the records of one sweep must not make the tree dirty for the next sweep.
-    """
+    """Return the results, which do not count as changes, as paths relative to the root."""
     folders = [root / "logs", Path.cwd() / "logs", results.resolve()]
     inside = [folder for folder in folders if folder.is_relative_to(root) and folder != root]
     names = [str(folder.relative_to(root)) for folder in inside]
     return list(dict.fromkeys([*names, CARRIED]))
 
 
-def project_state(results: Path, save_untracked: bool = False) -> CodeState:
-    """Return the state of this project, without the results folder.
-
-    With save_untracked, the diff contains small untracked files.
-    """
+def project_state(results: Path) -> CodeState:
+    """Return the state of this project, without the results folder."""
     root = repository_root(ROOT)
     if root is None:
         return CodeState(why=f"{ROOT} is in no git repository")
     own = str((ROOT / "jobs" / "__init__.py").relative_to(root))
-    return read_state(root, results, save_untracked, own)
+    return read_state(root, results, own)
 
 
-def read_state(
-    root: Path, results: Path, save_untracked: bool = False, own: str | None = None
-) -> CodeState:
-    """Return the state of a repository, or of a carried copy of a repository.
+def read_state(root: Path, results: Path, own: str | None = None) -> CodeState:
+    """Return the state of a repository, or of a carried copy of it, without the results folder.
 
-    It does not include the results folder. With save_untracked, the diff contains small untracked
-    files. If git does not track the file `own`, relative to the root, the state is unknown, because
-    the repository is not that of the file.
+    If git does not track the file `own`, relative to the root, the repository is not that of the
+    file, and the state is unknown.
     """
     why = f"{root} is no git repository"
     if (root / ".git").exists():
         try:
             if own is None or git.tracked(root, [own]):
-                state = _from_git(root, ignored_in(root, results), save_untracked)
+                state = _from_git(root, ignored_in(root, results))
                 return (_clean_copy(root, state) or state) if state.dirty else state
             why = f"the git repository {root} does not track {own}"
         except git.GitError as error:
@@ -127,15 +116,12 @@ def read_state(
 def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
     """Return the carried state if the tree is an unchanged copy of a commit, else None.
 
-    A copy may have been made into a repository with an older commit. All its files then equal those
-    of the carried commit, although git shows differences. A file that was not carried is a change.
-    `found` is the state according to git.
+    If it was copied into a repository with an older commit, git shows differences (`found`), but
+    all files equal those of the carried commit. A file that was not carried is a change.
     """
-    if not (root / CARRIED).is_file():
-        return None
     try:
         carried = _read_carried(root)["files"].keys()
-        names = git.tracked_files(root, [*ignored_in(root, root / "logs")])
+        names = git.tracked_files(root, ignored_in(root, root / "logs"))
         # A file that only the older commit has is missing, as in the carried commit.
         tracked = [name for name in names if os.path.lexists(root / name)]
         state = _from_carried(root)
@@ -145,23 +131,19 @@ def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
     return state if is_copy else None
 
 
-def _from_git(root: Path, ignored: list[str], save_untracked: bool) -> CodeState:
+def _from_git(root: Path, ignored: list[str]) -> CodeState:
     tree = git.status(root, ignored)
     diff = git.diff(root, ignored) if tree.changed and tree.commit else b""
     digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
-    state = CodeState(
+    return CodeState(
         commit=tree.commit,
         dirty=tree.changed or bool(tree.untracked),
         untracked=tuple(tree.untracked),
+        diff=diff,
         source="git",
         why=None if tree.commit else f"the git repository {root} has no commit",
         fingerprint=digest,
     )
-    for name in tree.untracked if save_untracked else ():
-        path = root / name
-        if path.is_file() and path.stat().st_size <= MAX_UNTRACKED_BYTES:
-            diff += git.diff_of_new_file(root, name)
-    return replace(state, diff=diff)
 
 
 def _from_carried(root: Path) -> CodeState:
@@ -181,18 +163,14 @@ def _from_carried(root: Path) -> CodeState:
 
 
 def _read_carried(root: Path) -> dict[str, Any]:
-    """Read the file .code_state.json in a folder, with the keys that `write_carried` writes.
-
-    Raises:
-        BrokenState: if the file cannot be read or has another format.
-    """
+    """Read the file .code_state.json in a folder, with the keys that `write_carried` writes."""
     try:
         data = json.loads((root / CARRIED).read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"format must be {FORMAT}")
-        if not (isinstance(data["dirty"], bool) and isinstance(data["files"], dict)):
-            raise ValueError("dirty must be a boolean and files a dict")
-        kinds = {"commit": str | None, "untracked": list, "diff": str}
+        kinds = {
+            "commit": str | None, "dirty": bool, "untracked": list, "diff": str, "files": dict
+        }  # fmt: skip
         if wrong := [key for key, kind in kinds.items() if not isinstance(data[key], kind)]:
             raise ValueError(f"{wrong[0]} has another type")
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -201,10 +179,7 @@ def _read_carried(root: Path) -> dict[str, Any]:
 
 
 def is_tracked(root: Path, name: str) -> bool:
-    """Return whether a repository, or a carried copy, tracks a file. False also if unknown.
-
-    The name is relative to the root.
-    """
+    """Return whether a repository, or a carried copy, tracks a file. False also if unknown."""
     try:
         if (root / ".git").exists():
             return name in git.tracked(root, [name])
@@ -214,15 +189,9 @@ def is_tracked(root: Path, name: str) -> bool:
 
 
 def write_carried(root: Path) -> Path:
-    """Write the state of a git repository to the file .code_state.json in its root.
-
-    Raises:
-        GitError: if git gives no answer.
-        OSError: if the file cannot be written.
-    """
+    """Write the state of a git repository to the file .code_state.json in its root."""
     ignored = ignored_in(root, root / "logs")
-    state = _from_git(root, ignored, save_untracked=False)
-    tracked = git.tracked_files(root, ignored)
+    state, tracked = _from_git(root, ignored), git.tracked_files(root, ignored)
     data = {
         "format": FORMAT,
         "commit": state.commit,
@@ -235,17 +204,12 @@ def write_carried(root: Path) -> Path:
     return root / CARRIED
 
 
-def save_diff(folder: Path, diff: bytes) -> str:
+def _save_diff(folder: Path, diff: bytes) -> str:
     """Save a diff as `folder`/diffs/<hash>.diff and return the hash. An existing file is kept."""
     digest = hashlib.sha256(diff).hexdigest()[:16]
     path = folder / DIFFS / f"{digest}.diff"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
-        try:
-            temporary.write_bytes(diff)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # a partial file would take space of a full disk
-            raise
+        with whole_file(path) as file:
+            file.write(diff)
     return digest

@@ -1,10 +1,9 @@
 """Another checkout of the code, for `python -m jobs.submit SWEEP --against REV|DIR`.
 
-Each run of the sweep is measured with the present code and with the other checkout, in the same
-block. The other checkout is copied, so that it does not change while jobs wait. The package `jobs`
-is left out of the copy: both sides are executed by the present launcher, and only the measured code
-differs. So the launcher must find in every checkout what it uses of `systems`. tests/test_house.py
-lists it.
+Each run is measured with the present code and with a copy of the other checkout, in the same block.
+The copy lacks the package `jobs`: the present launcher executes both sides, and only the measured
+code differs. So the launcher must find in every checkout what it uses of `systems`.
+tests/test_house.py lists it.
 """
 
 from __future__ import annotations
@@ -43,16 +42,9 @@ _NO_CODE = ("logs", "__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", ".
 CHECK_S = 120.0  # timeout of the check whether the checkout has the benchmarks, in seconds
 
 
-class AgainstError(CommandError):
-    """Raised if the value of --against cannot be measured. The message is one line."""
-
-
 @dataclass
 class OtherCode:
-    """Another checkout, copied to a temporary folder.
-
-    The folder is removed with this object, see `keep`.
-    """
+    """Another checkout, copied to a temporary folder that is removed with this object."""
 
     name: str  # short name, for labels of runs
     state: dict[str, Any]  # as in the field environment.git of records
@@ -85,11 +77,7 @@ class OtherCode:
 
 
 def find(text: str) -> OtherCode:
-    """Copy a git revision, or the folder of another checkout, to a temporary folder.
-
-    Raises:
-        AgainstError: if there is no such revision or folder, or it cannot be read.
-    """
+    """Copy a git revision, or the folder of another checkout, to a temporary folder."""
     root = repository_root(Path.cwd()) or repository_root(ROOT) or ROOT
     temporary = tempfile.TemporaryDirectory(prefix="against-")
     target = Path(temporary.name) / "code"
@@ -99,11 +87,9 @@ def find(text: str) -> OtherCode:
         else:
             name, state = _copy_revision(text, root, target)
     except OSError as error:
-        problem = f"{error.strerror}: {error.filename}"
-        if isinstance(error, shutil.Error):  # has a list of source, target and reason
-            source, _, reason = error.args[0][0]
-            problem = f"{source}: {reason}"
-        raise AgainstError(f"--against {text!r} cannot be copied: {problem}") from None
+        # shutil.Error has a list of source, target and reason.
+        problem = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise CommandError(f"--against {text!r} cannot be copied: {problem}") from None
     if ROOT.is_relative_to(root):
         project = target / ROOT.relative_to(root)
         for launcher in OF_THE_LAUNCHER:
@@ -122,7 +108,7 @@ def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[s
         export(root, target, name)
     except git.GitError as error:
         what = f"--against must be a git revision or a folder, got {revision!r}"
-        raise AgainstError(f"{what}: {error}") from None
+        raise CommandError(f"{what}: {error}") from None
     state = CodeState(commit=name, dirty=False, untracked=(), source="git")
     return name[:10], state.entry(target)
 
@@ -130,19 +116,14 @@ def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[s
 def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
     """Copy another checkout. Return its short name and state."""
     if folder == root.resolve():
-        raise AgainstError(
+        raise CommandError(
             f"--against must be another checkout, got the present one, {folder}; "
             "to compare with the last commit, use --against HEAD"
         )
     inside = ROOT.resolve().relative_to(root.resolve()) if ROOT.is_relative_to(root) else None
     if inside is not None and not (folder / inside / "systems").is_dir():
-        raise AgainstError(f"--against must be a checkout of {root}, got {folder} without systems/")
-    shutil.copytree(
-        folder,
-        target,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(*_NO_CODE),
-    )
+        raise CommandError(f"--against must be a checkout of {root}, got {folder} without systems/")
+    shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns(*_NO_CODE))
     names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir())
     lines = [f"{name}\0{file_hash(target / name)}\n" for name in names]
     digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
@@ -160,9 +141,9 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
 
 
 def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None) -> Expansion:
-    """Return an expansion in which each run forms a block with the same run in the other checkout.
+    """Return an expansion in which each run forms a block with its baseline in the other checkout.
 
-    That is the baseline. Of `keys`, the key `blocks` of the sweep, `aa` and the rounds are used.
+    Of `keys`, the key `blocks` of the sweep, `aa` and the rounds are used.
     """
     keys = keys or Blocks()
     sustained = {run for block in expansion.blocks for run in block.sustained}
@@ -190,18 +171,13 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
 def same_sources(other: OtherCode, runs: Iterable[Run]) -> bool:
     """Return whether the sources of all runs are the same in another checkout, see `RunSources`."""
     sources = RunSources()
-    counted: set[Path] = set()
-    for run in runs:
-        files = sources.files(run)
-        if files is None:
-            return False
-        counted.update(files)
+    of_runs = [sources.files(run) for run in runs]
+    counted = {path for files in of_runs for path in files or ()}
+    inside = [path.relative_to(other.root) for path in counted if path.is_relative_to(other.root)]
     try:
-        return all(
-            read_source(path).digest
-            == read_source(other.folder / path.relative_to(other.root)).digest
-            for path in counted
-            if path.is_relative_to(other.root)
+        return None not in of_runs and all(
+            read_source(other.root / name).digest == read_source(other.folder / name).digest
+            for name in inside
         )
     except OSError:  # a file that the other checkout does not have
         return False
@@ -212,11 +188,7 @@ def _hash(text: str, name: str, digits: int) -> str:
 
 
 def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
-    """Check that the other checkout has the benchmarks of some runs, and accepts their parameters.
-
-    Raises:
-        AgainstError: if it does not.
-    """
+    """Check that the other checkout has the benchmarks of runs, and accepts their parameters."""
     wanted: dict[str, dict[str, Any]] = {}
     for run in runs:
         entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
@@ -234,9 +206,8 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
             timeout=CHECK_S,
         )
     except subprocess.TimeoutExpired:
-        problem = f"does not load its benchmarks within {CHECK_S:.0f} s"
-        raise AgainstError(f"{has} {problem}") from None
+        raise CommandError(f"{has} does not load its benchmarks within {CHECK_S:.0f} s") from None
     if done.returncode != 0:
         lines = [*done.stdout.splitlines()[:1], *done.stderr.strip().splitlines()[-1:]]
         ended = f"cannot be checked: the process that loads it ended with {done.returncode}"
-        raise AgainstError(f"{has} {next(iter(lines), ended)}")
+        raise CommandError(f"{has} {next(iter(lines), ended)}")

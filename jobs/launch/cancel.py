@@ -8,21 +8,18 @@ import time
 from dataclasses import dataclass, field
 
 from jobs.block import TaskKey
+from jobs.errors import CommandError
 from jobs.formatting import counted, on_one_line
 from jobs.printing import waiting_for
 from jobs.results.cancelled import add_cancelled
 from jobs.results.job_states import job_states
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.run_states import Observation, TaskState
-from jobs.slurm_client import SlurmSilent, configuration, slurm_client
+from jobs.slurm_client import configuration, slurm_client
 from jobs.status import Status
 
 END_S = 60.0  # maximum wait for the end of cancelled jobs, in seconds
 POLL_S = 1.0
-
-
-class CannotCancel(RuntimeError):
-    """Raised if jobs of a submission cannot be cancelled. The message is one line."""
 
 
 @dataclass
@@ -37,11 +34,10 @@ class Cancelled:
 
 
 def cancel(seen: Observation, chosen: list[TaskState] | None) -> Cancelled:
-    """Cancel the queued and running jobs of a results folder, except those of other users.
+    """Cancel queued and running jobs of a results folder, except those of other users.
 
-    Args:
-        chosen: the runs to cancel; None: all. A job is cancelled if all of its queued and running
-            runs are chosen. In other jobs, chosen runs are skipped when their turn comes.
+    A job is cancelled if all of its queued and running runs are `chosen` (None: all are). In other
+    jobs, chosen runs are skipped when their turn comes.
     """
     live = {task.key for task in seen.tasks if task.status.is_live}
     picked = live if chosen is None else live & {task.key for task in chosen}
@@ -65,15 +61,16 @@ def cancel(seen: Observation, chosen: list[TaskState] | None) -> Cancelled:
         shared = {task for job in jobs for task in job.tasks} & picked - inside
         try:
             if chosen is not None and jobs:
-                _note_cancelled(manifest, (inside & picked) | (shared - executing))
+                add_cancelled(manifest.path, (inside & picked) | (shared - executing))
             _stop(manifest, whole, all_jobs=chosen is None)
             if chosen is None or manifest.executor is not Executor.local:
                 done.stopped.append((manifest, {job.index for job in whole}))
             if chosen is None and manifest.executor is Executor.slurm:
                 # squeue does not show an element of an array that was cancelled before it started.
-                _note_cancelled(manifest, (inside & live) - executing)
-        except CannotCancel as error:
-            done.problems.append(str(error))
+                add_cancelled(manifest.path, (inside & live) - executing)
+        except (CommandError, OSError) as error:
+            where = f"{manifest.path}: " if isinstance(error, OSError) else ""
+            done.problems.append(f"{where}{error}")
             continue
         done.jobs += len(whole)
         done.skipped += len(shared - executing)
@@ -82,10 +79,7 @@ def cancel(seen: Observation, chosen: list[TaskState] | None) -> Cancelled:
 
 
 def await_end(done: Cancelled) -> int:
-    """Wait until cancelled jobs have ended, and return how many have not after END_S seconds.
-
-    A submission right after the command would find jobs that are about to end, and skip their runs.
-    """
+    """Wait until cancelled jobs have ended, and return how many have not after END_S seconds."""
     deadline = time.monotonic() + END_S
     with waiting_for("the cancelled jobs to end; a submission before that skips their runs"):
         while True:
@@ -113,43 +107,26 @@ def _whole(
     return [job for job in jobs if live & set(job.tasks) <= picked]
 
 
-def _note_cancelled(manifest: Manifest, tasks: set[TaskKey]) -> None:
-    """Write the runs to the file that the workers and the queue of a submission read."""
-    try:
-        add_cancelled(manifest.path, tasks)
-    except OSError as error:
-        raise CannotCancel(
-            f"cannot write {error.filename or manifest.path}: {error.strerror}"
-        ) from None
-
-
 def _stop(manifest: Manifest, jobs: list[Job], all_jobs: bool) -> None:
     """Stop jobs of a submission.
 
     If these are all live jobs of the folder (`all_jobs`), a local queue is stopped as a whole.
     Otherwise it reads from the list of cancelled runs which jobs it stops.
-
-    Raises:
-        CannotCancel: if Slurm does not answer or refuses, or if the queue cannot be stopped.
     """
-    if not jobs:
-        return
-    if manifest.executor is Executor.slurm:
-        cluster = manifest.slurm_jobs[jobs[0].index].cluster
-        _scancel(cluster, [manifest.slurm_ids[job.index] for job in jobs])
-    elif all_jobs or manifest.executor is Executor.debug:
+    if jobs and manifest.executor is Executor.slurm:
+        _scancel(manifest, jobs)
+    elif jobs and (all_jobs or manifest.executor is Executor.debug):
         _stop_process(manifest)
 
 
-def _scancel(cluster: str, ids: list[str]) -> None:
-    try:
-        remote = "" if cluster in ("", configuration().get("ClusterName")) else cluster
-        for start in range(0, len(ids), 500):  # command lines have a maximum length
-            done = slurm_client("scancel", *ids[start : start + 500], cluster=remote)
-            if done.returncode:
-                raise CannotCancel(f"scancel failed: {on_one_line(done.stderr)}")
-    except SlurmSilent as error:
-        raise CannotCancel(str(error)) from None
+def _scancel(manifest: Manifest, jobs: list[Job]) -> None:
+    ids = [manifest.slurm_ids[job.index] for job in jobs]
+    cluster = manifest.slurm_jobs[jobs[0].index].cluster
+    remote = "" if cluster in ("", configuration().get("ClusterName")) else cluster
+    for start in range(0, len(ids), 500):  # command lines have a maximum length
+        done = slurm_client("scancel", *ids[start : start + 500], cluster=remote)
+        if done.returncode:
+            raise CommandError(f"scancel failed: {on_one_line(done.stderr)}")
 
 
 def _stop_process(manifest: Manifest) -> None:
@@ -157,13 +134,11 @@ def _stop_process(manifest: Manifest) -> None:
     if process is None:
         return
     if not process.is_on_this_host:
-        raise CannotCancel(
+        raise CommandError(
             f"submission {manifest.id} runs on host {process.host}; run this command on that host"
         )
-    if process.is_running:
-        try:
+    try:
+        if process.is_running:
             os.kill(process.pid, signal.SIGTERM)
-        except ProcessLookupError:  # it has just ended
-            return
-        except OSError as error:
-            raise CannotCancel(f"cannot stop process {process.pid}: {error.strerror}") from None
+    except ProcessLookupError:  # it has just ended
+        pass

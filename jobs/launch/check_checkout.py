@@ -34,8 +34,7 @@ def problem(name: str, version: int, params: list[dict[str, Any]]) -> str | None
 
 
 if __name__ == "__main__":
-    found = [problem(name, **wanted) for name, wanted in json.load(sys.stdin).items()]
-    problems = [text for text in found if text is not None]
-    if problems:
-        print(" ".join(problems[0].split()))
-        raise SystemExit(1)
+    for name, wanted in json.load(sys.stdin).items():
+        if (found := problem(name, **wanted)) is not None:
+            print(" ".join(found.split()))
+            raise SystemExit(1)

@@ -16,9 +16,7 @@ from jobs.whole_files import file_hash
 def store(copy: Path, final: Path) -> None:
     """Move a copy of code to its place in a results folder, unless it is there already.
 
-    Raises:
-        PermissionError: if the earlier copy belongs to another user.
-        OSError: if the copy cannot be written.
+    Raises OSError, also if the earlier copy belongs to another user.
     """
     if not final.is_dir():
         partial = final.with_name(f".{final.name}-{os.urandom(4).hex()}")
@@ -43,12 +41,9 @@ def has_all(folder: Path, copy: Path) -> bool:
 def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], list[str]]:
     """Return where jobs run and import the code that this process would import, in copies.
 
-    Args:
-        copies: folder of the copy of each repository, by the root of the repository.
-
-    Returns:
-        The copy of the current folder, which need not exist, or None if it is in no repository;
-        folders in copies for PYTHONPATH; other folders for PYTHONPATH, which are in no copy.
+    These are the copy of the current folder, which need not exist, or None if it is in no
+    repository; folders in copies for PYTHONPATH; and folders for PYTHONPATH that are in no copy.
+    `copies` has the folder of the copy of each repository, by the root of the repository.
     """
 
     def copied(folder: Path) -> Path | None:

@@ -3,106 +3,90 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.block import trial_runs
 from jobs.formatting import format_number, relative
-from jobs.launch.plan_submission import Prepared
 from jobs.results.latest import LOGS, folders_in
+from jobs.results.manifest import Manifest
 from jobs.results.record import Record
-from jobs.results.record_reader import iter_records
+from jobs.results.record_reader import read_records
 from jobs.results.unreadable import UnreadableResults
 from jobs.run import Run
 
 
 @dataclass(frozen=True)
-class ExpectedTime:
-    """The expected time of some runs that are executed one after another."""
-
-    minutes: float
-    gpu_hours: float
-    known: int  # number of runs with an earlier time
-    folders: list[Path]  # the results folders of these times
-
-    @property
-    def time_text(self) -> str:
-        """The time as text, in seconds if it is below one minute."""
-        minutes = self.minutes
-        if minutes < 1:
-            return f"{minutes * 60:.0f} s"
-        return f"{minutes:.{0 if minutes >= 10 else 1}f} min"
-
-    @property
-    def gpu_text(self) -> str:
-        """The GPU-hours with a comma before them. Empty if the runs need no GPUs."""
-        return f", {format_number(self.gpu_hours, 2)} GPU-hours" if self.gpu_hours else ""
-
-
-@dataclass(frozen=True)
 class EarlierTimes:
-    """Run times of earlier runs that ended as ok, and the results folders that have them.
+    """Run times of earlier runs that ended as ok, and the results folder that has them."""
 
-    The run times in a block are not equal: its trial takes longer than its rounds, or less long.
-    This is why the mean over the records of a run is used, also those of trials.
-    """
-
-    by_point: dict[str, tuple[float, Path]]  # mean in seconds; see `_point`
+    by_point: dict[str, float]  # mean in seconds; see `_point`
+    folder: Path
 
     @classmethod
-    def of(cls, prepared: Prepared) -> EarlierTimes:
+    def of(cls, manifest: Manifest) -> EarlierTimes:
         """Read how long the runs of a planned submission took before.
 
-        The times in its results folder count first. For the other runs, one further folder counts:
-        the folder in ./logs with the name of the sweep and with times of the most runs. The times
-        of two further folders are not mixed, because they can be of different devices.
+        The times in its results folder count, or if it has none, those of the folder in ./logs with
+        the name of the sweep and with times of the most runs.
         """
-        manifest = prepared.manifest
-        if not manifest.jobs:
-            return cls({})
         wanted = {_point(run) for run in manifest.runs.values()}
-        own = manifest.folder.resolve()
-        others: set[Path] = set()
-        with suppress(UnreadableResults):
-            named = (path for path in folders_in(LOGS) if path.name == manifest.sweep.name)
-            others = {path.resolve() for path in named} - {own}
-        found = [_times(folder, wanted) for folder in sorted(others)]
-        here = _times(own, wanted)
-        return cls(here | max(found, key=len, default={}) | here)
 
-    def expected(self, runs: list[Run]) -> ExpectedTime | None:
-        """Return the expected time of some runs, each of which may occur several times.
+        def times(folder: Path) -> dict[str, float]:
+            with suppress(UnreadableResults):  # another folder must not stop the submission
+                found = mean_times(read_records(folder)[0], _point)
+                return {point: found[point] for point in found.keys() & wanted}
+            return {}
 
-        A run without an earlier time counts as the mean of the others. None if no run has one.
+        found = [(times(manifest.folder), manifest.folder)]
+        if not found[0][0]:
+            with suppress(UnreadableResults):
+                named = (path for path in folders_in(LOGS) if path.name == manifest.sweep.name)
+                found += [(times(folder), folder) for folder in sorted(named)]
+        return cls(*max(found, key=lambda one: len(one[0])))
+
+    def expected(self, runs: list[Run]) -> str | None:
+        """Return the expected time and GPU-hours of runs, one after another. None: unknown.
+
+        A run without an earlier time counts as the mean of the others.
         """
         times = [self.by_point.get(_point(run)) for run in runs]
         known = [one for one in times if one is not None]
         if not known:
             return None
-        mean = sum(seconds for seconds, _ in known) / len(known)
-        seconds = [mean if one is None else one[0] for one in times]
+        mean = sum(known) / len(known)
+        seconds = [mean if one is None else one for one in times]
         gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
-        gpu_seconds = sum(one * count for one, count in zip(seconds, gpus, strict=True))
-        used = {folder for _, folder in known}
-        folders = list(dict.fromkeys(f for _, f in self.by_point.values() if f in used))
-        return ExpectedTime(sum(seconds) / 60, gpu_seconds / 3600, len(known), folders)
+        gpu_hours = sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600
+        text = time_text(sum(seconds))
+        return text + (f", {format_number(gpu_hours, 2)} GPU-hours" if gpu_hours else "")
 
 
-def _times(folder: Path, wanted: set[str]) -> dict[str, tuple[float, Path]]:
-    """Return the mean run time of each wanted point in a results folder. Empty if unreadable."""
+def time_text(seconds: float) -> str:
+    """Return a time as text, in seconds if it is below one minute."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.{0 if seconds >= 600 else 1}f} min"
+
+
+def mean_times(
+    records: Iterable[Record], key: Callable[[Record], str] = lambda record: record.run
+) -> dict[str, float]:
+    """Return the mean time of the successful attempts of runs, in seconds, by run id or `key`.
+
+    Trials count too: the run times in a block are not equal.
+    """
     times: dict[str, list[float]] = {}
-    with suppress(UnreadableResults):  # another folder must not stop the submission
-        for record in iter_records(folder):
-            if isinstance(record, Record) and record.status == "ok":
-                point = _point(record)
-                times.setdefault(point, []).append(record.finished_at - record.started_at)
-    return {p: (sum(found) / len(found), folder) for p, found in times.items() if p in wanted}
+    for record in records:
+        if record.status == "ok":
+            times.setdefault(key(record), []).append(record.finished_at - record.started_at)
+    return {run: sum(found) / len(found) for run, found in times.items()}
 
 
-def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:
+def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
     """Return an estimate of the total run time of a planned submission, as text."""
-    manifest = prepared.manifest
     wanted = [
         manifest.runs[run]
         for job in manifest.jobs
@@ -113,17 +97,14 @@ def expected_text(prepared: Prepared, earlier: EarlierTimes) -> str:
     expected = earlier.expected(wanted)
     if expected is None:
         return "unknown: these runs have no earlier records"
-    folders = " and ".join(str(relative(folder)) for folder in expected.folders)
-    return (
-        f"{expected.time_text} of run time{expected.gpu_text} (from records of {expected.known} of "
-        f"{len(wanted)} runs in {folders})"
-    )
+    known = sum(_point(run) in earlier.by_point for run in wanted)
+    which = f"records of {known} of {len(wanted)} runs in {relative(earlier.folder)}"
+    return f"{expected} (from {which})"
 
 
 def _point(of: Run | Record) -> str:
     """Return a key that is equal for runs and records with the same benchmark and parameters.
 
-    The key does not contain the version of the benchmark, because a new version hardly changes the
-    run time.
+    It lacks the version of the benchmark, because a new version hardly changes the run time.
     """
     return json.dumps([of.benchmark, of.params], sort_keys=True)

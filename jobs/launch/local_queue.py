@@ -1,9 +1,9 @@
 """Local job queue: run the jobs of a submission on this machine as GPUs become free.
 
-Each job runs in a worker process in the background. Two jobs of one queue never share a GPU. A job
-without GPUs runs alone, because other jobs would disturb its timings. With `--parallel N`, up to N
-jobs run at the same time, including jobs without GPUs. A job with `resources.exclusive` always runs
-alone. Queues on different results folders are not coordinated and may use the same GPUs.
+Each job runs in a worker process. Two jobs of one queue never share a GPU. A job without GPUs runs
+alone, because other jobs would disturb its timings, unless `--parallel N` allows N jobs at the same
+time. A job with `resources.exclusive` always runs alone. Queues on different results folders are
+not coordinated and may use the same GPUs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from jobs import provenance
+from jobs.block import TaskKey
 from jobs.formatting import counted
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
@@ -48,17 +47,11 @@ class _Running:
 
 
 class LocalQueue:
-    """Queue that runs the jobs of one submission on this machine.
+    """Queue that runs the jobs of one submission on this machine."""
 
-    Args:
-        parallel: maximum number of jobs that run at the same time. None: as many as the GPUs allow,
-            and a job without GPUs runs alone.
-    """
-
-    def __init__(self, manifest: Manifest, parallel: int | None, console: Console):
+    def __init__(self, manifest: Manifest, parallel: int | None):
         self.manifest = manifest
         self.parallel = parallel
-        self.console = console
         self.free = list(dict.fromkeys(provenance.visible_gpus()))
         self.total = len(self.free)
         self.waiting = [job for job in manifest.jobs if self._can_run(job)]
@@ -71,22 +64,18 @@ class LocalQueue:
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
 
-        If SIGINT, SIGTERM or SIGHUP arrives, each worker records its current run as cancelled and
-        exits.
-
         Raises:
-            ResultsUnwritable: if a worker could not write a record. No more jobs are started, and
-                the other workers are stopped.
-            KeyboardInterrupt: if one of these signals arrived. It is raised after the workers have
-                exited.
+            ResultsUnwritable: if a worker could not write a record. The others were stopped.
+            KeyboardInterrupt: if SIGINT, SIGTERM or SIGHUP arrived. Each worker has then recorded
+                its current run as cancelled and exited.
         """
         tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         with noted_signals() as self.noted:
             try:
                 impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
-                if impossible:
+                if impossible:  # a worker records their runs as unsupported
                     self._start(impossible, [])
-                with QueueProgress(self.manifest, self.console) as progress:
+                with QueueProgress(self.manifest) as progress:
                     while (self.waiting or self.running) and not (self.noted or self.unwritable):
                         self._start_what_fits()
                         time.sleep(POLL_S)
@@ -112,10 +101,7 @@ class LocalQueue:
         return self.records
 
     def _can_run(self, job: Job) -> bool:
-        """Return whether this machine has enough GPUs and nodes for a job.
-
-        If not, a worker records the runs of the job as unsupported.
-        """
+        """Return whether this machine has enough GPUs and nodes for a job."""
         return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
 
     def _start_what_fits(self) -> None:
@@ -170,11 +156,7 @@ class LocalQueue:
             self._after_death(one, progress)
 
     def _after_death(self, one: _Running, progress: QueueProgress) -> None:
-        """Start the worker of a job again, if runs of the job are left.
-
-        A worker that dies repeatedly without a new result, e.g. before its first run, is not
-        started again. If it dies during a run, the next worker counts that, and may skip the run.
-        """
+        """Start the worker of a job again, if runs are left and earlier deaths made progress."""
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
         left = len(self._left(one.jobs))
         restarts = 0 if left < one.left else one.restarts
@@ -192,8 +174,8 @@ class LocalQueue:
         how = f"{end.text(one.jobs[0].index)};"
         progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
 
-    def _left(self, jobs: list[Job]) -> set[tuple[str, int]]:
-        """Return the (run id, repeat) pairs of some jobs that a worker still has to execute."""
+    def _left(self, jobs: list[Job]) -> set[TaskKey]:
+        """Return the tasks of some jobs that a worker still has to execute."""
         done = {(r.run, r.repeat) for r in self.records if is_done_in_job(r, self.manifest.id)}
         return {task for job in jobs for task in job.tasks} - done
 

@@ -1,12 +1,12 @@
 """Locks of a results folder: files that name their holder.
 
-`submit.lock` is held while a submission is planned, until the ids of all its jobs are saved. Two
-submissions that plan at the same time would both submit the same runs. `queue.lock` is held while
-a local queue or a debug run executes. Two of them would disturb each other's timings.
+`submit.lock` is held while a submission is planned, until the ids of all its jobs are saved: of two
+at the same time, both would submit the same runs. `queue.lock` is held while a local queue or a
+debug run executes: two would disturb each other's timings.
 
 A lock is created with a hard link, which is atomic on network file systems, too. A thread updates
-the time of the file. The lock is taken over at once if its holder was on this host and has ended.
-If the holder was on another host, it is taken over when the file has become old.
+the time of the file. The lock of a holder on this host that has ended is taken over at once, that
+of a holder on another host when the file has become old.
 """
 
 from __future__ import annotations
@@ -55,18 +55,11 @@ _UNKNOWN = _Holder("", ProcessHandle(0, None, ""), "", "")
 
 
 class Lock:
-    """Lock of a results folder. Use it in a `with` statement, which releases it at the end.
+    """Lock of a results folder, for a `with` statement.
 
-    With `force`, the lock is taken if it is free. If another process holds it, this object has no
+    The folder is created if it does not exist, and removed again if it is empty at the end. If
+    another process holds the lock, FolderInUse is raised, or with `force`, this object has no
     effect.
-
-    Args:
-        folder: results folder; created if it does not exist, and removed again if it is empty when
-            the lock is released.
-
-    Raises:
-        FolderInUse: if another process holds the lock and `force` is False.
-        OSError: if the folder cannot be written.
     """
 
     NAME: str  # of the file
@@ -103,7 +96,7 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock. Do nothing if this object does not hold it."""
+        """Release the lock, if this object holds it."""
         if self._held:
             self._held = False
             self._over.set()

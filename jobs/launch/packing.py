@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks, trial_runs
-from jobs.launch.resume import Task
 from jobs.results.manifest import Job
 from jobs.run import Run, Shape
 
 STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts, in minutes
-# Number of jobs per slot of the local queue, if the queue has several slots. Some runs take longer
-# than others. With one job per slot, the other slots would be idle while the slowest job runs.
+# Number of jobs per slot of the local queue, if the queue has several slots. With one, the other
+# slots would be idle while the slowest job runs.
 JOBS_PER_SLOT = 4
 SLACK = 1.5  # time that runs may take, relative to earlier times
 
@@ -21,37 +20,36 @@ Slots = Callable[[Shape], int]
 
 
 def pack(
-    tasks: list[Task],
+    tasks: list[TaskKey],
+    runs: Mapping[str, Run],
     runs_per_job: int | None,
     slots: Slots | None = None,
     blocks: Sequence[Block] = (),
     earlier_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Job]:
-    """Group (run, repeat) pairs into jobs.
+    """Group tasks into jobs of the same `Shape`, in their order.
 
-    All runs of a job have the same `Shape`. The order of the pairs is kept. The pairs of a block
-    are in one job, so that they are executed in one allocation.
+    The tasks of a block are in one job, so that they are executed in one allocation.
 
     Args:
-        runs_per_job: maximum number of pairs in a job, unless a single block has more. None: chosen
+        runs_per_job: maximum number of tasks in a job, unless a single block has more. None: chosen
             for each `Shape`, from `slots`.
         slots: how many jobs of a `Shape` run at the same time. None: unknown, as on a cluster. If
-            both are None, each pair or block is a separate job.
+            both are None, each task or block is a separate job.
         earlier_s: run times of earlier runs in seconds, by run id.
     """
-    runs = {run.id: run for run, _ in tasks}
     by_shape: dict[Shape, list[list[TaskKey]]] = {}
-    for _, members in in_blocks(((run.id, repeat) for run, repeat in tasks), blocks):
+    for _, members in in_blocks(tasks, blocks):
         by_shape.setdefault(runs[members[0][0]].shape, []).append(members)
     jobs: list[Job] = []
     for shape, groups in by_shape.items():
         count = sum(map(len, groups))
         size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
         for chunk in _chunks(groups, size):
-            allowed = [
+            allowed_s = sum(
                 _allowed_s(block, own, runs, earlier_s) for block, own in in_blocks(chunk, blocks)
-            ]
-            minutes = job_timeout_min(shape, allowed)
+            )
+            minutes = shape.timeout_min or math.ceil(allowed_s / 60) + STARTUP_MIN
             jobs.append(Job(len(jobs), shape, minutes, chunk))
     return jobs
 
@@ -62,10 +60,10 @@ def _allowed_s(
     runs: Mapping[str, Run],
     earlier_s: Mapping[str, float],
 ) -> float:
-    """Return the time that the pairs of one block, or a single pair, may take, in seconds.
+    """Return the time that the tasks of one block, or a single task, may take, in seconds.
 
-    It is the sum of their timeouts, with those of the trial. If the worker chooses the number of
-    rounds, it comes from earlier times, or is that of the trial and the fewest rounds. The worker
+    It is the sum of the timeouts, with those of the trial. If the worker chooses the number of
+    rounds, it comes from earlier times, or is that of the trial and the fewest rounds: the worker
     stops in time, and the next submission continues the block.
     """
     executed = [run for run, _ in tasks]
@@ -81,7 +79,7 @@ def _allowed_s(
 
 
 def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
-    """Yield consecutive groups together, as long as they have at most `size` pairs."""
+    """Yield consecutive groups together, as long as they have at most `size` tasks."""
     chunk: list[TaskKey] = []
     for group in groups:
         if chunk and len(chunk) + len(group) > size:
@@ -93,7 +91,7 @@ def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
 
 
 def _chosen_size(count: int, slots: int | None) -> int:
-    """Return the maximum number of pairs in a job, of `count` pairs with the same `Shape`."""
+    """Return the maximum number of tasks in a job, of `count` tasks with the same `Shape`."""
     if slots is None:
         return 1
     # Each job starts a worker, which imports torch. This can take longer than a short run.
@@ -112,11 +110,6 @@ def local_slots(gpus: int, parallel: int | None) -> Slots:
         return fit if parallel is None else min(fit, parallel)
 
     return slots
-
-
-def job_timeout_min(shape: Shape, allowed_s: list[float]) -> int:
-    """Return the time limit of a job in minutes, from the times that its parts may take."""
-    return shape.timeout_min or math.ceil(sum(allowed_s) / 60) + STARTUP_MIN
 
 
 def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:

@@ -6,8 +6,8 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import provenance
@@ -16,16 +16,17 @@ from jobs.errors import CommandError, InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.against import OtherCode, require_benchmarks, same_sources, with_other_code
-from jobs.launch.packing import Slots, local_slots, pack, too_short
+from jobs.launch.expected_time import mean_times
+from jobs.launch.packing import local_slots, pack, too_short
 from jobs.launch.protection import weakness
-from jobs.launch.resume import Task, split_done, split_rounds, tasks_of
+from jobs.launch.resume import Counts, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
 from jobs.results.judgements import Judgement
 from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
-from jobs.results.run_states import observe
+from jobs.results.run_states import Observation, observe
 from jobs.results.stale import Staleness, without_hash
 from jobs.run import Run
 from jobs.status import Status
@@ -37,7 +38,7 @@ from jobs.sweep.stock_sweeps import stock_sweeps
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a submission, as given on the command line."""
+    """Options of a submission."""
 
     executor: Executor
     out: Path  # results folder
@@ -45,51 +46,38 @@ class Options:
     force: bool = False  # whether to execute all runs, even those that are done or in flight
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
-    save_untracked: bool = False  # whether diffs contain small untracked files
     keep_stale: bool = False  # whether results of older code count as done
-    only: frozenset[tuple[str, int]] | None = None  # (run id, repeat) to execute; None: all
-    leave_out: frozenset[tuple[str, int]] = frozenset()  # (run id, repeat) not to execute
+    only: frozenset[TaskKey] | None = None  # (run id, repeat) to execute; None: all
+    leave_out: frozenset[TaskKey] = frozenset()  # (run id, repeat) not to execute
     repeat_unknown: bool = False  # whether to execute runs of which Slurm does not know the state
     against: OtherCode | None = None  # other checkout with which the runs are compared
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A submission that is planned but not started, and the lists of what it skips.
-
-    A `Task` is a (run, repeat) pair.
-    """
+    """A submission that is planned but not started, and what it skips."""
 
     manifest: Manifest
     expansion: Expansion
-    done: list[Task]  # skipped because of earlier records
+    done: list[TaskKey]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
-    in_flight: list[Task]  # skipped because they are queued or running in earlier submissions
+    in_flight: set[TaskKey]  # skipped because they are queued or running in earlier submissions
     unknown: int  # number of tasks in `in_flight` of which Slurm does not know the state
     # False if there are no jobs, and the folder already has these runs, tables and plots.
-    is_new: bool = True
-    notes: list[str] = field(default_factory=list)  # remarks for the user, one line each
+    is_new: bool
+    notes: list[str]  # remarks for the user, one line each
 
 
 def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     """Plan a submission, without writing files.
 
     Expands the sweep into runs, skips runs that are done, queued or running, and groups the other
-    runs into jobs.
-
-    Args:
-        sweep_path: path of the sweep file, to be saved in the manifest.
+    runs into jobs. `sweep_path` is saved in the manifest.
 
     Raises:
-        InputError: if the sweep cannot be expanded.
-        UnreadableResults: if the records or submissions of the results folder cannot be read, or
-            none of its manifests.
-        SnapshotError: if `options.snapshot` is True and no snapshot can be taken.
-        AgainstError: if the other checkout cannot execute the runs.
-        CommandError: if others could replace a copy of the code.
+        InputError, UnreadableResults, CommandError: if that is not possible.
     """
-    expansion = expand(loaded)
-    other = options.against
+    expansion, sweep, other = expand(loaded), loaded.sweep, options.against
     notes: list[str] = []
     if other is None:
         _require_candidates(loaded, expansion)
@@ -101,109 +89,85 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
                 "only noise is measured; --against HEAD compares with the last commit, "
                 "--against HEAD~1 with the one before"
             )
-        expansion = with_other_code(expansion, other, loaded.sweep.blocks)
+        expansion = with_other_code(expansion, other, sweep.blocks)
     if any(block.rounds == 1 for block in expansion.blocks):
         notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")
     folder = options.out.resolve()
-    live: set[TaskKey] = set()
-    unknown: dict[TaskKey, str] = {}
-    earlier: dict[str, Manifest] = {}
-    judgements: dict[str, Judgement] = {}
+    runs = {run.id: run for run in expansion.runs}
     try:
-        observation = observe(folder)
+        seen = observe(folder)
     except FileNotFoundError:  # no submission yet, but the folder may contain copied records
-        records, bad_lines = read_records(folder)
-    else:
-        records, bad_lines = observation.records, observation.bad_lines
-        earlier = {manifest.id: manifest for manifest in observation.manifests}
-        judgements = observation.judgements
-        if not options.force:
-            live = {t.key for t in observation.tasks if t.status.is_live}
-            unknown = {t.key: t.detail for t in observation.tasks if t.status is Status.unknown}
-            if options.repeat_unknown:
-                live -= unknown.keys()
-    same_device = _same_device(options.executor, loaded, records, earlier)
+        seen = Observation(folder, [], *read_records(folder), tasks=[])
+    records, tasks = seen.records, [] if options.force else seen.tasks
+    unknown = {task.key: task.detail for task in tasks if task.status is Status.unknown}
+    live = {task.key for task in tasks if task.status.is_live}
+    if options.repeat_unknown:
+        live -= unknown.keys()
+    same_device = _same_device(options.executor, sweep, runs, seen)
     staleness = Staleness(expansion.runs)
     older = {id(record) for record in records if staleness.is_stale(record)}
     ignored = set() if options.keep_stale else older
 
-    def counts(record: Record, run: Run) -> bool:
-        return id(record) not in ignored and same_device(record, run)
+    def counts(record: Record) -> bool:
+        return id(record) not in ignored and same_device(record)
 
-    decided = _decided(expansion.blocks, loaded.sweep, judgements)
-    todo, done, in_flight = _split(expansion, loaded.sweep, records, live, counts, options, decided)
+    decided = _decided(expansion.blocks, sweep, seen.judgements)
+    todo, done, in_flight = _split(expansion, sweep, records, live, counts, options, decided)
     counting = (record for record in records if id(record) not in ignored)
     outcome = best(counting, lambda record: (record.run, record.repeat))
-    before = [outcome[run.id, repeat] for run, repeat in done]
+    before = [outcome[task] for task in done]
+    slots = None  # unknown for Slurm, and one after another for debug
+    if options.executor is Executor.local:
+        slots = local_slots(len(set(provenance.visible_gpus())), options.parallel)
     manifest = Manifest(
         folder=folder,
         id=new_id(),
         created_at=time.time(),
         executor=options.executor,
-        sweep=loaded.sweep,
+        sweep=sweep,
         sweep_path=sweep_path,
         command=command_line(),
-        runs={run.id: run for run in expansion.runs},
-        jobs=pack(
-            todo,
-            loaded.sweep.runs_per_job,
-            _slots(options),
-            expansion.blocks,
-            _earlier_s(records),
-        ),
-        done=[(run.id, repeat) for run, repeat in (*done, *in_flight)],
+        runs=runs,
+        jobs=pack(todo, runs, sweep.runs_per_job, slots, expansion.blocks, mean_times(records)),
+        done=[*done, *sorted(in_flight)],
         provenance={},
         force=options.force,
-        save_untracked=options.save_untracked,
         blocks=expansion.blocks,
         checkouts={other.name: other.planned(folder)} if other is not None else {},
         keep_stale=options.keep_stale,
     )
-    notes += [*map(str, bad_lines), *_stale_notes(records, older, todo, done, options)]
+    notes += [*map(str, seen.bad_lines), *_stale_notes(records, older, todo, done, options)]
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
     else:
-        notes += _without_gpus(todo, sweep_path)
+        notes += _without_gpus([runs[run] for run, _ in todo], sweep_path)
     if (options.snapshot or other is not None) and (how := weakness(folder)):
         raise CommandError(
             f"others could replace the copy of the code that the jobs run, because {how}; "
             "with --snapshot or --against, use a results folder of your own"
         )
     if options.snapshot:
-        wanted = {run.id: run for run, _ in todo}
-        notes += snapshot.check(wanted.values(), folder)
-    is_new = bool(todo) or _is_new(manifest, earlier)
+        notes += snapshot.check([runs[run] for run, _ in todo], folder)
+    is_new = bool(todo) or _is_new(manifest, seen.manifests)
     failed = failed_records(before)
-    if not options.leave_out:
+    flying: set[TaskKey] = set()
+    if not options.leave_out:  # `retry` repeats no such runs
         notes += _unsupported_note(before)
-    flying = unknown.keys() & {(run.id, repeat) for run, repeat in in_flight}
-    if options.leave_out:  # `retry` repeats no such runs
-        flying = set()
-    elif flying:
+        flying = unknown.keys() & in_flight
+    if flying:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
     return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
 
 
-def _earlier_s(records: Iterable[Record]) -> dict[str, float]:
-    """Return the mean time of the successful attempts of runs, in seconds, by run id."""
-    times: dict[str, list[float]] = {}
-    for record in records:
-        if record.status is Status.ok:
-            times.setdefault(record.run, []).append(record.finished_at - record.started_at)
-    return {run: sum(found) / len(found) for run, found in times.items()}
-
-
 def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
     """Check that the blocks have runs to compare, since there is no other checkout."""
     keys = loaded.sweep.blocks
-    if keys is None:
-        return
-    if not keys.interleave:
+    if keys is not None and not keys.interleave:
         what = "blocks.interleave and blocks.baseline are required, except with --against"
         raise InputError([Problem(loaded.document.at(("blocks",)), what)])
-    if all(len(block.runs) == 1 for block in expansion.blocks):
+    if keys is not None and all(len(block.runs) == 1 for block in expansion.blocks):
         what = (
             "blocks: each block holds one run, the baseline, so there is nothing to compare; give "
             f"{' or '.join(keys.interleave)} at least 2 values, or measure without blocks: "
@@ -215,10 +179,7 @@ def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
 def _decided(
     blocks: Iterable[Block], sweep: Sweep, judgements: Mapping[str, Judgement]
 ) -> dict[str, int]:
-    """Return the numbers of rounds after which blocks of a sweep were decided, by id of the block.
-
-    A judgement counts if it was about the same phases, with the same margin.
-    """
+    """Return after how many rounds blocks were decided on the same phases and margin, by id."""
     keys = sweep.blocks or Blocks()
     asked = (keys.margin, sorted(keys.phases))
     return {
@@ -234,51 +195,46 @@ def _split(
     sweep: Sweep,
     records: list[Record],
     live: set[TaskKey],
-    counts: Callable[[Record, Run], bool],
+    counts: Counts,
     options: Options,
     decided: Mapping[str, int],
-) -> tuple[list[Task], list[Task], list[Task]]:
-    """Return the (run, repeat) pairs to execute, those that are done, and those that are `live`.
+) -> tuple[list[TaskKey], list[TaskKey], set[TaskKey]]:
+    """Return the tasks to execute, those that are done, and those that are `live`.
 
-    A round of a block is executed as a whole, or not at all. A block of which a pair is queued or
-    running is not executed.
+    A round of a block is executed as a whole, or not at all. A block with a live task is not
+    executed.
     """
-    runs = {run.id: run for run in expansion.runs}
     paired = {run for block in expansion.blocks for run in block.runs}
-    tasks = tasks_of([run for run in expansion.runs if run.id not in paired], sweep.repeats)
-    flying = live & {(run.id, repeat) for run, repeat in tasks}
-    free: list[Block] = []
-    for block in expansion.blocks:
-        if live.isdisjoint(block.all_tasks()):
-            free.append(block)
-        else:
-            flying |= set(block.all_tasks())
-    how = (records, counts, options.retry_failed, options.force)
+    tasks = tasks_of([run.id for run in expansion.runs if run.id not in paired], sweep.repeats)
+    free = [block for block in expansion.blocks if live.isdisjoint(block.all_tasks())]
+    busy = [block for block in expansion.blocks if not live.isdisjoint(block.all_tasks())]
+    flying = live & set(tasks) | {task for block in busy for task in block.all_tasks()}
+    how = ([] if options.force else records, counts, options.retry_failed)
     single, done = split_done(tasks, *how)
-    rounds, done_in_rounds = split_rounds(free, runs, *how, decided)
-    todo: list[Task] = []
-    for together in [*([task] for task in single), *rounds]:
-        keys = {(run.id, repeat) for run, repeat in together}
-        if options.only is not None and keys.isdisjoint(options.only):
-            continue
-        if not keys <= flying | options.leave_out:
-            todo += together
-    in_flight = [(runs[run], repeat) for run, repeat in flying]
-    return todo, done + done_in_rounds, sorted(in_flight, key=lambda task: task[1])
+    rounds, done_in_rounds = split_rounds(free, *how, decided)
+    left_out = flying | options.leave_out
+    todo = [
+        task
+        for together in [*([task] for task in single), *rounds]
+        if options.only is None or not options.only.isdisjoint(together)
+        if not left_out.issuperset(together)
+        for task in together
+    ]
+    return todo, done + done_in_rounds, flying
 
 
 def _stale_notes(
-    records: list[Record], older: set[int], todo: list[Task], done: list[Task], options: Options
+    records: list[Record],
+    older: set[int],
+    todo: list[TaskKey],
+    done: list[TaskKey],
+    options: Options,
 ) -> list[str]:
-    """Return a note on the results of older code, if there are any.
-
-    `older` has the identities of the records of older code.
-    """
+    """Return a note on the results of older code, whose identities are in `older`."""
     # A later record of the same task comes later in the list.
     latest = {(r.run, r.repeat): r for r in records if r.status == "ok" and not is_trial(r)}
     tasks = done if options.keep_stale else todo
-    found = [latest[key] for run, repeat in tasks if (key := (run.id, repeat)) in latest]
-    found = [record for record in found if id(record) in older]
+    found = [latest[task] for task in tasks if task in latest and id(latest[task]) in older]
     if not found or options.force:
         return []
     count, which = counted(len(found), "result"), without_hash(found)
@@ -288,10 +244,10 @@ def _stale_notes(
     return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
 
 
-def _without_gpus(todo: list[Task], sweep_path: str) -> list[str]:
+def _without_gpus(todo: list[Run], sweep_path: str) -> list[str]:
     """Return a note if this machine has too few GPUs for all runs that are to be executed."""
     visible = len(set(provenance.visible_gpus()))
-    needed = min((run.shape.gpus_per_node for run, _ in todo), default=0)
+    needed = min((run.shape.gpus_per_node for run in todo), default=0)
     if needed <= visible:
         return []
     note = (
@@ -303,66 +259,54 @@ def _without_gpus(todo: list[Task], sweep_path: str) -> list[str]:
     return [f"{note}; a variant for CPUs is {variant}" if known else note]
 
 
-def _is_new(manifest: Manifest, earlier: dict[str, Manifest]) -> bool:
+def _is_new(manifest: Manifest, earlier: list[Manifest]) -> bool:
     """Return whether a manifest lists runs, tables or plots that the folder does not have yet.
 
-    Tables show the runs of all manifests. Their layout is that of the newest manifest. `earlier` is
-    ordered from the oldest to the newest.
+    Tables show the runs of all manifests, in the layout of the newest, the last in `earlier`.
     """
     if not earlier:
         return True
-    known = {run for before in earlier.values() for run in before.runs}
-    last, now = list(earlier.values())[-1].sweep, manifest.sweep
+    known = {run for before in earlier for run in before.runs}
+    last, now = earlier[-1].sweep, manifest.sweep
     return not known >= manifest.runs.keys() or (last.tables, last.plots) != (now.tables, now.plots)
 
 
-def _slots(options: Options) -> Slots | None:
-    """Return how many jobs of a `Shape` run at the same time. None for Slurm and debug."""
-    if options.executor is not Executor.local:
-        return None
-    return local_slots(len(set(provenance.visible_gpus())), options.parallel)
-
-
 def _same_device(
-    executor: Executor, loaded: LoadedSweep, records: list[Record], earlier: dict[str, Manifest]
-) -> Callable[[Record, Run], bool]:
-    """Return a function that tells whether a record is from the device on which a run will execute.
+    executor: Executor, sweep: Sweep, runs: Mapping[str, Run], seen: Observation
+) -> Counts:
+    """Return a function that tells whether a record is from the device that will execute its run.
 
-    With Slurm, that is unknown until the job starts. Then the records of earlier submissions with
-    the same partition and constraint are accepted, if all of them come from one kind of device,
-    separately for CPU and GPU runs. The worker compares the devices again before each run.
+    Slurm chooses it when the job starts. So the records of submissions with the same partition and
+    constraint are accepted, if they come from one kind of device, separately for CPU and GPU runs.
+    The worker compares the devices again before each run.
     """
+    needs_gpu = {run.id: bool(run.shape.gpus_per_node) for run in runs.values()}
     if executor is not Executor.slurm:
-        tokens = provenance.visible_gpus()
-        cpu, gpu = provenance.cpu_device(), provenance.device_kind(tokens)
-
-        def here(record: Record, run: Run) -> bool:
-            return record.device == (gpu if run.shape.gpus_per_node and tokens else cpu)
-
-        return here
-    slurm = loaded.sweep.slurm
-
-    def alike(record: Record) -> bool:
-        manifest = earlier.get(record.submission)
-        if manifest is None or manifest.executor is not Executor.slurm:
-            return False
-        theirs = manifest.sweep.slurm
-        return (theirs.partition, theirs.constraint) == (slurm.partition, slurm.constraint)
-
-    kinds: dict[bool, set[str]] = {True: set(), False: set()}
-    for record in filter(alike, records):
-        kinds[record.device.startswith("cpu:")].add(record.device)
-
-    def there(record: Record, run: Run) -> bool:
-        on_cpu = not run.shape.gpus_per_node
-        return alike(record) and kinds[on_cpu] == {record.device}
-
-    return there
+        cpu, gpu = provenance.cpu_device(), provenance.device_kind(provenance.visible_gpus())
+        devices = {run: gpu if on_gpu else cpu for run, on_gpu in needs_gpu.items()}
+        return lambda record: record.device == devices.get(record.run)
+    alike = {
+        manifest.id
+        for manifest in seen.manifests
+        if manifest.executor is Executor.slurm
+        and manifest.sweep.slurm.partition == sweep.slurm.partition
+        and manifest.sweep.slurm.constraint == sweep.slurm.constraint
+    }
+    found = {record.device for record in seen.records if record.submission in alike}
+    kinds = {
+        on_gpu: {device for device in found if device.startswith("cpu:") != on_gpu}
+        for on_gpu in (True, False)
+    }
+    return lambda record: (
+        record.submission in alike
+        and record.run in needs_gpu
+        and kinds[needs_gpu[record.run]] == {record.device}
+    )
 
 
 def _unsupported_note(records: list[Record]) -> list[str]:
     """Return a note if skipped runs have no measurement because a machine did not support them."""
-    unsupported = [record for record in _latest(records) if record.status is Status.unsupported]
+    unsupported = [record for record in records if record.status is Status.unsupported]
     reasons = dict.fromkeys(r.failure.message for r in unsupported if r.failure is not None)
     if not unsupported:
         return []
@@ -372,13 +316,6 @@ def _unsupported_note(records: list[Record]) -> list[str]:
 
 
 def failed_records(records: list[Record]) -> list[Record]:
-    """Return the records of failed runs. Only the latest record of each (run, repeat) pair counts.
-
-    The statuses oom and unsupported are results, not failures.
-    """
-    return [record for record in _latest(records) if record.status.is_failure]
-
-
-def _latest(records: list[Record]) -> Iterable[Record]:
-    """Return the latest record of each (run, repeat) pair."""
-    return {(record.run, record.repeat): record for record in records}.values()
+    """Return the records of failed runs. Only the latest record of each task counts."""
+    latest = {(record.run, record.repeat): record for record in records}
+    return [record for record in latest.values() if record.status.is_failure]

@@ -42,7 +42,12 @@ class _Bar(Progress):
 class QueueProgress:
     """Progress of the jobs of one submission. The bar is shown only on a terminal."""
 
-    def __init__(self, manifest: Manifest, console: Console):
+    def __init__(self, manifest: Manifest):
+        # Without markup and emoji codes, such as `[red]` and `:100:`.
+        console = Console(markup=False, emoji=False)
+        is_terminal = console.file.isatty()  # `console.is_terminal` is True if FORCE_COLOR is set
+        if not is_terminal:  # other programs can read unwrapped lines
+            console.width = UNLIMITED
         self._manifest = manifest
         self._label = run_labels(list(manifest.runs.values()), manifest.sweep.parameters())
         self._rounds = {block.id: block.rounds for block in manifest.blocks}
@@ -54,7 +59,7 @@ class QueueProgress:
             TextColumn("left:"),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.file.isatty(),
+            disable=not is_terminal,
             speed_estimate_period=sys.maxsize,  # all runs count for the time that is left
         )
         self._total = sum(len(job.tasks) for job in manifest.jobs)
@@ -73,7 +78,7 @@ class QueueProgress:
         self._bar.stop()
 
     def show(self, text: str, colour: str, rest: str = "") -> None:
-        """Print a line whose first part is coloured. It is printed as it is, without markup."""
+        """Print a line whose first part is coloured."""
         self._bar.console.print(
             Text.assemble((text, colour), rest), highlight=False, soft_wrap=True
         )
@@ -124,14 +129,3 @@ class QueueProgress:
         states = (read_worker_state(self._manifest.job_folder(job.index)).running for job in jobs)
         runs = [self._manifest.runs[state.run] for state in states if state is not None]
         self._bar.running = " | ".join(map(self._label, runs))
-
-
-def plain_console() -> Console:
-    """Return a console without markup and emoji codes, such as `[red]` and `:100:`.
-
-    Lines in a file or pipe are not wrapped, so that other programs can read them.
-    """
-    console = Console(markup=False, emoji=False)
-    if not console.file.isatty():  # `console.is_terminal` is True if FORCE_COLOR is set
-        console.width = UNLIMITED
-    return console

@@ -18,11 +18,7 @@ from jobs.results.manifest import SNAPSHOTS, SUBMISSIONS
 
 @contextmanager
 def protected(results: Path, copies_code: bool) -> Iterator[None]:
-    """Let only this user write to the files that the `with` block creates in a results folder.
-
-    Args:
-        copies_code: whether the block creates a copy of the code.
-    """
+    """Let only this user write to the files that the `with` block creates in a results folder."""
     for name in (".", SUBMISSIONS, SNAPSHOTS)[: 2 + copies_code]:
         folder = results / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,8 +36,7 @@ def protected(results: Path, copies_code: bool) -> Iterator[None]:
 def make_own(copy: Path) -> None:
     """Let only this user write to a copy of code, and to the bytecode that Python saves in it.
 
-    Raises:
-        PermissionError: if the copy belongs to another user.
+    Raises PermissionError if the copy belongs to another user.
     """
     for folder in {path.parent for path in copy.rglob("*.py")}:
         (folder / "__pycache__").mkdir(0o755, exist_ok=True)  # else a job creates it
@@ -66,7 +61,5 @@ def weakness(results: Path) -> str | None:
 
 def _others_can_write(folder: Path) -> bool:
     """Return whether others can rename the files of this user in a folder."""
-    info = folder.stat()
-    if info.st_mode & stat.S_ISVTX:
-        return False
-    return bool(info.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    mode = folder.stat().st_mode
+    return not mode & stat.S_ISVTX and bool(mode & (stat.S_IWGRP | stat.S_IWOTH))

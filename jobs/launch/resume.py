@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 
-from jobs.block import Block
+from jobs.block import Block, TaskKey
 from jobs.results.counting import complete_rounds, is_done, is_done_in_round
 from jobs.results.record import Record
-from jobs.run import Run
 
-Task = tuple[Run, int]  # a run, and the index of its repeat
+# Whether a record is from the code and the kind of device with which its run will execute.
+Counts = Callable[[Record], bool]
 
 
-def tasks_of(runs: Sequence[Run], repeats: int) -> list[Task]:
-    """Return all (run, repeat) pairs of some runs, sorted by repeat.
+def tasks_of(runs: Sequence[str], repeats: int) -> list[TaskKey]:
+    """Return all (run id, repeat) pairs of some runs, sorted by repeat.
 
     Every run is executed once before any run is repeated. If the speed of the machine changes
     slowly, the change affects all runs equally.
@@ -23,80 +22,49 @@ def tasks_of(runs: Sequence[Run], repeats: int) -> list[Task]:
 
 
 def split_done(
-    tasks: list[Task],
-    records: Iterable[Record],
-    same_device: Callable[[Record, Run], bool],
-    retry_failed: bool = False,
-    force: bool = False,
-) -> tuple[list[Task], list[Task]]:
-    """Split (run, repeat) pairs into pairs to execute and pairs that are done.
-
-    For when a pair is done, see `counting.is_done`. With `force`, none is.
-
-    Args:
-        same_device: whether a record comes from the kind of device on which the run will execute.
-            Other records are ignored.
-    """
-    if force:
-        return list(tasks), []
-    history: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
+    tasks: list[TaskKey], records: Iterable[Record], counts: Counts, retry_failed: bool = False
+) -> tuple[list[TaskKey], list[TaskKey]]:
+    """Split tasks into those to execute and those that are done, see `counting.is_done`."""
+    history: dict[TaskKey, list[Record]] = {}
+    for record in filter(counts, records):
         history.setdefault((record.run, record.repeat), []).append(record)
-    todo: list[Task] = []
-    done: list[Task] = []
-    for run, repeat in tasks:
-        attempts = [r for r in history.get((run.id, repeat), []) if same_device(r, run)]
-        attempts.sort(key=lambda record: record.finished_at)
-        (done if is_done(attempts, retry_failed) else todo).append((run, repeat))
+    todo: list[TaskKey] = []
+    done: list[TaskKey] = []
+    for task in tasks:
+        attempts = sorted(history.get(task, []), key=lambda record: record.finished_at)
+        (done if is_done(attempts, retry_failed) else todo).append(task)
     return todo, done
 
 
 def split_rounds(
     blocks: Iterable[Block],
-    runs: Mapping[str, Run],
     records: Iterable[Record],
-    same_device: Callable[[Record, Run], bool],
-    retry_failed: bool = False,
-    force: bool = False,
-    decided: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[list[list[Task]], list[Task]]:
-    """Split the rounds of blocks into rounds to execute and rounds that are done.
+    counts: Counts,
+    retry_failed: bool,
+    decided: Mapping[str, int],
+) -> tuple[list[list[TaskKey]], list[TaskKey]]:
+    """Split the rounds of blocks into those to execute, and the tasks of those that are done.
 
-    A round is done if all its (run, repeat) pairs are, in the latest whole execution of the round.
-    Otherwise the whole round is executed again.
-
-    Args:
-        records: records of earlier attempts, also those of older code.
-        same_device: as in `split_done`, and False for a record of older code.
-        decided: numbers of rounds after which blocks were decided, by id. If a block has as many
-            that are done, its others are left out.
-
-    Returns:
-        The pairs of each round to execute, and all pairs that are done.
+    A round is done if all its tasks are, in the latest whole execution of the round. Otherwise the
+    whole round is executed again. `decided` has the numbers of rounds after which blocks were
+    decided, by id. If a block has as many that are done, its others are left out.
     """
-
-    def is_result(record: Record) -> bool:
-        known = runs.get(record.run)  # None: the sweep does not have the run any more
-        return (
-            known is not None
-            and same_device(record, known)
-            and is_done_in_round(record, retry_failed)
-        )
-
     of_block: dict[str, list[Record]] = {}
-    for record in () if force else records:
+    for record in records:
         if record.block is not None:
             of_block.setdefault(record.block.id, []).append(record)
-    todo: list[list[Task]] = []
-    done: list[Task] = []
+    todo: list[list[TaskKey]] = []
+    done: list[TaskKey] = []
     for block in blocks:
-        known = of_block.get(block.id, ())
-        complete = complete_rounds(block, known, is_result)
+        complete = complete_rounds(
+            block,
+            of_block.get(block.id, ()),
+            lambda record: counts(record) and is_done_in_round(record, retry_failed),
+        )
         enough = block.id in decided and decided[block.id] <= len(complete)
         for round in range(block.rounds):
-            pairs = [(runs[run], repeat) for run, repeat in block.tasks(round)]
             if round in complete:
-                done += pairs
+                done += block.tasks(round)
             elif not enough:
-                todo.append(pairs)
+                todo.append(block.tasks(round))
     return todo, done

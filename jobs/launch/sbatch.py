@@ -37,13 +37,9 @@ class SbatchResult:
 
 
 def sbatch(script: str, environment: dict[str, str], noted: list[int]) -> SbatchResult:
-    """Give a script to sbatch, and say after a while what is waited for.
+    """Give a script to sbatch, in a file that nobody else can write.
 
-    sbatch reads the script from a file that nobody else can write.
-
-    Args:
-        noted: signals that have arrived, from `noted_signals`. If there are any, sbatch is ended
-            after FINISH_S seconds.
+    If there is a signal in `noted`, from `noted_signals`, sbatch is ended after FINISH_S seconds.
     """
     with ExitStack() as files:
         given, out, errors = (files.enter_context(TemporaryFile()) for _ in range(3))

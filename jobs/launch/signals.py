@@ -10,10 +10,7 @@ from types import FrameType
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call a function for each of these signals while the `with` block runs.
-
-    A signal that this process ignores, as SIGHUP under nohup, stays ignored.
-    """
+    """Call a function for each signal in the `with` block. Those ignored, as by nohup, stay so."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, earlier in before.items():
@@ -30,8 +27,7 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 def noted_signals() -> Iterator[list[int]]:
     """Note signals in a list while the `with` block runs.
 
-    An exception at any point could lose the number of a job that was just accepted, or a worker
-    that was just started.
+    An exception could lose the number of a job that was just accepted, or a new worker.
     """
     noted: list[int] = []
     with handled(lambda number, frame: noted.append(number)):

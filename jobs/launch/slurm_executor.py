@@ -18,39 +18,54 @@ from typing import Any
 from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.launch.sbatch import sbatch
-from jobs.launch.sbatch_setup import INDEX, checked, restarting_srun
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place as environment_of
 from jobs.printing import waiting_for
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.slurm_job import SlurmJob, token_of
-from jobs.results.slurm_job_states import REFUSAL
+from jobs.results.slurm_job_states import REFUSAL, STEP_AGAIN
 from jobs.results.slurm_queue import Answer, ask
+from jobs.results.worker_state import IDLE_RESTARTS, STATE
 from jobs.run import Shape
 from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.resources import Slurm
 from jobs.whole_files import whole_file
 
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
+_OPTIONS = ("partition", "account", "qos", "constraint", "exclude")  # as in the sweep
 LATE_S = 5.0  # time in which Slurm may still accept jobs after sbatch has failed, in seconds
-
-
-class SubmissionError(CommandError):
-    """Raised if the jobs cannot be submitted to Slurm."""
+INDEX = '"$sweep_job"'  # the index of the job in its manifest, in an sbatch script
+_SRUN = """\
+indices=({indices})
+sweep_job=${{indices[${{SLURM_ARRAY_TASK_ID:-0}}]}}
+# Start the worker again if a signal such as SIGKILL or SIGSEGV ended it. The new worker continues
+# with the other runs. A run during which two workers died is recorded as killed and not repeated.
+# A worker that dies before it begins a run is restarted {idle_restarts} times in a row.
+srun() {{
+  local idle=0 code=0 before
+  local state={folder}/$sweep_job/{state}
+  while :; do
+    before=$(cat "$state" 2>/dev/null || :)
+    command srun "$@" && return 0 || code=$?
+    case $code in
+      132 | 134 | 135 | 136 | 137 | 139) ;;
+      *) return "$code" ;;
+    esac
+    if [ "$before" != "$(cat "$state" 2>/dev/null || :)" ]; then idle=0; else idle=$((idle + 1)); fi
+    if [ "$idle" -gt {idle_restarts} ]; then return "$code"; fi
+    echo "a worker of the job died (exit code $code); {again}" >&2
+  done
+}}"""
 
 
 def require_slurm(results: Path) -> None:
-    """Check that Slurm is installed, and accepts the path of a results folder.
-
-    Raises:
-        SubmissionError: if it is not.
-    """
+    """Check that Slurm is installed, and accepts the path of a results folder."""
     if set("%\\\n") & set(str(results)):  # Slurm expands patterns such as %j in paths
-        raise SubmissionError(
+        raise CommandError(
             f"the path of the results folder must be a line without % and \\, got {str(results)!r}"
         )
     if shutil.which("sbatch") is None:
-        raise SubmissionError(
+        raise CommandError(
             "Slurm is not installed on this machine (no sbatch on PATH); use --local to run the "
             "jobs on this machine, or --debug to run them in the foreground"
         )
@@ -76,9 +91,8 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         cluster: name of the cluster, and `largest` its limit, from `cluster_of`.
 
     Raises:
-        SubmissionError: if sbatch fails. Arrays that Slurm has already accepted remain submitted.
+        CommandError, KeyboardInterrupt: Arrays that Slurm has accepted remain submitted.
         OSError: if the jobs of an array cannot be saved. It is not submitted then.
-        KeyboardInterrupt: if the user interrupts. Then the same holds as if sbatch fails.
     """
     (manifest.path / "slurm").mkdir(0o755, exist_ok=True)
     numbers: list[str] = []
@@ -101,7 +115,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
             if known.found is None:
                 refused = answer.refused and not known.unknown
                 words = answer.words or "sbatch printed nothing"
-                raise SubmissionError(_failed(manifest, array, planned, words, refused, numbers))
+                raise CommandError(_failed(manifest, array, planned, words, refused, numbers))
             number = str(known.found.number)
             _note(manifest, _with_number(planned, number))
         numbers.append(number)
@@ -154,10 +168,7 @@ def _failed(
     refused: bool,
     before: list[str],
 ) -> str:
-    """Note that sbatch failed, and return the message for the user.
-
-    If Slurm may still accept the jobs, they stay noted. Otherwise they are not submitted.
-    """
+    """Note that sbatch failed, and return the message. Jobs that are not `refused` stay noted."""
     what = f"{counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words}"
     slurm = manifest.sweep.slurm
     if refused:
@@ -173,8 +184,7 @@ def _failed(
             f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
             f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
         )
-    named = ("partition", "account", "qos", "constraint", "exclude")
-    given = {name: getattr(slurm, name) for name in named if getattr(slurm, name) is not None}
+    given = {name: getattr(slurm, name) for name in _OPTIONS if getattr(slurm, name) is not None}
     if given:
         options = ", ".join(f"slurm.{name}={value}" for name, value in given.items())
         text += f"\nthe sweep, cluster.yaml or the command line set {options}"
@@ -186,9 +196,8 @@ def _failed(
 def arrays(manifest: Manifest, largest: int) -> list[Array]:
     """Group the jobs of a manifest into arrays of at most `largest` jobs.
 
-    All jobs of an array have the same `Shape` and time limit. All arrays with the same `Shape`
-    together run at most `slurm.array_parallelism` jobs at the same time: each array gets a part of
-    this maximum, and if there are more arrays, some wait until earlier ones have ended.
+    The jobs of an array have the same `Shape` and time limit. All arrays with the same `Shape`
+    share `slurm.array_parallelism`. If there are more arrays, some wait for the end of others.
     """
     by_shape: dict[Shape, dict[int, list[Job]]] = {}
     for job in manifest.jobs:
@@ -207,10 +216,7 @@ def arrays(manifest: Manifest, largest: int) -> list[Array]:
 
 
 def _shares(chunks: list[list[Job]], most: int) -> list[int]:
-    """Return, for each job array, how many of its jobs may run at the same time.
-
-    Every array gets at least 1. The rest of `most` is divided in proportion to the numbers of jobs.
-    """
+    """Divide `most` in proportion to the numbers of jobs of arrays. Every array gets at least 1."""
     shares = [1] * len(chunks)
     for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
         i = max(range(len(chunks)), key=lambda i: len(chunks[i]) / shares[i])
@@ -221,7 +227,7 @@ def _shares(chunks: list[list[Job]], most: int) -> list[int]:
 def planned_arrays(manifest: Manifest) -> tuple[list[Array], str]:
     """Return the job arrays of a submission that is not started.
 
-    If Slurm does not answer, its default limit is used. The second value is then the reason.
+    If Slurm does not answer, its default limit is used, and the second value is the reason.
     """
     try:
         return arrays(manifest, cluster_of(manifest.sweep.slurm)[1]), ""
@@ -237,11 +243,8 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
 
 
 def _executor(folder: Path, python: str | None) -> Any:
-    """Return submitit's Slurm executor. It creates sbatch scripts even if Slurm is not installed.
-
-    submitit is imported here, because that takes longer than planning a submission.
-    """
-    from submitit.slurm.slurm import SlurmExecutor
+    """Return submitit's Slurm executor, which makes sbatch scripts even without Slurm."""
+    from submitit.slurm.slurm import SlurmExecutor  # takes longer than planning a submission
 
     class Executor(SlurmExecutor):  # type: ignore[misc]
         affinity = classmethod(lambda cls: 2)
@@ -257,6 +260,7 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
     slurm, job = manifest.sweep.slurm, array.jobs[0]
     shape = job.shape
     executor = _executor(manifest.path / "slurm", slurm.python)
+    kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     cwd, environment = environment_of(manifest)
@@ -269,15 +273,11 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         "time": job.timeout_min,
         "nodes": shape.nodes,
         "ntasks_per_node": 1,
-        "gpus_per_node": _gpus(shape),
+        "gpus_per_node": f"{kind}{shape.gpus_per_node}" if shape.gpus_per_node else None,
         "cpus_per_task": shape.cpus_per_task,
         # Slurm gives a job with --mem=0 all the memory of its nodes.
         "mem": f"{max(1, int(shape.mem_gb * 1024))}MB" if shape.mem_gb else None,
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "constraint": slurm.constraint,
-        "exclude": slurm.exclude,
+        **{name: getattr(slurm, name) for name in _OPTIONS},
         "dependency": f"afterany:{after}" if after else None,
         # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
         # that the signal does not arrive before the worker has started.
@@ -286,10 +286,8 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         # The exports are for sites with `sbatch --export=NONE`. The function srun comes last, so
         # that commands of the user call the program srun.
         "setup": [
-            *(
-                f"export {name}={shlex.quote(environment[name])}"
-                for name in ("PYTHONPATH", "CUDA_DEVICE_ORDER")
-            ),
+            f"export PYTHONPATH={shlex.quote(environment['PYTHONPATH'])}",
+            f"export CUDA_DEVICE_ORDER={shlex.quote(environment['CUDA_DEVICE_ORDER'])}",
             *map(checked, slurm.setup),
             restarting_srun(manifest, array.jobs),
         ],
@@ -308,18 +306,29 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
     return text
 
 
-def _gpus(shape: Shape) -> str | None:
-    """Return the value of --gpus-per-node: `2`, or `h100:2` with a type of GPU."""
-    kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
-    return f"{kind}{shape.gpus_per_node}" if shape.gpus_per_node else None
+def restarting_srun(manifest: Manifest, jobs: list[Job]) -> str:
+    """Return shell code for `INDEX`, and a function `srun` that repeats srun if a worker dies.
+
+    The worker's file state.json changes with each run that it begins, and a run kills at most two
+    workers, so the number of restarts is bounded. `jobs` are those of an array, in its order.
+    """
+    return _SRUN.format(
+        idle_restarts=IDLE_RESTARTS,
+        indices=" ".join(str(job.index) for job in jobs),
+        folder=shlex.quote(str(manifest.job_folder(0).parent)),
+        state=STATE,
+        again=STEP_AGAIN,
+    )
+
+
+def checked(line: str) -> str:
+    """Return shell code that runs a line of `slurm.setup` and ends the job if it fails."""
+    message = shlex.quote(f"setup failed: {line}")
+    return f"{{ :\n{line}\n}} || {{ echo {message} >&2; exit 1; }}"
 
 
 def cluster_of(slurm: Slurm) -> tuple[str, int]:
-    """Return the name of the cluster to which jobs go, and the maximum size of an array in it.
-
-    Raises:
-        SlurmSilent: if Slurm does not answer.
-    """
+    """Return the name of the cluster to which jobs go, and the maximum size of an array in it."""
     wanted = str(slurm.additional_parameters.get("clusters", "")).lower()  # as Slurm does
     found = configuration(wanted)
     size = found.get("MaxArraySize", "")

@@ -26,10 +26,6 @@ from jobs.whole_files import write_json
 from jobs.worker.environment import job_environment
 
 
-class SnapshotError(CommandError):
-    """Raised if no snapshot can be taken. The message is one line."""
-
-
 @dataclass(frozen=True)
 class _Source:
     root: Path  # root of a repository
@@ -40,19 +36,14 @@ class _Source:
 def check(runs: Iterable[Run], results: Path) -> list[str]:
     """Check that a snapshot can be taken and contains the code that the runs measure.
 
-    Returns:
-        A note for each measured file that is in no copied repository.
-
-    Raises:
-        SnapshotError: if there is no repository to copy, git fails, or a measured file in a copied
-            repository is untracked or given by an absolute path.
+    Returns a note for each measured file that is in no copied repository.
     """
     sources = _sources(results)
     notes = {}
     for name, path in _code(runs).items():
         found = next((s for s in sources if path.is_relative_to(s.root)), None)
         if found is not None and os.path.isabs(name):
-            raise SnapshotError(
+            raise CommandError(
                 f"--snapshot requires a path relative to the current folder, got {name!r}, which "
                 "jobs would not find in the copy"
             )
@@ -60,7 +51,7 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
             notes[path] = f"{path} is not in the snapshot: its repository is not copied"
         elif found is not None and not is_tracked(found.root, str(path.relative_to(found.root))):
             shown = os.path.relpath(path)
-            raise SnapshotError(
+            raise CommandError(
                 f"--snapshot requires that git tracks the measured code, got {name!r} in an "
                 f"untracked file; run: git add {shown}"
             )
@@ -69,23 +60,14 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
 
 def _code(runs: Iterable[Run]) -> dict[str, Path]:
     """Return the files of benchmarks and references, also those of this project, by name."""
-    files: dict[str, Path | None] = {}
-    for run in runs:
-        if run.benchmark not in files:
-            name = run.benchmark
-            files[name] = find(name if "." in name else f"systems.benchmarks.{name}")
-        files |= {name: find(name) for name in run.code}
+    names = dict.fromkeys(name for run in runs for name in (run.benchmark, *run.code))
+    modules = {n: f"systems.benchmarks.{n}" if n.isidentifier() else n for n in names}
+    files = {name: find(module) for name, module in modules.items()}
     return {name: path.resolve() for name, path in files.items() if path is not None}
 
 
 def take(manifest: Manifest) -> Manifest:
-    """Copy the code into the results folder, and return the manifest with the snapshot.
-
-    Raises:
-        SnapshotError: if there is no repository to copy, git fails, files change meanwhile, or an
-            earlier copy with the same content was modified.
-        OSError: if the copy cannot be written.
-    """
+    """Copy the code into the results folder, and return the manifest with the snapshot."""
     folder = manifest.folder / SNAPSHOTS
     folder.mkdir(parents=True, exist_ok=True)
     sources = _sources(manifest.folder)
@@ -94,19 +76,16 @@ def take(manifest: Manifest) -> Manifest:
         copy = Path(temporary, "code")
         for source in sources:
             left_out = ignored_in(source.root, manifest.folder)
-            try:
-                tree = export(source.root, copy / source.name, left_out=left_out)
-            except git.GitError as error:
-                raise SnapshotError(f"--snapshot requires git: {error}") from None
+            tree = export(source.root, copy / source.name, left_out=left_out)
             digest.update(f"{source.name} {tree}\n".encode(errors="surrogateescape"))
         now = [source.state.fingerprint for source in _sources(manifest.folder)]
         if now != [source.state.fingerprint for source in sources]:
             roots = ", ".join(str(source.root) for source in sources)
-            raise SnapshotError(f"files in {roots} changed while they were copied; try again")
+            raise CommandError(f"files in {roots} changed while they were copied; try again")
         final = folder / digest.hexdigest()[:16]
         store(copy, final)
         if copy.exists() and not has_all(final, copy):  # an earlier submission stored it
-            raise SnapshotError(
+            raise CommandError(
                 f"files in {final} were modified after they were copied; remove this folder when "
                 "no job uses it"
             )
@@ -120,10 +99,7 @@ def take(manifest: Manifest) -> Manifest:
 
 
 def place(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
-    """Return the current folder and the environment variables for the jobs of a submission.
-
-    The folder is None if the jobs run in the current folder of this process.
-    """
+    """Return the current folder (None: this process's) and the environment variables for jobs."""
     environment = job_environment()
     if manifest.snapshot is None:
         return None, environment
@@ -133,27 +109,22 @@ def place(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
 
 def _sources(results: Path) -> list[_Source]:
     """Return the repositories to copy: that of the current folder and that of this project."""
-    found: dict[Path, None] = {}
-    for folder in (Path.cwd(), ROOT):
-        root = repository_root(folder)
-        if root is not None and (root / ".git").exists():
-            found[root] = None
+    roots = dict.fromkeys([repository_root(Path.cwd()), repository_root(ROOT)])
     sources: list[_Source] = []
-    try:
-        for root in found:
-            own = f"{(ROOT / 'jobs').relative_to(root)}/__init__.py" if _holds(root, ROOT) else ""
-            if own and not git.tracked(root, [own]) and not _holds(root, Path.cwd()):
-                continue  # this project is installed in a folder of another repository
-            state = read_state(root, results)
-            if state.source != "git":
-                raise SnapshotError(f"--snapshot requires git: {state.why}")
-            taken = {source.name for source in sources}
-            name = f"{root.name}-2" if root.name in taken else root.name
-            sources.append(_Source(root, name, state))
-    except git.GitError as error:
-        raise SnapshotError(f"--snapshot requires git: {error}") from None
+    for root in roots:
+        if root is None or not (root / ".git").exists():
+            continue
+        own = f"{(ROOT / 'jobs').relative_to(root)}/__init__.py" if _holds(root, ROOT) else ""
+        if own and not git.tracked(root, [own]) and not _holds(root, Path.cwd()):
+            continue  # this project is installed in a folder of another repository
+        state = read_state(root, results)
+        if state.source != "git":
+            raise CommandError(f"--snapshot requires git: {state.why}")
+        taken = {source.name for source in sources}
+        name = f"{root.name}-2" if root.name in taken else root.name
+        sources.append(_Source(root, name, state))
     if not sources:
-        raise SnapshotError(
+        raise CommandError(
             "--snapshot requires a git repository around the current folder or this project, got "
             f"none around {str(Path.cwd())!r} and {str(ROOT)!r}"
         )

@@ -1,16 +1,12 @@
-"""Start the jobs of a planned submission.
-
-Used by `python -m jobs.submit` and `python -m jobs retry`.
-"""
+"""Start the jobs of a planned submission."""
 
 from __future__ import annotations
 
 import signal
 
-from rich.console import Console
-
 from jobs import provenance
 from jobs.code.state import project_state
+from jobs.errors import CommandError
 from jobs.launch import snapshot
 from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
@@ -28,23 +24,14 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.strict_yaml import Document
 
 
-def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLock) -> list[Record]:
-    """Start a planned submission: run its jobs on this machine, or submit them to Slurm.
+def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
+    """Start a planned submission, and return its records. For Slurm, there are none yet.
 
     Its copies of code and its manifest are written first, unless there are no jobs and the folder
-    already has what the manifest lists.
-
-    Args:
-        lock: lock of the results folder. It is released before jobs run on this machine.
-
-    Returns:
-        The records of this submission. For Slurm, an empty list, because the jobs run later.
+    already has what the manifest lists. The lock is released before jobs run on this machine.
 
     Raises:
-        SubmissionError: if the jobs cannot be submitted to Slurm.
-        SnapshotError: if no snapshot can be taken.
-        FolderInUse: if another local or debug submission uses the results folder, and
-            `options.force` is False.
+        CommandError: if the submission is not possible.
         ResultsUnwritable: if a local or debug submission cannot write its records.
         KeyboardInterrupt: if a local or debug submission was interrupted.
     """
@@ -57,7 +44,7 @@ def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLo
             try:
                 where = slurm_executor.cluster_of(manifest.sweep.slurm)
             except SlurmSilent as error:
-                raise slurm_executor.SubmissionError(
+                raise CommandError(
                     f"{error}; nothing was submitted; --local runs the jobs on this machine"
                 ) from None
             manifest, digest = _write(manifest, options)
@@ -80,18 +67,15 @@ def start(prepared: Prepared, options: Options, console: Console, lock: SubmitLo
         with handled(signal.default_int_handler), RunsHere(manifest):
             lock.release()
             if options.executor is Executor.debug:
-                return _debug(manifest, console)
+                return _debug(manifest)
             from jobs.launch.local_queue import LocalQueue
 
-            return LocalQueue(manifest, options.parallel, console).run()
+            return LocalQueue(manifest, options.parallel).run()
 
 
 def _write(manifest: Manifest, options: Options) -> tuple[Manifest, str]:
-    """Take the snapshot if there are jobs for it, and write the manifest.
-
-    Return the manifest and the hash of its file.
-    """
-    git = project_state(manifest.folder, options.save_untracked).entry(manifest.folder)
+    """Take the snapshot if there are jobs for it. Return the written manifest and its hash."""
+    git = project_state(manifest.folder).entry(manifest.folder)
     facts = {"git": git, "user": submitter(), "packages": provenance.packages()}
     copies_code = (options.snapshot and bool(manifest.jobs)) or options.against is not None
     with protected(manifest.folder, copies_code):
@@ -103,12 +87,8 @@ def _write(manifest: Manifest, options: Options) -> tuple[Manifest, str]:
         return manifest, write_manifest(manifest)
 
 
-def _debug(manifest: Manifest, console: Console) -> list[Record]:
-    """Run the jobs in this process, one after another, until a run fails.
-
-    Raises:
-        ResultsUnwritable: if a record cannot be written.
-    """
+def _debug(manifest: Manifest) -> list[Record]:
+    """Run the jobs in this process, one after another, until a run fails."""
     from jobs.worker.recorder import CannotRecord
     from jobs.worker.worker import Worker
 
@@ -117,23 +97,19 @@ def _debug(manifest: Manifest, console: Console) -> list[Record]:
         try:
             worker.run()
         except CannotRecord as error:
-            words = message(manifest.folder, error.error.errno)
-            raise ResultsUnwritable(words) from None
+            raise ResultsUnwritable(message(manifest.folder, error.error.errno)) from None
         if worker.failures:
             failed = worker.failures[0]
-            console.print(
-                f"stopped at the first failure: run {failed.run} ended with status {failed.status}",
-                style="red",
-            )
+            how = f"run {failed.run} ended with status {failed.status}"
+            print(f"stopped at the first failure: {how}")
             break
     return [r for r in read_records(manifest.folder)[0] if r.submission == manifest.id]
 
 
 def reload(manifest: Manifest) -> LoadedSweep:
-    """Load the sweep of an earlier submission from its manifest. The sweep file is not read.
+    """Load the sweep of an earlier submission from its manifest, not from the sweep file.
 
-    Raises:
-        NoBenchmark: if a benchmark of the sweep can no longer be imported.
+    Raises NoBenchmark if a benchmark of the sweep can no longer be imported.
     """
     sweep = manifest.sweep
     document = Document(

@@ -27,8 +27,8 @@ from jobs.worker.worker import Stopped, Worker
 # Time from Slurm's warning signal to the time limit, in seconds. In this time the worker kills the
 # current run, writes its record and requeues the job.
 SIGNAL_DELAY_S = 30
-# Interval before the job's time limit, in seconds. A warning signal that Slurm sends in this
-# interval is due to the time limit, unless Slurm reports a preemption.
+# A warning signal in this interval before the time limit, in seconds, is due to the limit, unless
+# Slurm reports a preemption.
 LIMIT_MARGIN_S = 120.0
 
 
@@ -110,25 +110,21 @@ class _Task:
             pass  # the worker of another node has ended; this worker detects and records that
         else:
             self.worker.stop("preempted" if why == "preempted" else "cancelled")
-            # With this exit code, the batch script restarts the job step. See `sbatch_setup`.
+            # With this exit code, the batch script restarts the job step. See `restarting_srun`.
             restart = why == "step" and nodes > 1
             raise Stopped(128 + (signal.SIGKILL if restart else signum))
 
 
 def _requeue() -> int:
     """Ask Slurm to requeue this job, and return the exit code of the worker."""
-    command = ("scontrol", "requeue", job_id(slurm_facts()))
     why = ""
     for pause in (0.0, 1.0, 3.0):
         time.sleep(pause)
         try:
-            done = slurm_client(*command, timeout_s=5.0)
+            _scontrol("requeue")
+            return 255  # ends the workers on other nodes
         except SlurmSilent as error:
             why = str(error)
-            continue
-        if done.returncode == 0:
-            return 255  # ends the workers on other nodes
-        why = f"scontrol failed: {on_one_line(done.stderr)}"
     say(f"not requeued, its other runs are not executed: {why}; submit again", sys.stderr)
     return 1
 
@@ -141,14 +137,18 @@ def signal_delay_s(timeout_min: int) -> int:
 def _facts() -> dict[str, str]:
     """Return what Slurm knows about this job. If scontrol fails, print why and return nothing."""
     try:
-        command = ("scontrol", "show", "job", "-o", job_id(slurm_facts()))
-        done = slurm_client(*command, timeout_s=5.0)
-        if done.returncode:
-            raise SlurmSilent(f"scontrol failed: {on_one_line(done.stderr)}")
+        return dict(re.findall(r"(\w+)=(\S+)", _scontrol("show", "job", "-o")))
     except SlurmSilent as error:
         say(f"the reason of a signal is unknown: {error}", sys.stderr)
         return {}
-    return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+
+
+def _scontrol(*command: str) -> str:
+    """Return what scontrol prints about this job. Raises SlurmSilent, also if it fails."""
+    done = slurm_client("scontrol", *command, job_id(slurm_facts()), timeout_s=5.0)
+    if done.returncode:
+        raise SlurmSilent(f"scontrol failed: {on_one_line(done.stderr)}")
+    return done.stdout
 
 
 def _seconds_left(worker: Worker, facts: dict[str, str]) -> float:
@@ -162,11 +162,9 @@ def _seconds_left(worker: Worker, facts: dict[str, str]) -> float:
 def _sigterm_reason(facts: dict[str, str]) -> str:
     """Return why Slurm sent SIGTERM, from what it knows about the job.
 
-    Returns:
-        "grace": the job was preempted, but may run until the end of its grace time.
-        "preempted": the job was preempted or requeued, and is about to end.
-        "step": only the job step is about to end. The job continues.
-        "cancelled": any other reason, or an unknown one.
+    "grace": the job was preempted, but may run until the end of its grace time. "preempted": it was
+    preempted or requeued, and is about to end. "step": only the job step is about to end.
+    "cancelled": any other reason, or an unknown one.
     """
     # A running job has the state SIGNALING while Slurm delivers this signal.
     running = facts.get("JobState") in ("RUNNING", "SIGNALING")

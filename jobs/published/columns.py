@@ -18,9 +18,7 @@ def published_columns(
 
     For each row, a key has the values of the dimensions, the parameters that identify it. Of
     consecutive rows with equal values, only the first gets a figure. A cell without one is empty.
-
-    Raises:
-        TableError: if the file or a column does not exist, or if several figures fit one cell.
+    Raises TableError, also if several figures fit one cell.
     """
     file = read_figures(published.file)
     file.check_column(published.value)
@@ -39,10 +37,9 @@ def published_columns(
 def _by_origin(
     file: FigureFile, published: Published, rows: list[dict[str, str]], place: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the figures that belong to one row of a table, by their source and GPU.
+    """Return the figures, of `rows`, that belong to one row of a table, by their source and GPU.
 
-    `rows` are those of the file that match `published.where`, and `place` has the parameters of the
-    row of the table.
+    `place` has the parameters of the row of the table.
     """
     # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():

@@ -60,10 +60,7 @@ class FigureFile:
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
-        """Return the error message for a selection, `what`, that matches several rows.
-
-        It lists the columns in which the rows differ, except columns of measured values.
-        """
+        """Return the error message for a selection, `what`, that matches several rows."""
         differ = [
             f"{name} ({', '.join(dict.fromkeys(row[name] for row in rows))})"
             for name in self.columns
@@ -78,11 +75,7 @@ class FigureFile:
 
 @cache
 def read_figures(file: str) -> FigureFile:
-    """Read a CSV file, given by its name without the folder.
-
-    Raises:
-        TableError: if there is no file of this name.
-    """
+    """Read a CSV file, given by its name without the folder. Raises TableError if there is none."""
     known = sorted(path.name for path in FOLDER.glob("*.csv"))
     if file not in known:
         raise TableError(f"there is no file of published figures {file!r}{nearest(file, known)}")
@@ -94,8 +87,7 @@ def read_figures(file: str) -> FigureFile:
 def same_value(value: Any, text: str) -> bool:
     """Return True if the value of a parameter equals a text in a CSV file.
 
-    Numbers are compared as numbers, and upper and lower case are equal. The long and the short name
-    of a dtype are equal, such as bfloat16 and bf16.
+    Numbers are compared as numbers. Case, and the long or short name of a dtype, do not matter.
     """
     own, text = format_scalar(value).strip().casefold(), text.strip().casefold()
     if _DTYPES.get(own, own) == _DTYPES.get(text, text):
@@ -110,9 +102,7 @@ def published_figure(file: str, column: str, **where: Any) -> str | None:
     """Return one published figure as printed, or None if no figure matches.
 
     `where` has conditions on other columns: the required value, or a list of allowed values.
-
-    Raises:
-        TableError: if the file or a column does not exist, or if several figures match.
+    Raises TableError, also if several figures match.
     """
     figures = read_figures(file)
     figures.check_column(column)

@@ -108,7 +108,6 @@ class Manifest:
     done: list[tuple[str, int]]  # (run id, repeat) with earlier results, not submitted again
     provenance: dict[str, Any]
     force: bool = False
-    save_untracked: bool = False  # whether diffs contain small untracked files
     keep_stale: bool = False  # whether results of older code count as done
     snapshot: Snapshot | None = None  # None: the jobs run the code where it is
     blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
@@ -207,7 +206,7 @@ def write_handles(manifest: Manifest) -> None:
 # Fields of a manifest and of a run that the file has as they are, and those that it may lack.
 _PLAIN = (
     "id", "created_at", "executor", "sweep_path", "command", "done", "provenance", "force",
-    "save_untracked", "keep_stale",
+    "keep_stale",
 )  # fmt: skip
 _OPTIONAL = ("code", "checkout")
 
@@ -240,7 +239,6 @@ class _ManifestData(BaseModel):
     done: list[tuple[str, int]]
     provenance: dict[str, Any]
     force: bool
-    save_untracked: bool = False
     keep_stale: bool = False
     snapshot: Snapshot | None = None
     blocks: list[Block] = []

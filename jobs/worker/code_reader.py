@@ -30,7 +30,6 @@ class CodeReader:
 
     def __init__(self, manifest: Manifest):
         self._results = manifest.folder
-        self._save_untracked = manifest.save_untracked
         self._checkouts = manifest.checkouts
         self._saved: dict[Path, dict[str, Any]] = {}  # states of the repositories in the snapshot
         if manifest.snapshot is not None:
@@ -98,7 +97,7 @@ class CodeReader:
         saved = self._snapshot_of(ROOT)
         if saved is not None:
             return self._saved[saved], ""
-        state = project_state(self._results, self._save_untracked)
+        state = project_state(self._results)
         root = repository_root(ROOT)
         if root is not None and state.source in ("git", "carried"):
             states[root] = state
@@ -126,7 +125,7 @@ class CodeReader:
             state = CodeState(why=f"{path} is in no git repository")
             return known | _NOWHERE | state.entry(self._results), digest or ""
         if root not in states:
-            states[root] = read_state(root, self._results, self._save_untracked)
+            states[root] = read_state(root, self._results)
         state, inside_root = states[root], str(path.relative_to(root))
         place = {
             "file": inside_root,

@@ -38,7 +38,6 @@ esac
 QUEUE = """
 import sys, time
 from pathlib import Path
-from rich.console import Console
 from jobs.launch.local_queue import LocalQueue
 from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import read_manifest
@@ -59,7 +58,7 @@ class Queue(LocalQueue):
 parallel = int(sys.argv[2]) if len(sys.argv) > 2 else None
 manifest = read_manifest(Path(sys.argv[1]))
 with RunsHere(manifest):
-    Queue(manifest, parallel, Console()).run()
+    Queue(manifest, parallel).run()
 """
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.block import Block
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, prepare
-from jobs.launch.resume import Task, tasks_of
+from jobs.launch.resume import tasks_of
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor, Job
 from jobs.results.record_writer import RecordWriter
@@ -42,7 +42,7 @@ def test_resume_in_a_folder(tmp_path: Path) -> None:
         prepared = prepare(loaded, Options(Executor.local, tmp_path / "out", **flags), "sweep.yaml")
         jobs = prepared.manifest.jobs
         planned = [(run, repeat) for job in jobs for run, repeat in job.tasks]
-        left_out = {(run.id, repeat) for run, repeat in prepared.done}
+        left_out = set(prepared.done)
         assert len(planned) + len(left_out) == 10
         assert not left_out & set(planned)
         return sorted((prepared.manifest.runs[run].params["size"], n) for run, n in planned)
@@ -84,14 +84,14 @@ def test_results_of_older_code_are_measured_again(tmp_path: Path) -> None:
 
 
 def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
-    runs = [Run(str(i), "toy", 1, {}, Shape(), 90.0) for i in range(3)]
-    (job,) = pack([(run, 0) for run in runs], 5)
+    runs = {i: Run(i, "toy", 1, {}, Shape(), 90.0) for i in "012"}
+    (job,) = pack(tasks_of([*runs], 1), runs, 5)
     assert job.timeout_min == 5 + STARTUP_MIN  # 4.5 min of runs, rounded up
     block = Block("b", "0", ("0", "1"), 2, aa=False, trial=True)
-    (job,) = pack([(run, n) for n in range(2) for run in runs[:2]], 5, blocks=[block])
+    (job,) = pack(block.all_tasks(), runs, 5, blocks=[block])
     assert job.timeout_min == 9 + STARTUP_MIN  # two rounds and the trial
     given = Run("x", "toy", 1, {}, Shape(timeout_min=3), 90.0)
-    assert pack([(given, 0)], 5)[0].timeout_min == 3
+    assert pack([("x", 0)], {"x": given}, 5)[0].timeout_min == 3
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,15 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     gpus_per_node: int, gpus: int, parallel: int | None, sizes: list[int]
 ) -> None:
     shape = Shape(gpus_per_node=gpus_per_node)
-    tasks: list[Task] = [(Run(str(i), "toy", 1, {}, shape, 60.0), 0) for i in range(20)]
+    runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i in range(20)}
+    tasks = tasks_of([*runs], 1)
     slots = local_slots(gpus, parallel)
-    assert [len(job.tasks) for job in pack(tasks, None, slots)] == sizes
-    assert [len(job.tasks) for job in pack(tasks, 8, slots)] == [8, 8, 4]  # the user's number
-    assert [len(job.tasks) for job in pack(tasks, None)] == [1] * 20  # Slurm and debug
-    assert slots(Shape(gpus_per_node=gpus_per_node, exclusive=True)) == 1
+    assert [len(job.tasks) for job in pack(tasks, runs, None, slots)] == sizes
+    fixed = [len(job.tasks) for job in pack(tasks, runs, 8, slots)]
+    assert fixed == [8, 8, 4]  # the user's number counts
+    assert [len(job.tasks) for job in pack(tasks, runs, None)] == [1] * 20  # Slurm and debug
+    alone = Shape(gpus_per_node=gpus_per_node, exclusive=True)
+    assert slots(alone) == 1
 
 
 def test_worst_case_gpu_hours() -> None:
@@ -134,20 +137,19 @@ def test_packing_keeps_every_task_once_with_its_likes(
     shapes: list[Shape], runs_per_job: int, repeats: int
 ) -> None:
     runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i, shape in enumerate(shapes)}
-    tasks = tasks_of(list(runs.values()), repeats)
+    tasks = tasks_of([*runs], repeats)
     # Repeats go round, so that drift is spread.
-    assert tasks == [(run, n) for n in range(repeats) for run in runs.values()]
-    jobs = pack(tasks, runs_per_job)
+    assert tasks == [(run, n) for n in range(repeats) for run in runs]
+    jobs = pack(tasks, runs, runs_per_job)
     assert [job.index for job in jobs] == list(range(len(jobs)))
     packed = [task for job in jobs for task in job.tasks]
-    assert sorted(packed) == sorted((run.id, repeat) for run, repeat in tasks)
+    assert sorted(packed) == sorted(tasks)
     for job in jobs:
         assert 1 <= len(job.tasks) <= runs_per_job
         assert {runs[run].shape for run, _ in job.tasks} == {job.shape}
     by_shape = [[t for job in jobs if job.shape == shape for t in job.tasks] for shape in shapes]
-    order = [(run.id, repeat) for run, repeat in tasks]
     for members in by_shape:
-        assert members == sorted(members, key=order.index)  # in the order of the tasks
+        assert members == sorted(members, key=tasks.index)  # in the order of the tasks
     for shape in set(shapes):  # no more jobs than necessary
         count = sum(job.shape == shape for job in jobs)
         assert count == -(-shapes.count(shape) * repeats // runs_per_job)
@@ -183,7 +185,7 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     # 2 blocks of 6 minutes, on 2 GPUs.
     assert shown().endswith("6 processes a round, about 12 min, 0.40 GPU-hours a round")
     few = ("blocks.rounds=1", "--filter", "size == 1")
-    assert shown("expected", *few).split()[1:3] == ["6.0", "min"]
+    assert " 6.0 min" in shown("expected", *few)
 
 
 def test_a_machine_without_gpus_is_told_before_the_start(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import slurm_client
-from jobs.launch.sbatch_setup import restarting_srun
-from jobs.launch.slurm_executor import Array, arrays, sbatch_texts
+from jobs.launch.slurm_executor import Array, arrays, restarting_srun, sbatch_texts
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
