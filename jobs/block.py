@@ -2,15 +2,12 @@
 
 The speed of a GPU depends on its temperature, its power and its host, and changes within minutes.
 Runs of a block are measured in one allocation, i.e. on the same GPUs of the same booted host, in
-rounds. In each round, every run of the block is executed once, in a process of its own. The
-baseline is executed twice (A/A), about half a round apart. The two results of the baseline show how
-much the results of the same code differ.
+rounds. In each round, every run is executed once, in a process of its own. The baseline is executed
+twice (A/A), about half a round apart, which shows how much the results of the same code differ.
 
-The order differs between rounds. Every second round has the reverse order of the one before, so
-that a steady change during the two affects all runs equally. After two rounds the order is rotated:
-the first process of a round starts from another state of the GPU than the others, and each process
-is first in turn. So the two processes of the baseline differ by what also separates a candidate
-from the baseline.
+Every second round has the reverse order of the one before, so that a steady change during the two
+affects all runs equally. After two rounds the order is rotated: the first process of a round starts
+from another state of the GPU than the others, and each process is first in turn.
 
 Before the rounds, each run is executed once in a trial, which is thrown away. It checks the output,
 and measures what all rounds must have in common, see `jobs.worker.turns`.
@@ -44,7 +41,7 @@ class Block:
     trial: bool = False  # whether a trial comes before the rounds; False in older manifests
 
     def tasks(self, round: int) -> list[TaskKey]:
-        """Return the (run id, repeat) pairs of a round in the order of execution.
+        """Return the tasks of a round in the order of execution.
 
         A run has one repeat per round. The baseline has two, if it is executed twice in a round.
         """
@@ -61,27 +58,20 @@ class Block:
         return [(run, 2 * round if self.is_twice(run) else round) for run in self.runs]
 
     def all_tasks(self) -> list[TaskKey]:
-        """Return the pairs of all rounds in the order of execution."""
         return [task for round in range(self.rounds) for task in self.tasks(round)]
 
     def round_of(self, task: TaskKey) -> int:
-        """Return the round in which a (run id, repeat) pair is executed."""
         run, repeat = task
         return repeat // 2 if self.is_twice(run) else repeat
 
     def is_twice(self, run: str) -> bool:
-        """Return whether a run is executed twice in each round."""
         return self.aa and run == self.baseline
 
 
 def in_blocks(
     tasks: Iterable[TaskKey], blocks: Iterable[Block]
 ) -> list[tuple[Block | None, list[TaskKey]]]:
-    """Group the (run id, repeat) pairs of a job, in the order of execution.
-
-    Returns:
-        Each block with all its pairs, and None with each pair that belongs to no block.
-    """
+    """Group the tasks of a job, in the order of execution: by block, or alone with None."""
     block_of = {run: block for block in blocks for run in block.runs}
     groups: list[tuple[Block | None, list[TaskKey]]] = []
     members: dict[str, list[TaskKey]] = {}
@@ -104,10 +94,7 @@ def trial_runs(tasks: Iterable[TaskKey], blocks: Iterable[Block]) -> list[str]:
 
 
 def block_id(run: Run, interleaved: tuple[str, ...]) -> str:
-    """Return the id of a run's block: a hash, in 12 hexadecimal digits, of what is not compared.
-
-    Parameters with the names `interleaved` are compared, the others not.
-    """
+    """Return the id of a run's block: a hash of all but the parameters that are compared."""
     shared: dict[str, Any] = {k: v for k, v in run.params.items() if k not in interleaved}
     text = json.dumps([run.benchmark, run.version, shared, sorted(interleaved)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

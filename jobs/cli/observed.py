@@ -19,11 +19,10 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
         folder: the results folder. None: the folder of the last accepted submission.
         shows_bad_lines: whether the caller shows the bad lines of the observation itself.
     """
-    bad: list[BadLine] = []
-    path = (folder or find.last_folder(bad)).resolve()
+    path = (folder or find.last_folder()).resolve()
     with waiting_for(f"the results in {path} to be read"):
         seen = observe(path)
-    note_bad_lines([*bad, *([] if shows_bad_lines else seen.bad_lines)])
+    note_bad_lines([] if shows_bad_lines else seen.bad_lines)
     return seen
 
 

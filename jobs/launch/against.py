@@ -34,7 +34,7 @@ from jobs.sweep.expand import Expansion
 from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Blocks
 from jobs.whole_files import file_hash
-from jobs.worker.environment import with_checkout
+from jobs.worker.environment import with_project
 
 OF_THE_LAUNCHER = ("jobs", "tests", "aggregate.py")  # not copied from a checkout of this project
 # Folders of a checkout that contain results or caches.
@@ -200,7 +200,7 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
             [sys.executable, "-m", "jobs.launch.check_checkout"],
             input=json.dumps(wanted),
             cwd=place.cwd,
-            env=with_checkout(dict(os.environ), place.python_path),
+            env=with_project(dict(os.environ), place.python_path),
             capture_output=True,
             text=True,
             timeout=CHECK_S,

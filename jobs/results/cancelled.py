@@ -1,8 +1,7 @@
-"""Writes and reads the lists of runs of a submission that must not start.
+"""Lists of runs of a submission that must not start.
 
-Each `cancel --where` writes a file, so that calls at the same time lose no entries. Workers read
-the files before each run and skip the listed runs. The local queue also stops the jobs of which all
-runs are listed.
+Each `cancel --where` writes a file of its own, so that calls at the same time lose no entries.
+Workers read the files before each run. The local queue stops jobs of which all runs are listed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LIST = TypeAdapter(set[tuple[str, int]])
 
 
 def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tuple[str, int]]:
-    """Return the (run id, repeat) pairs of a submission that were cancelled before they started."""
+    """Return the tasks of a submission that were cancelled before they started."""
     folder = submission / CANCELLED
     try:
         names = names_in(folder)
@@ -36,6 +35,5 @@ def read_cancelled(submission: Path, bad: list[BadLine] | None = None) -> set[tu
 
 
 def add_cancelled(submission: Path, tasks: Iterable[tuple[str, int]]) -> None:
-    """Add (run id, repeat) pairs to those of a submission that must not start."""
     name = f"{time.time_ns()}-{os.uname().nodename}-{os.getpid()}.json"
     write_json(submission / CANCELLED / name, sorted(tasks))

@@ -65,10 +65,7 @@ DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw
 
 
 def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, Record]:
-    """Return the best attempt for each value of `key`. The attempts are ordered, oldest first.
-
-    Attempts that are thrown away are left out.
-    """
+    """Return the best attempt for each value of `key`, of attempts ordered from the oldest."""
     found: dict[Any, Record] = {}
     for record in attempts:
         if is_thrown_away(record):
@@ -80,20 +77,16 @@ def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, 
 
 
 def task_of(record: Record) -> TaskOnDevice:
-    """Return the run, the repeat and the device of an attempt."""
     return record.run, record.repeat, record.device
 
 
 def code_of(record: Record) -> tuple[str, str, str | None]:
-    """Return the run, its checkout and the hash of its sources."""
+    """Return what decides whether two attempts measured the same code."""
     return record.run, record.checkout, record.source_hash
 
 
 def wrong_code(attempts: Iterable[Record]) -> set[tuple[str, str, str | None]]:
-    """Return the code of attempts whose output was wrong, see `code_of`.
-
-    No later round and no other GPU repairs code that was wrong once.
-    """
+    """Return the code of attempts that were wrong. No later round and no other GPU repairs it."""
     return {code_of(r) for r in attempts if r.status is Status.wrong and r.source_hash}
 
 
@@ -101,34 +94,25 @@ def wrong_code(attempts: Iterable[Record]) -> set[tuple[str, str, str | None]]:
 
 
 def is_trial(record: Record) -> bool:
-    """Return whether an attempt was made in the trial of a block, see `jobs.block`."""
     return record.block is not None and record.block.trial
 
 
 def is_thrown_away(record: Record) -> bool:
-    """Return whether an attempt counts for nothing, because it was ok, but in a trial.
-
-    A failure in a trial counts as one in a round that is not complete.
-    """
+    """Return whether an attempt was ok, but in a trial. A failure in a trial counts."""
     return is_trial(record) and record.status is Status.ok
 
 
 def place_of(record: Record) -> BlockPlace:
-    """Return the place in its block of an attempt that was made in a block."""
     assert record.block is not None
     return record.block
 
 
 def allocation_of(record: Record) -> str:
-    """Return the allocation of an attempt.
-
-    Two jobs without the id of the boot may have run on different hosts. Each is an allocation.
-    """
+    """Return the allocation of an attempt. Without the id of the boot, each job has its own."""
     return record.allocation or f"{record.submission}/{record.job}"
 
 
 def started_at(execution: Execution) -> float:
-    """Return the time at which the first run of an execution started, in seconds (Unix time)."""
     return min(record.started_at for record in execution)
 
 
@@ -150,16 +134,11 @@ def is_complete(execution: Execution) -> bool:
 
 
 def complete_executions(attempts: Iterable[Record]) -> list[Execution]:
-    """Return the complete executions of rounds, ordered by their start."""
     return sorted(filter(is_complete, executions_of(attempts)), key=started_at)
 
 
 def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
-    """Return those of complete executions that count, each with its allocation.
-
-    They are ordered by their start. Of several executions of one round in one allocation, the
-    latest counts.
-    """
+    """Return those of complete executions that count, with their allocations, ordered by start."""
     latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
     for execution in complete:
         first = execution[0]
@@ -171,11 +150,7 @@ def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Executi
 
 
 def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]:
-    """Return the executions that verdicts rest on, each with its allocation.
-
-    They are those that count among the ones in which every run has its latest code, on any device.
-    Tables look at each device by itself, because they may show devices side by side.
-    """
+    """Return the executions that verdicts rest on, with their allocations, see rule 3."""
     complete = complete_executions(attempts)
     latest = {(r.run, r.checkout): r.source_hash for execution in complete for r in execution}
     return counted_executions(
@@ -186,10 +161,7 @@ def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]
 
 
 def results_of(attempts: Sequence[Record]) -> list[Record]:
-    """Return the attempts that count whatever their code is: what was measured was of use once.
-
-    They are the best attempts outside of blocks, and those of executions that count.
-    """
+    """Return the attempts that count whatever their code is: what was measured was of use once."""
     alone = best((record for record in attempts if record.block is None), task_of)
     counted = counted_executions(complete_executions(attempts))
     return [*alone.values(), *(record for _, execution in counted for record in execution)]
@@ -208,7 +180,6 @@ class Selection:
     rounds: _Rounds
 
     def is_in_round(self, record: Record) -> bool:
-        """Return whether an attempt is shown because its round is complete."""
         return id(record) in self.rounds.shown
 
     def is_shown(self, record: Record) -> bool:
@@ -217,12 +188,9 @@ class Selection:
     def reason(
         self, record: Record, shown: bool, submitted: Collection[TaskKey], old: Collection[str]
     ) -> str:
-        """Return why tables show an attempt or not, such as `a later attempt is shown`.
+        """Return why tables show an attempt or not.
 
-        Args:
-            shown: whether tables show it.
-            submitted: the (run id, repeat) pairs of all submissions in the folder.
-            old: ids of the runs that are `superseded`.
+        `submitted` has all tasks of the folder, `old` the runs that are `superseded`.
         """
         if shown:
             if self.is_in_round(record):
@@ -256,7 +224,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Attempts in rounds, by the identity of their records, as of the function id."""
+    """Attempts in rounds, by the `id` of their records."""
 
     complete: set[int]  # in complete executions
     counted: dict[int, str]  # in those that count, with their allocation
@@ -267,8 +235,8 @@ class _Rounds:
 def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()) -> Selection:
     """Select the attempts of each run, repeat and device that tables show, see the module.
 
-    A run in rounds has one for each allocation. Attempts are ordered, oldest first. Those with
-    different values of `split_by`, such as the commit, do not replace each other.
+    Attempts are ordered, oldest first. Those with different values of `split_by`, such as the
+    commit, do not replace each other.
     """
     rounds = _find_rounds(attempts, split_by)
     outside = best(
@@ -302,7 +270,6 @@ def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()
 
 
 def _find_rounds(attempts: Sequence[Record], split_by: SplitBy) -> _Rounds:
-    """Return the attempts in rounds that tables show or do not show."""
 
     def of_run(record: Record) -> tuple[Any, ...]:
         return (record.run, record.device, *split_by(record))
@@ -341,12 +308,9 @@ def _beside_older_code(
 ) -> list[Record]:
     """Return the attempts that are hidden because another run of their rounds has older code.
 
-    In such a round, a run whose code has not changed lacks the run that it is compared with. Its
-    time, perhaps of another host, would stand beside newer times of that run.
-
-    The rounds of a block in an allocation are hidden together, or not at all: each of their runs
-    must have as many later rounds with status ok in this block. So no result is lost, and no pair.
-    `shown` and `hidden` are those of `_Rounds`, which lack the attempts that this function returns.
+    Alone, a run whose code has not changed would stand beside newer times of the run that it is
+    compared with. The rounds of a block in an allocation are hidden together, and only if each of
+    their runs has as many later ok rounds in this block. So no result is lost, and no pair.
     """
     older: dict[tuple[str, str], list[Execution]] = {}
     newer: dict[str, list[Execution]] = {}
@@ -384,17 +348,7 @@ def superseded(runs: Iterable[Run]) -> set[str]:
 
 
 def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
-    """Return whether one repeat of a run need not be executed again.
-
-    The attempts are those on the kind of device and with the code that count, oldest first. One
-    that was ok is enough, except in a trial. Otherwise the status of the latest decides:
-
-    - unsupported: it is done;
-    - oom, timeout, error or wrong: it is done, unless `retry_failed` is True;
-    - killed, preempted or cancelled, or no attempt: it is not done. But if the latest MAX_CRASHES
-      attempts all crashed by a signal of their own, such as SIGSEGV, it is done, unless
-      `retry_failed` is True. The next attempt would crash, too.
-    """
+    """Return whether a run need not be executed again, by its attempts that count, oldest first."""
     attempts = [record for record in attempts if not is_thrown_away(record)]
     if any(record.status is Status.ok for record in attempts):
         return True
@@ -406,10 +360,7 @@ def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
 
 
 def is_done_in_round(record: Record, retry_failed: bool = False) -> bool:
-    """Return whether an attempt does not require that its round is executed again.
-
-    It is as in `is_done`, but a crash by a signal of its own counts at once.
-    """
+    """Return whether an attempt does not require that its round is executed again."""
     crashed = _crashed(record)
     failed = record.status.runs_again_on_retry or crashed
     interrupted = record.status.runs_again_on_submit and not crashed
@@ -421,14 +372,9 @@ def is_done_in_job(
 ) -> bool:
     """Return whether a job keeps an attempt instead of executing its run again.
 
-    An attempt in a trial is not kept.
-
-    Args:
-        submission: id of the submission of the job. Its own attempts are kept however they ended,
-            except preempted and cancelled ones.
-        cancelled: whether `jobs cancel --where` cancelled the run, so that it is not executed.
-        usable: whether an attempt of another submission with status ok is kept: it is on the same
-            kind of device, and of the present code.
+    It keeps those of its own `submission` however they ended, except preempted and cancelled ones,
+    unless the run was `cancelled` by `cancel --where`. It keeps others if they are ok and `usable`:
+    on the same kind of device, and of the present code.
     """
     if is_trial(record):
         return False
@@ -447,16 +393,11 @@ def complete_rounds(
     counts: Callable[[Record], bool],
     left_out: Collection[TaskKey] = (),
 ) -> set[int]:
-    """Return the rounds of a block that need not be executed again.
+    """Return the rounds of a block that need not be executed again, see rule 6.
 
-    The latest complete execution of a round on a kind of device must have a valid attempt of each
-    of its runs. Attempts of different executions are not put together, because the runs would then
-    not be paired. A round in which a GPU was throttled is executed up to MAX_EXECUTIONS times.
-
-    Args:
-        attempts: all attempts in the results folder, also those that do not count.
-        counts: whether an attempt is a valid result of its run.
-        left_out: (run id, repeat) pairs that a complete round need not contain.
+    Attempts of different executions are not put together, because the runs would then not be
+    paired. A round in which a GPU was throttled is executed up to MAX_EXECUTIONS times. `counts`
+    tells whether an attempt is a valid result, and `left_out` has tasks that a round may lack.
     """
     own = (
         record for record in attempts if record.block is not None and record.block.id == block.id
@@ -485,10 +426,7 @@ def complete_rounds(
 
 
 def is_throttled(record: Record) -> bool:
-    """Return whether a GPU was slowed down by its temperature or its hardware during an attempt.
-
-    The power limit does not count. It is a property of the GPU, not a disturbance.
-    """
+    """Return whether heat or hardware slowed down a GPU. The power limit is no disturbance."""
     return any(
         reason in DISTURBANCES
         for phase in record.conditions.values()

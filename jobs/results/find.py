@@ -6,34 +6,24 @@ import os
 from pathlib import Path
 
 from jobs.errors import CommandError
-from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of, noted_folder
+from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
+from jobs.results.manifest import SHOWN_BELOW
 from jobs.results.run_states import Observation, TaskState, observe
-from jobs.results.unreadable import BadLine
 from jobs.status import Status
 
 
-def last_folder(bad: list[BadLine]) -> Path:
-    """Return the results folder of the last accepted submission.
-
-    Args:
-        bad: list to which a `BadLine` is added for each file or folder elsewhere in ./logs that was
-            searched and cannot be read.
-
-    Raises:
-        CommandError: if there is no such folder.
-    """
-    gone = noted_folder()
-    if gone is not None and not os.path.exists(gone):
-        raise CommandError(
-            f"the last submission went to {gone}, which no longer exists; pass a folder"
-        )
-    found: list[BadLine] = []
-    folder = latest_folder(found)
-    bad += [line for line in found if folder is None or not line.path.is_relative_to(folder)]
+def last_folder() -> Path:
+    """Return the results folder of the last accepted submission. Raises CommandError."""
+    folder = latest_folder()
     if folder is None:
+        known = [str(path) for path in folders_in(LOGS)]
+        such = f", such as {', '.join(known[:SHOWN_BELOW])}" if known else ""
         raise CommandError(
-            f"no results folder given, and none in ./{LOGS} has an accepted submission; pass the "
-            "folder as an argument"
+            f"no results folder given, and no submission was made here; pass a folder{such}"
+        )
+    if not os.path.exists(folder):
+        raise CommandError(
+            f"the last submission went to {folder}, which no longer exists; pass a folder"
         )
     return folder
 
@@ -43,16 +33,9 @@ def find_run(
 ) -> tuple[Observation, TaskState]:
     """Return the run whose id begins with `run`, and the state of its results folder.
 
-    If the run has several repeats, returns a repeat that failed if there is one, preferably one
-    that was executed and has a log. Otherwise returns the repeat that finished last.
-
-    Args:
-        folder: the results folder. None: the folder of the last accepted submission if it contains
-            the run, otherwise all folders in ./logs.
-        prefer_live: whether to prefer a repeat that is running or queued.
-
-    Raises:
-        CommandError: if there is no such run, or more than one, or a folder cannot be read.
+    Without a folder, it is that of the last accepted submission if it has the run, otherwise all
+    folders in ./logs. Of several repeats, one that failed is preferred, then one that was executed,
+    then the last. With `prefer_live`, one that is running or queued comes first.
     """
     found: list[tuple[Observation, TaskState]] = []
     for path in [folder] if folder else _folders_with(run):
@@ -72,14 +55,9 @@ def find_run(
 
 
 def _folders_with(run: str) -> list[Path]:
-    """Return the results folders whose records are read to find a run.
-
-    If one run id begins with `run`, this is the folder of the last accepted submission if it
-    contains the run, otherwise all folders that contain the run. The folder ./logs/replay is
-    returned only if no other folder contains the run.
-    """
-    latest, replay = latest_folder(), REPLAY.resolve()
-    folders = [path.resolve() for path in (*([latest] if latest else []), *folders_in(LOGS))]
+    """Return the results folders whose records are read to find a run. ./logs/replay is last."""
+    latest = latest_folder()
+    folders = [path.resolve() for path in ([latest] if latest else []) + folders_in(LOGS)]
     # Manifests that cannot be read are left out. Reading the records, too, would take long.
     ids = {
         path: {one for manifest in manifests for one in manifest.runs if one.startswith(run)}
@@ -90,7 +68,7 @@ def _folders_with(run: str) -> list[Path]:
         return holding  # the run is ambiguous, unless some of the ids are of outdated versions
     if latest and latest.resolve() in holding:
         return [latest.resolve()]
-    return [path for path in holding if path != replay] or holding
+    return [path for path in holding if path != REPLAY.resolve()] or holding
 
 
 def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, bool, float]:

@@ -1,23 +1,19 @@
 """Heartbeat of a local or debug submission: tells other hosts whether its process is alive.
 
-Processes are visible only on their own host. While a process runs the jobs of a submission, it
-therefore updates the time of the file DIR/submissions/ID/heartbeat every 10 seconds. When it stops,
-it writes this to handles.json and removes the file. If the file is old, the process died without
-writing to handles.json, or its host is down.
+While a process runs the jobs of a submission, it touches DIR/submissions/ID/heartbeat every 10
+seconds. At its end, it notes this in handles.json and removes the file. If the file is old, the
+process died, or its host is down.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from jobs.processes import ProcessHandle
 from jobs.results.manifest import Manifest, write_handles
-from jobs.whole_files import age_s
 
 HEARTBEAT = "heartbeat"
 BEAT_S = 10.0  # interval between two updates of the file, in seconds
@@ -27,13 +23,7 @@ DEAD_S = 120.0
 
 
 class RunsHere:
-    """Context manager: records that this process runs the jobs of a submission.
-
-    If KeyboardInterrupt ends the `with` block, the submission is recorded as interrupted.
-
-    Args:
-        manifest: manifest of the submission. Its handles are set.
-    """
+    """Records in the `with` block that this process runs the jobs of a submission."""
 
     def __init__(self, manifest: Manifest, every_s: float = BEAT_S):
         self._manifest = manifest
@@ -74,9 +64,3 @@ class RunsHere:
                 self._file.touch()
             if self._over.wait(self._every_s):
                 return
-
-
-def silence_s(submission: Path) -> float | None:
-    """Return the age of the heartbeat of a submission in seconds, or None if it has none."""
-    age = age_s(submission / HEARTBEAT)
-    return age if math.isfinite(age) else None

@@ -34,7 +34,6 @@ _FILE = TypeAdapter(dict[str, Judgement])  # by block id
 
 
 def write_judgement(job_folder: Path, block: str, judgement: Judgement) -> None:
-    """Add the judgement on a block to those of a job."""
     found = {**read_judgements(job_folder), block: judgement}
     write_json(job_folder / FILE, _FILE.dump_python(found, mode="json"), parents=False)
 

@@ -1,8 +1,7 @@
 """Finds the results folders in ./logs, and the folder of the last accepted submission.
 
 A submission is accepted when its local queue starts, or when Slurm accepts at least one of its job
-arrays. It then writes its folder to the file ./logs/.latest.json. Without this file, the manifests
-in ./logs are searched.
+arrays. It then writes its folder to the file ./logs/.latest.json.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.code.state import DIFFS
-from jobs.results.manifest import (
-    ARTIFACTS,
-    SNAPSHOTS,
-    SUBMISSIONS,
-    BrokenManifest,
-    Manifest,
-    read_manifests,
-)
+from jobs.results.manifest import ARTIFACTS, SNAPSHOTS, SUBMISSIONS, Manifest, read_manifests
 from jobs.results.record import RECORDS
 from jobs.results.unreadable import BadLine, UnreadableResults, names_in
 from jobs.whole_files import write_json
@@ -35,36 +27,13 @@ NOT_SEARCHED = (RECORDS, SUBMISSIONS, ARTIFACTS, SNAPSHOTS, DIFFS)
 
 
 def note_accepted(folder: Path) -> None:
-    """Write to ./logs/.latest.json that a submission to a results folder was accepted.
-
-    A submission of which all runs are done is accepted, too. Errors are ignored.
-    """
+    """Note that a submission to a results folder was accepted, or that all its runs are done."""
     if folder != REPLAY.resolve():
         with suppress(OSError):
             write_json(LATEST, {"folder": str(folder)})
 
 
-def latest_folder(bad: list[BadLine] | None = None) -> Path | None:
-    """Return the results folder of the last accepted submission, or None if there is none.
-
-    Raises:
-        UnreadableResults: if ./logs cannot be read.
-    """
-    noted = noted_folder()
-    if noted is not None and os.path.exists(noted / SUBMISSIONS):
-        return noted
-    # Deeper folders, such as logs/h200/flash, are not those of a submission by default.
-    folders = [one for one in folders_in(LOGS, bad) if one.parent == LOGS and one != REPLAY]
-    accepted = [
-        (manifest.created_at, folder)
-        for folder, manifests in manifests_of(folders, bad).items()
-        for manifest in manifests
-        if manifest.handles
-    ]
-    return max(accepted)[1] if accepted else None
-
-
-def noted_folder() -> Path | None:
+def latest_folder() -> Path | None:
     """Return the results folder that the last accepted submission noted, if it can be read."""
     try:
         return Path(json.loads(LATEST.read_text(encoding="utf-8"))["folder"])
@@ -73,11 +42,7 @@ def noted_folder() -> Path | None:
 
 
 def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
-    """Return the results folders in a folder and in its folders, as logs/flash and logs/h200/flash.
-
-    Raises:
-        UnreadableResults: if `parent` cannot be read.
-    """
+    """Return the results folders in a folder and its folders, as logs/flash and logs/h200/flash."""
 
     def names(folder: Path) -> list[str]:
         try:
@@ -97,19 +62,10 @@ def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
     return found
 
 
-def manifests_of(
-    folders: Iterable[Path], bad: list[BadLine] | None = None
-) -> dict[Path, list[Manifest]]:
+def manifests_of(folders: Iterable[Path]) -> dict[Path, list[Manifest]]:
     """Return the manifests of each results folder. Folders that cannot be read are left out."""
     found: dict[Path, list[Manifest]] = {}
-    bad = [] if bad is None else bad
     for folder in folders:
-        try:
-            found[folder] = read_manifests(folder, bad)
-        except FileNotFoundError:
-            continue  # no submission has a manifest
-        except BrokenManifest as error:
-            bad.append(error.problem)
-        except UnreadableResults as error:
-            bad.append(BadLine(folder, 0, str(error)))
+        with suppress(UnreadableResults, FileNotFoundError):
+            found[folder] = read_manifests(folder)
     return found

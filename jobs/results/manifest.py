@@ -1,4 +1,4 @@
-"""Writes and reads manifests. A manifest lists the runs and the jobs of one submission.
+"""Manifests: the runs and the jobs of one submission.
 
 A run is one combination of parameters. A job executes one or more runs. An attempt is one execution
 of a run. This module writes these files in the results folder DIR:
@@ -7,8 +7,7 @@ of a run. This module writes these files in the results folder DIR:
     DIR/submissions/<id>/handles.json     for each job, the job in Slurm or the local process
     DIR/submissions/<id>/jobs/<index>/    folder of the job, empty
 
-docs/results_folders.md lists all files of a results folder. The manifest is written before the jobs
-are submitted. Each submission has a separate folder, so concurrent submissions do not conflict.
+docs/results_folders.md lists all files. The manifest is written before the jobs are submitted.
 """
 
 from __future__ import annotations
@@ -27,13 +26,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from jobs.block import Block
 from jobs.processes import ProcessHandle
 from jobs.results.slurm_job import SlurmJob
-from jobs.results.unreadable import (
-    BadLine,
-    NoResults,
-    UnreadableResults,
-    first_problem,
-    names_in,
-)
+from jobs.results.unreadable import BadLine, NoResults, UnreadableResults, first_problem, names_in
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 from jobs.whole_files import is_own, write_json
@@ -54,8 +47,6 @@ class Executor(StrEnum):
 
 
 class BrokenManifest(UnreadableResults):
-    """Raised if the manifest.json of a submission cannot be read."""
-
     def __init__(self, path: Path, reason: str):
         self.problem = BadLine(path, 0, reason)
         super().__init__(f"{path} is not a manifest that this version can read: {reason}")
@@ -117,7 +108,6 @@ class Manifest:
 
     @property
     def path(self) -> Path:
-        """The folder of the submission: `submissions/<id>` in the results folder."""
         return self.folder / SUBMISSIONS / self.id
 
     @property
@@ -128,7 +118,6 @@ class Manifest:
 
     @property
     def slurm_jobs(self) -> dict[int, SlurmJob]:
-        """Jobs that were given to sbatch, by job index."""
         return {i: h for i, h in self.handles.items() if isinstance(h, SlurmJob)}
 
     @property
@@ -150,7 +139,6 @@ class Manifest:
 
 
 def new_id() -> str:
-    """Return a unique submission id."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return f"{stamp}-{os.getpid()}-{os.urandom(2).hex()}"
 
@@ -163,20 +151,19 @@ def submitter() -> str:
 
 
 def write_manifest(manifest: Manifest) -> str:
-    """Create the log folders of the jobs, and write manifest.json.
-
-    Returns:
-        A hash of the file. A Slurm job gets it and refuses another manifest.
-    """
+    """Create the log folders of the jobs, and write manifest.json. Return a hash for the jobs."""
     for job in manifest.jobs:  # Slurm kills a job that has no log folder, and gives no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
     shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
-    runs = [_entry(run) | {"shape": shapes.index(run.shape)} for run in manifest.runs.values()]
-    plain = {name: getattr(manifest, name) for name in _PLAIN}
+    names = [field.name for field in fields(Run)]
+    runs = [
+        {name: getattr(run, name) for name in names} | {"shape": shapes.index(run.shape)}
+        for run in manifest.runs.values()
+    ]
     return write_json(
         manifest.path / "manifest.json",
         {
-            **plain,
+            **{name: getattr(manifest, name) for name in _PLAIN},
             "sweep": manifest.sweep.model_dump(mode="json", by_alias=True),
             "shapes": [asdict(shape) for shape in shapes],
             "runs": runs,
@@ -188,14 +175,7 @@ def write_manifest(manifest: Manifest) -> str:
     )
 
 
-def _entry(run: Run) -> dict[str, Any]:
-    """Return a run for the file. Keys that few runs have are left out if they are empty."""
-    entry = {field.name: getattr(run, field.name) for field in fields(run)}
-    return {name: value for name, value in entry.items() if value or name not in _OPTIONAL}
-
-
 def write_handles(manifest: Manifest) -> None:
-    """Write handles.json: for Slurm the `SlurmJob` of each job, else the process that runs them."""
     handles = {
         str(index): handle.entry() if isinstance(handle, SlurmJob) else asdict(handle)
         for index, handle in manifest.handles.items()
@@ -203,17 +183,14 @@ def write_handles(manifest: Manifest) -> None:
     write_json(manifest.path / HANDLES, handles, parents=False)
 
 
-# Fields of a manifest and of a run that the file has as they are, and those that it may lack.
+# Fields that the file has as they are
 _PLAIN = (
     "id", "created_at", "executor", "sweep_path", "command", "done", "provenance", "force",
     "keep_stale",
 )  # fmt: skip
-_OPTIONAL = ("code", "checkout")
 
 
 class _RunData(BaseModel):
-    """A run as stored in manifest.json."""
-
     id: str
     benchmark: str
     version: int
@@ -225,8 +202,6 @@ class _RunData(BaseModel):
 
 
 class _ManifestData(BaseModel):
-    """The content of manifest.json."""
-
     id: str
     created_at: float
     executor: Executor
@@ -256,10 +231,7 @@ def read_manifest(
     """Read manifest.json and handles.json in the folder of a submission.
 
     `digest` is the hash that manifest.json must have, from `write_manifest`. None: any.
-
-    Raises:
-        BrokenManifest: if manifest.json cannot be read, is invalid or has another hash.
-        FileNotFoundError, NotADirectoryError: if there is no manifest.json.
+    Raises BrokenManifest, or FileNotFoundError or NotADirectoryError if there is none.
     """
     file = path / "manifest.json"
     try:
@@ -277,10 +249,9 @@ def read_manifest(
         raise
     except OSError as error:
         raise BrokenManifest(file, str(error.strerror)) from None
-    except ValidationError as error:
-        raise BrokenManifest(file, first_problem(error)) from None
-    except LookupError as error:
-        raise BrokenManifest(file, str(error)) from None
+    except (ValidationError, LookupError) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        raise BrokenManifest(file, why) from None
 
 
 def _manifest(
@@ -294,13 +265,11 @@ def _manifest(
         runs[run.id] = Run(**{**dict(run), "shape": data.shapes[run.shape]})
     if data.id != path.name:
         raise LookupError(f"the id must be the name of its folder, {path.name!r}, got {data.id!r}")
-    for task, _ in (*data.done, *(task for job in data.jobs for task in job.tasks)):
-        if task not in runs:
-            raise LookupError(f"every task must name one of the runs, got {task!r}")
-    for block in data.blocks:
-        for run_id in (block.baseline, *block.runs):
-            if run_id not in runs:
-                raise LookupError(f"every block must name runs of the manifest, got {run_id!r}")
+    named = [run_id for run_id, _ in (*data.done, *(t for job in data.jobs for t in job.tasks))]
+    named += [run_id for block in data.blocks for run_id in (block.baseline, *block.runs)]
+    for run_id in named:
+        if run_id not in runs:
+            raise LookupError(f"every task and block must name one of the runs, got {run_id!r}")
     return Manifest(
         folder=path.parent.parent,
         sweep=data.sweep,
@@ -346,10 +315,7 @@ def _read_handles(
 def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
 
-    Raises:
-        NoResults: if the folder contains no submissions.
-        UnreadableResults: if the folder of the submissions cannot be read.
-        BrokenManifest: if the folder contains manifests, but none can be read.
+    Raises NoResults if there are none, BrokenManifest if none can be read.
     """
     manifests: list[Manifest] = []
     broken: list[BrokenManifest] = []
@@ -369,11 +335,10 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     if not manifests:
         if not os.path.isdir(folder):
             raise NoResults(f"there is no folder {folder}; give a results folder")
-        names = [name for name in names_in(folder) if os.path.isdir(folder / name / SUBMISSIONS)]
-        below = [str(folder / name) for name in names]
-        which = ", ".join([*below[:SHOWN_BELOW], *(["..."] if below[SHOWN_BELOW:] else [])])
+        inside = [folder / name for name in names_in(folder)]
+        below = [str(path) for path in inside if os.path.isdir(path / SUBMISSIONS)]
         raise NoResults(
             f"{folder} holds no submission (expected {folder}/{SUBMISSIONS}/*/manifest.json)"
-            + (f"; results folders in it: {which}" if below else "")
+            + (f"; results folders in it: {', '.join(below[:SHOWN_BELOW])}" if below else "")
         )
     return sorted(manifests, key=lambda m: m.created_at)

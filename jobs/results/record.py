@@ -1,7 +1,4 @@
-"""The record of one attempt, stored as one line of JSON. An attempt is one execution of a run.
-
-The module `record_writer` writes records. The module `record_reader` reads records.
-"""
+"""The record of one attempt, i.e. one execution of a run, stored as one line of JSON."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, s
 
 
 def _encodable(value: Any) -> Any:
-    """Return a value in which all strings can be encoded as UTF-8.
-
-    Characters that UTF-8 cannot encode, which are lone surrogates, are replaced by "?".
-    """
+    """Replace lone surrogates, which UTF-8 cannot encode, by "?" in all strings of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -58,23 +52,16 @@ def _encodable(value: Any) -> Any:
 
 
 def _shared(value: Any, info: ValidationInfo) -> Any:
-    """Return the first value that equals the given value, so that records share one copy.
-
-    All values are cached in the context of the pydantic validation. If there is no context, the
-    given value is returned.
-    """
+    """Return the first equal value in the context of the validation, which records then share."""
     return value if info.context is None else info.context.setdefault(repr(value), value)
 
 
 def _readable(environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment of a record. Its states of code must have the right types."""
     git, code = environment.get("git"), environment.get("code")
-    if git is not None and not isinstance(git, dict):
-        raise ValueError(f"git must be an object, got {git!r:.100}")
-    if code is not None and not (
-        isinstance(code, list) and all(isinstance(entry, dict) for entry in code)
-    ):
-        raise ValueError(f"code must be a list of objects, got {code!r:.100}")
+    is_list = isinstance(code, list) and all(isinstance(entry, dict) for entry in code)
+    if not (git is None or isinstance(git, dict)) or not (code is None or is_list):
+        got = f"got {git!r:.50} and {code!r:.50}"
+        raise ValueError(f"git must be an object and code a list of objects, {got}")
     return environment
 
 
@@ -94,7 +81,7 @@ class _Part(BaseModel):
 
 
 class Failure(_Part):
-    """Reason why an attempt failed."""
+    """Why an attempt failed."""
 
     type: str  # type of the exception, or a cause such as Timeout, SIGKILL or exit code 3
     message: Text
@@ -118,10 +105,9 @@ class Failure(_Part):
 class Measurements(_Part):
     """The results that the function `run` of a benchmark returned.
 
-    A phase is a part of the benchmark that is measured separately, such as "forward". The keys of
-    all dicts except `facts` are phases. In a run with several ranks, each phase of `samples_ms` and
-    `peak_memory_bytes` has a list with one element per rank. `facts` contains any other results by
-    name.
+    The keys of all dicts except `facts` are phases: parts of the benchmark that are measured
+    separately, such as "forward". In a run with several ranks, each phase of `samples_ms` and
+    `peak_memory_bytes` has a list with one element per rank. `facts` has other results by name.
     """
 
     samples_ms: dict[str, Samples | Annotated[list[Samples], Field(min_length=1)]] = {}
@@ -135,7 +121,7 @@ class Measurements(_Part):
 
 
 class Seconds(_Part):
-    """Time that each stage of an attempt took, in seconds. An attempt is one execution of a run."""
+    """Time that each stage of an attempt took, in seconds."""
 
     waiting: float | None = None  # from the submission to the start of the worker
     starting: float | None = None  # from the start of the attempt to the call of run()
@@ -144,11 +130,7 @@ class Seconds(_Part):
 
 
 class BlockPlace(_Part):
-    """Where an attempt was executed in a block, see `jobs.block`.
-
-    Only attempts with the same `execution` are compared. A round that is interrupted, or that is
-    repeated for another reason, has a new `execution`.
-    """
+    """Where an attempt was executed in a block. Only equal `execution`s are compared."""
 
     id: str  # id of the block
     round: int  # number of the round; the first is 0
@@ -168,10 +150,7 @@ class Imported(_Part):
 
 
 class Record(_Part):
-    """The outcome of one attempt. An attempt is one execution of a run.
-
-    The field `measurements` is set if and only if the status is `ok`.
-    """
+    """The outcome of one attempt. It has `measurements` if and only if its status is ok."""
 
     schema_version: int = SCHEMA_VERSION
     run: str
@@ -206,17 +185,12 @@ class Record(_Part):
 
     @property
     def allocation(self) -> str | None:
-        """Identifies the GPUs and the boot of the host on which the run was executed.
-
-        8 hexadecimal digits. None if the record does not contain the id of the boot, as in records
-        of older versions.
-        """
+        """A hash of the GPUs and the boot of the host. None if the boot is unknown."""
         boot = self.environment.get("boot_id")
         if not isinstance(boot, str):
             return None
         gpus = sorted(str(gpu.get("uuid")) for gpu in self.gpus)
-        nodes = self.slurm.get("job_nodelist", "")
-        text = " ".join([boot, *gpus, nodes])
+        text = " ".join([boot, *gpus, self.slurm.get("job_nodelist", "")])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @model_validator(mode="after")

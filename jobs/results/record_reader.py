@@ -1,7 +1,6 @@
-"""Reads the records of a results folder, which are JSON lines in the files of DIR/records/.
+"""Reads the records of a results folder: JSON lines in DIR/records/.
 
-Lines that are damaged are reported and skipped, and so are lines that a later version of the
-project wrote.
+Lines that are damaged, or that a later version wrote, are reported and skipped.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ class _Versioned(BaseModel):
 def parse_lines(
     data: bytes, path: Path, shared: dict[str, Any] | None = None
 ) -> Iterator[Record | BadLine]:
-    """Yield one object per line of a file: a `Record`, or a `BadLine` if the line is not readable.
-
-    `shared` is a cache of values of which records share one copy, the same for all files.
-    """
+    """Yield a `Record` or a `BadLine` per line. `shared` is a cache of values of records."""
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -56,27 +52,22 @@ def _later_version(line: bytes) -> str | None:
         version = _Versioned.model_validate_json(line).schema_version
     except ValidationError:
         return None
-    later = (
+    if version <= SCHEMA_VERSION:
+        return None
+    return (
         f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
         f"{version}; update the project"
     )
-    return later if version > SCHEMA_VERSION else None
 
 
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
-    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read.
-
-    Raises:
-        UnreadableResults: if the folder of the records exists, but cannot be read.
-    """
+    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
     shared: dict[str, Any] = {}
     for path in _record_files(folder / RECORDS):
         try:
-            data = path.read_bytes()
+            yield from parse_lines(path.read_bytes(), path, shared)
         except OSError as error:
             yield BadLine(path, 0, str(error.strerror))
-            continue
-        yield from parse_lines(data, path, shared)
 
 
 def _record_files(records: Path) -> list[Path]:
@@ -85,10 +76,7 @@ def _record_files(records: Path) -> list[Path]:
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Pause Python's garbage collector, which would take a third of the time to read records.
-
-    It frees only reference cycles, and records form none.
-    """
+    """Pause Python's garbage collector, which would take a third of the time to read records."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,9 +92,6 @@ def read_records(
     """Return all records of a results folder, oldest first, and the lines that cannot be read.
 
     `shorten` removes from a record what the caller does not need, before the next one is read.
-
-    Raises:
-        UnreadableResults: if the folder of the records exists, but cannot be read.
     """
     records: list[Record] = []
     bad: list[BadLine] = []
@@ -123,20 +108,17 @@ def read_records(
 
 
 class RecordTail:
-    """Reads new records of a results folder, of all runs or of `runs`, while others write them."""
+    """Reads new records of some runs in a results folder, while others write them."""
 
-    def __init__(self, folder: Path, runs: set[str] | None = None):
+    def __init__(self, folder: Path, runs: set[str]):
         self._folder = folder / RECORDS
         # Compared as bytes, because a damaged line may contain bytes that are not UTF-8.
-        self._runs = None if runs is None else {run.encode() for run in runs}
+        self._runs = {run.encode() for run in runs}
         self._read: dict[Path, int] = {}
         self._shared: dict[str, Any] = {}
 
     def new(self) -> list[Record]:
-        """Return the records that were written since the previous call, or all.
-
-        What is still being written, or cannot be read now, is left to a later call.
-        """
+        """Return the records since the previous call, except those that cannot be read yet."""
         records: list[Record] = []
         try:
             paths = _record_files(self._folder)
@@ -154,14 +136,11 @@ class RecordTail:
                 continue
             whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
             self._read[path] = start + len(whole)
-            wanted = whole if self._runs is None else b"\n".join(self._mine(whole))
-            lines = parse_lines(wanted, path, self._shared)
+            mine = [
+                line
+                for line in whole.split(b"\n")
+                if (found := _RUN_ID.search(line[:200])) and found[1] in self._runs
+            ]
+            lines = parse_lines(b"\n".join(mine), path, self._shared)
             records += [item for item in lines if isinstance(item, Record)]
         return records
-
-    def _mine(self, data: bytes) -> Iterator[bytes]:
-        assert self._runs is not None
-        for line in data.split(b"\n"):
-            found = _RUN_ID.search(line[:200])
-            if found and found[1] in self._runs:
-                yield line

@@ -1,7 +1,4 @@
-"""Writes records as JSON lines. Each writer uses a separate file.
-
-Records are appended as whole lines. If a process or machine dies, earlier records stay readable.
-"""
+"""Appends records as JSON lines. If a process or machine dies, earlier records stay readable."""
 
 from __future__ import annotations
 
@@ -44,9 +41,8 @@ class RecordWriter:
         keep = f"to keep it, append this line to {self.path}: {line.decode()}"
         assert self.error is not None
         say(f"record not written; {keep}", sys.stderr)
-        say(
-            f"no record of a run: {self.error.strerror}", sys.stderr
-        )  # `status` shows the last line
+        # `status` shows the last line.
+        say(f"no record of a run: {self.error.strerror}", sys.stderr)
         return False
 
     def _append(self, line: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jobs.results.run_states import Observation, TaskState
@@ -18,7 +19,6 @@ def logs_of(seen: Observation, task: TaskState) -> list[Path]:
 
 
 def attempt_of(log: Path) -> int:
-    """Return the number of the attempt that wrote a log file."""
     return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
 
 
@@ -33,7 +33,7 @@ def log_of(seen: Observation, task: TaskState) -> Path | None:
         if record.log and (seen.folder / record.log).exists():
             return seen.folder / record.log
         logs = [path for path in logs if attempt_of(path) == record.attempt]
-    return max(logs, key=_written_at, default=None)
+    return max(logs, key=lambda path: path.lstat().st_mtime, default=None)
 
 
 def job_logs(seen: Observation, task: TaskState) -> list[Path]:
@@ -44,27 +44,12 @@ def job_logs(seen: Observation, task: TaskState) -> list[Path]:
                 job_id = manifest.slurm_ids.get(job.index, "-")
                 found = sorted((manifest.path / "slurm").glob(f"{job_id}_*log.*"))
                 found.append(manifest.job_folder(job.index) / "worker.log")
-                return [path for path in found if _size(path)]
+                return [path for path in found if os.path.isfile(path) and os.path.getsize(path)]
     return []
 
 
 def text_of(path: Path) -> str:
-    """Return the content of a log, or a line that says why it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError as error:
         return f"# {path} cannot be read: {error.strerror}\n"
-
-
-def _written_at(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

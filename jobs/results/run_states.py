@@ -1,8 +1,7 @@
 """Determines the status of every run in a results folder, from manifests, records and job states.
 
-A run is `ok` only if it has a record with status `ok`. If a job ended without a record of a run,
-the status of the run is derived from the state of the job, and is for example `cancelled` or
-`killed`.
+A run is `ok` only if it has a record with status `ok`. If its job ended without a record of it, its
+status comes from the state of the job, and is for example `cancelled` or `killed`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from jobs.status import JobState, JobStates, Status
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The state of a task. A task is one repeat of a run, or its part in a round."""
+    """The state of a task: one repeat of a run, or its part in a round."""
 
     run: Run
     repeat: int
@@ -65,16 +64,7 @@ class Observation:
 
 
 def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Observation:
-    """Read a results folder: its submissions, its records and the status of each run.
-
-    Args:
-        shorten: removes from a record what the caller does not need, see `read_records`.
-
-    Raises:
-        NoResults: if the folder contains no submissions.
-        UnreadableResults: if the folder of the submissions or of the records cannot be read.
-        BrokenManifest: if the folder contains manifests, but none can be read.
-    """
+    """Read a results folder. `shorten` is that of `read_records`."""
     bad: list[BadLine] = []
     notes: list[str] = []
     manifests = read_manifests(folder, bad)
@@ -103,9 +93,9 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
                 for run in block.runs
             }
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
-            for key, task in _job_tasks(
-                manifest, job, states[manifest.id][job.index], latest_here, best, cancelled, bad
-            ):
+            state = states[manifest.id][job.index]
+            for task in _job_tasks(manifest, job, state, latest_here, best, cancelled, bad):
+                key = task.key
                 is_open = latest_here[key] is None and key not in best
                 if is_open and key[0] in decided:
                     detail = f"decided after {counted(decided[key[0]], 'round')}"
@@ -127,12 +117,9 @@ def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Ob
                 tasks[key] = TaskState(manifest.runs[key[0]], key[1], status, known)
     old = superseded(run for manifest in manifests for run in manifest.runs.values())
     if old:
-        notes.append(
-            f"{counted(len(old), 'run')} not shown: the folder has runs of a newer version of the "
-            "benchmark"
-        )
-    problem = unwritable.problem(folder, manifests[-1].path)
-    if problem is not None:
+        newer = "the folder has runs of a newer version of the benchmark"
+        notes.append(f"{counted(len(old), 'run')} not shown: {newer}")
+    if problem := unwritable.problem(folder, manifests[-1].path):
         notes.append(problem)
     kept = [task for key, task in tasks.items() if key[0] not in old]
     return Observation(folder, manifests, records, bad, kept, notes, states, judgements)
@@ -149,7 +136,7 @@ def decided_after(blocks: Iterable[Block], judgements: Mapping[str, Judgement]) 
 
 
 def not_needed(manifest: Manifest) -> set[TaskKey]:
-    """Return the (run id, repeat) pairs of a submission whose blocks are decided."""
+    """Return the tasks of a submission whose blocks are decided."""
     found: set[TaskKey] = set()
     for job in manifest.jobs if any(block.auto for block in manifest.blocks) else ():
         runs = decided_after(manifest.blocks, read_judgements(manifest.job_folder(job.index)))
@@ -165,11 +152,10 @@ def _job_tasks(
     best: dict[TaskKey, Record],
     cancelled: set[TaskKey],
     bad: list[BadLine],
-) -> Iterator[tuple[TaskKey, TaskState]]:
+) -> Iterator[TaskState]:
     """Yield the state of each task of a job.
 
-    `latest_here` has the latest record of each task in this submission, or None, `best` the best
-    attempt of any submission. `cancelled` are those of `cancel --where`.
+    `latest_here` has its latest record in this submission, or None, `best` its best attempt of any.
     """
     folder = manifest.job_folder(job.index)
     if None in latest_here.values():
@@ -198,15 +184,15 @@ def _job_tasks(
         run, repeat = manifest.runs[key[0]], key[1]
         # A job that is queued or running repeats its runs that were preempted or cancelled.
         if status.is_live and (latest is None or latest.status.runs_again_in_its_job):
-            yield key, TaskState(run, repeat, status, known, detail)
+            yield TaskState(run, repeat, status, known, detail)
         elif known is not None and (
             latest is not None
             or known.status is Status.ok
             or status in (Status.cancelled, Status.missing)
         ):  # a retry that was cancelled or refused leaves the earlier failure
-            yield key, TaskState(run, repeat, known.status, known)
+            yield TaskState(run, repeat, known.status, known)
         else:
-            yield key, TaskState(run, repeat, status, None, detail)
+            yield TaskState(run, repeat, status, None, detail)
 
 
 def summary(observation: Observation) -> dict[str, Any]:

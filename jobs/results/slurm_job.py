@@ -1,9 +1,9 @@
 """A job that was given to sbatch, and how it is recognized in Slurm's queue.
 
-The number of a job is not enough: every cluster has these numbers, and a controller that lost its
-state begins anew. So each job has a word in its comment, its token, which no other job has. The
-token is saved before sbatch is called. It also finds a job whose number is unknown, because sbatch
-or the submit command was interrupted.
+Its number is not enough: every cluster has these numbers, and a controller that lost its state
+begins anew. So each job has a word in its comment, its token, which no other job has. It is saved
+before sbatch is called, so it also finds a job whose number is unknown because sbatch was
+interrupted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class SlurmJob:
     since: float = 0.0  # time of the call of sbatch, in seconds since the epoch
 
     def with_number(self, number: str) -> SlurmJob:
-        """Return this job with the number that Slurm gave it, or its array."""
         return replace(self, id=number if self.element is None else f"{number}_{self.element}")
 
     def entry(self) -> dict[str, Any]:
@@ -74,7 +73,7 @@ class SlurmJob:
         return {"slurm": entry.pop("id"), **entry}
 
     def is_same(self, other: QueuedJob) -> bool:
-        """Return whether a job that has the id of this job is this job.
+        """Return whether a queued job with this number is this job.
 
         A site may replace comments. Without any token, user, name and time decide.
         """
@@ -88,5 +87,4 @@ class SlurmJob:
 
 
 def token_of(submission: str, array: int) -> str:
-    """Return the token of the jobs of a job array of a submission."""
     return f"sweep:{submission}.{array}"

@@ -1,7 +1,4 @@
-"""Determines the states of Slurm jobs, from Slurm's answers and from the logs of the jobs.
-
-`sacct` is not used, so the cluster needs no accounting database.
-"""
+"""States of Slurm jobs, from squeue and the logs of the jobs. No accounting database is needed."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ from jobs.whole_files import write_json
 
 ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
 REFUSAL = "refusal.txt"  # file in a submission's folder: why sbatch refused a job array
-STEP_AGAIN = (
-    "starting the job step again"  # end of a line in stderr, see `jobs.launch.sbatch_setup`
-)
+# End of a line in stderr, see `jobs.launch.slurm_executor`
+STEP_AGAIN = "starting the job step again"
 RECENT_S = 86400.0  # squeue is still asked while ENDED is younger than this, in seconds
 GONE = "UNKNOWN"  # word in ENDED: Slurm no longer knows the job
 # What Slurm's words for states mean. A job with another word is alive, whatever the word says.
@@ -69,28 +65,24 @@ _NOISE = re.compile(
 
 
 def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
-    """Return the state of each job of Slurm submissions, by submission id and then by job index.
+    """Return the state of each job of Slurm submissions, by submission id and job index.
 
-    squeue shows an ended job only for a limited time. Therefore the last known states of ended jobs
-    are saved in the file `ended.json` in the folder of the submission. The ids of jobs that sbatch
-    did not report are saved in `handles.json` when squeue lists the jobs. Problems are added to
-    `notes`.
+    squeue shows an ended job only for a limited time. So the last states of ended jobs are saved in
+    `ended.json`, and the ids of jobs that sbatch did not report in `handles.json`.
     """
-    ended = {manifest.id: _read_ended(manifest, notes) for manifest in manifests}
-    unknown = [
-        job
-        for manifest in manifests
-        for index, job in manifest.slurm_jobs.items()
-        if str(index) not in ended[manifest.id]
-    ]
-    # `scontrol requeue` can restart an ended job that Slurm still knows.
-    recent = [
-        job
-        for manifest in manifests
-        if _age_s(manifest.path / ENDED) < RECENT_S
-        for index, job in manifest.slurm_jobs.items()
-        if ended[manifest.id].get(str(index), GONE) != GONE
-    ]
+    bad: list[BadLine] = []
+    ended = {m.id: read_json(m.path / ENDED, _STATES, bad) or {} for m in manifests}
+    notes += map(str, bad)
+    unknown: list[SlurmJob] = []
+    recent: list[SlurmJob] = []  # `scontrol requeue` restarts ended jobs that Slurm still knows
+    for manifest in manifests:
+        is_recent = _age_s(manifest.path / ENDED) < RECENT_S
+        for index, job in manifest.slurm_jobs.items():
+            word = ended[manifest.id].get(str(index))
+            if word is None:
+                unknown.append(job)
+            elif word != GONE and is_recent:
+                recent.append(job)
     answers = ask({*unknown, *recent})
     if unknown:
         silent = dict.fromkeys(a.unknown for a in answers.values() if a.unknown)
@@ -147,15 +139,10 @@ def _slurm_state(
         other = f"; {answer.other}" if answer.other else ""
         if not _slurm_log(manifest, handle.id, "out").exists():
             # An array element that is cancelled while pending disappears from squeue at once.
-            detail = (
-                f"Slurm job {handle.id} never started, and Slurm no longer knows it; it was "
-                f"probably cancelled while pending{other}"
-            )
-            return JobState(Status.cancelled, detail)
-        return JobState(
-            Status.killed,
-            f"Slurm job {handle.id} has ended, and Slurm no longer knows its final state{other}",
-        )
+            why = "never started, and Slurm no longer knows it; it was probably cancelled while "
+            return JobState(Status.cancelled, f"Slurm job {handle.id} {why}pending{other}")
+        why = "has ended, and Slurm no longer knows its final state"
+        return JobState(Status.killed, f"Slurm job {handle.id} {why}{other}")
     name, detail = words.split()[0], f"Slurm job {handle.id} is {words}"
     if name in _ENDED_AS:
         ended[index] = words
@@ -168,7 +155,6 @@ def _slurm_state(
 
 
 def _why_not(manifest: Manifest) -> str:
-    """Return why a job of a submission has no Slurm id."""
     try:
         text = (manifest.path / REFUSAL).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -180,13 +166,6 @@ def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> P
     return manifest.path / "slurm" / f"{job_id}_{task}_log.{kind}"
 
 
-def _read_ended(manifest: Manifest, notes: list[str]) -> dict[str, str]:
-    bad: list[BadLine] = []
-    found = read_json(manifest.path / ENDED, _STATES, bad) or {}
-    notes += map(str, bad)
-    return found
-
-
 def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
@@ -195,10 +174,7 @@ def _age_s(path: Path) -> float:
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:
-    """Return the state of a job with the line of its stderr that shows why it failed, see `_cause`.
-
-    If stderr reports that the memory limit was exceeded, the status is oom instead of killed.
-    """
+    """Return the state of a job with the cause in its stderr. If that is its memory, it is oom."""
     job_id = manifest.slurm_ids.get(job.index)
     if job_id is None:
         return state
@@ -216,9 +192,9 @@ def exceeded_memory(manifest: Manifest, job_id: str) -> bool:
 def _cause(manifest: Manifest, job_id: str) -> str:
     """Return the line of a job's stderr that probably shows why the job failed.
 
-    If srun reports that a task exited with an exit code, the task has printed the cause, and the
-    last line that is not from Slurm is returned. Otherwise, e.g. if a signal ended the task, the
-    report of srun is the cause. The first report counts, because the other tasks end as a result.
+    If srun reports that a task exited with an exit code, the task has printed the cause: the last
+    line that is not from Slurm. Else, e.g. if a signal ended the task, the report is the cause. The
+    first report counts, because the other tasks end as a result.
     """
     lines = _stderr(manifest, job_id)
     starts = [i for i, line in enumerate(lines) if line.endswith(STEP_AGAIN)]
@@ -236,10 +212,7 @@ def _cause(manifest: Manifest, job_id: str) -> str:
 
 
 def _stderr(manifest: Manifest, job_id: str, task: str = "0") -> list[str]:
-    """Return the last lines of a job's stderr, without those that say nothing about the cause.
-
-    Task 0 shares its file with the batch script and srun.
-    """
+    """Return the last lines of a task's stderr. Task 0 shares it with the batch script and srun."""
     try:
         with _slurm_log(manifest, job_id, "err", task).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))

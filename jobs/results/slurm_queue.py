@@ -86,8 +86,8 @@ class _Queue:
         else:
             found = by_id.get(job.id)
             if found is not None and not job.is_same(found):
-                whose = f"job {found.name!r} of user {found.user}"
-                return Answer(other=f"its number now belongs to {whose}")
+                other = f"its number now belongs to job {found.name!r} of user {found.user}"
+                return Answer(other=other)
         if found is not None:
             return Answer(found)
         if self.is_private and job.user not in (None, os.getuid()):

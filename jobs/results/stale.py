@@ -1,7 +1,7 @@
 """Results of older code: records whose sources are not the present ones, see `jobs.code.sources`.
 
-A record without a hash of its sources counts as older code. If a run did not import some of the
-sources, an edit of them does not make its record older.
+A record without a hash of its sources counts as older code. An edit of sources that a run did not
+import does not make its record older.
 """
 
 from __future__ import annotations
@@ -25,45 +25,30 @@ class Staleness:
         self.now = {id: self._sources.source_hash(run) for id, run in self._runs.items()}
 
     def is_stale(self, record: Record) -> bool:
-        """Return whether a record is from older code.
-
-        False if the present sources of its run are unknown, for example because its benchmark no
-        longer exists.
-        """
+        """Return whether a record is from older code. False if the present sources are unknown."""
         now = self.now.get(record.run)
         if now is None or record.source_hash == now:
             return False
-        imported = record.imported
-        if imported is None:
-            return True
-        run = self._runs[record.run]
-        return self._sources.hash_without(run, imported.without) != imported.hash
+        run, imported = self._runs[record.run], record.imported
+        return imported is None or (
+            self._sources.hash_without(run, imported.without) != imported.hash
+        )
 
 
 def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:
-    """Return the state of a results folder with its stale tasks, and with a note that tells them.
-
-    A task is one repeat of a run. Tasks that are queued or running are not stale.
-
-    Args:
-        staleness: of the runs of the folder, and possibly of others. None: it is determined.
-    """
-    measured = {
-        task.key: task
+    """Return the state of a results folder with its stale tasks, and a note that tells them."""
+    measured = [
+        (task, task.record)
         for task in observation.tasks
         if task.record is not None and not task.status.is_live
-    }
-    if staleness is None:
-        staleness = Staleness(task.run for task in measured.values())
-    stale = {
-        key: task.record
-        for key, task in measured.items()
-        if task.record is not None and staleness.is_stale(task.record)
-    }
+    ]
+    staleness = staleness or Staleness(task.run for task, _ in measured)
+    stale = {task.key: record for task, record in measured if staleness.is_stale(record)}
     if not stale:
         return observation
+    are = "is" if len(stale) == 1 else "are"
     note = (
-        f"{len(stale)} of {counted(len(measured), 'result')} {_are(len(stale))} from older code"
+        f"{len(stale)} of {counted(len(measured), 'result')} {are} from older code"
         f"{without_hash(stale.values())}; python -m jobs.submit measures them again, "
         "python -m jobs status --where 'older_code == true' lists them"
     )
@@ -74,7 +59,3 @@ def without_hash(records: Iterable[Record]) -> str:
     """Return how many records have no hash of their sources, in parentheses. "" if all have."""
     count = sum(record.source_hash is None for record in records)
     return f" ({count} without a source hash)" if count else ""
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

@@ -1,8 +1,7 @@
 """Files and folders of a results folder that cannot be read.
 
-A damaged line or file is reported as a `BadLine` and skipped. A folder that cannot be read is an
-error, because all results in it would seem to be missing. Functions that read results have the
-argument `bad`, a list to which they add a `BadLine` for each file, folder or line that they skip.
+A damaged line or file is reported as a `BadLine` in the argument `bad` and skipped. A folder that
+cannot be read is an error, because all results in it would seem to be missing.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ class NoResults(CommandError, FileNotFoundError):
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line of a record file, or a whole file, that is skipped because it cannot be read.
-
-    It is damaged, e.g. because the disk was full, or a later version of the project wrote it.
-    """
+    """A line of a record file, or a whole file, that is skipped because it cannot be read."""
 
     path: Path
     line: int  # from 1; 0 if the whole file or an entry of a JSON file cannot be read
@@ -45,12 +41,10 @@ class BadLine:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the sorted names of the files in a folder. A folder that does not exist has none.
+    """Return the sorted names in a folder. A folder that does not exist has none.
 
     Do not use `Path.glob` for results. It finds nothing if a folder cannot be read.
-
-    Raises:
-        UnreadableResults: if the folder exists, but cannot be read.
+    Raises UnreadableResults.
     """
     try:
         return sorted(os.listdir(folder))

@@ -1,11 +1,8 @@
 """Marker of a submission whose worker could not write a record, e.g. because the disk is full.
 
 The worker then ends its job, because it could not record later runs either. The marker is an empty
-file, which usually can be created on a full disk:
-
-    DIR/submissions/<id>/cannot-write-<job>-<error>    for example cannot-write-3-ENOSPC
-
-`status` shows the marker of the newest submission.
+file, which usually can be created on a full disk: DIR/submissions/<id>/cannot-write-3-ENOSPC, where
+3 is the job. `status` shows the marker of the newest submission.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ _PREFIX = "cannot-write-"
 
 
 class ResultsUnwritable(CommandError):
-    """Raised if a worker of a local or debug submission could not write its results."""
+    """A worker of a local or debug submission could not write its results."""
 
 
 def mark(submission: Path, job: int, error: OSError) -> None:
-    """Leave a marker in the folder of a submission. Do nothing if the file cannot be created."""
+    """Leave a marker in the folder of a submission, if possible."""
     name = errno.errorcode.get(error.errno or 0, "unknown")
     with suppress(OSError):
         (submission / f"{_PREFIX}{job}-{name}").touch()

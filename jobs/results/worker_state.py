@@ -25,7 +25,7 @@ IDLE_RESTARTS = 2  # restarts in a row of a worker that dies without progress
 
 
 class RunningAttempt(BaseModel):
-    """The attempt that a worker process is executing. An attempt is one execution of a run."""
+    """The attempt that a worker process is executing."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,9 +41,6 @@ class WorkerState(BaseModel):
     running: RunningAttempt | None = None
     # Number of workers that died during a run without writing a record, by "run/repeat".
     deaths: dict[str, int] = {}
-    pid: int | None = None
-    host: str | None = None
-    at: float | None = None  # time of writing, in seconds since the epoch
 
 
 class WorkerEnd(BaseModel):
@@ -56,11 +53,8 @@ class WorkerEnd(BaseModel):
     at: float  # in seconds since the epoch
 
     def text(self, job: int) -> str:
-        """Return how the worker of a job ended, as text."""
-        if self.exit_code < 0:
-            how = f"was killed by {signal_name(-self.exit_code)}"
-        else:
-            how = f"ended with exit code {self.exit_code}"
+        killed = f"was killed by {signal_name(-self.exit_code)}"
+        how = killed if self.exit_code < 0 else f"ended with exit code {self.exit_code}"
         return f"the worker (process {self.pid}) of job {job} {how}"
 
 
@@ -76,7 +70,7 @@ def write_worker_end(job_folder: Path, end: WorkerEnd) -> None:
 
 
 def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> WorkerState:
-    """Return the last state that a worker of the job wrote. It is empty if none can be read."""
+    """Return the last state that a worker of the job wrote, or an empty one."""
     return read_json(job_folder / STATE, _STATE, bad) or WorkerState()
 
 
@@ -89,7 +83,7 @@ def claim_job(job_folder: Path) -> str:
     """Note that a new worker of a job has started, and return its token.
 
     Slurm starts a job again if its node is lost. If the node was only unreachable, the old worker
-    still runs. It ends when it finds the token of the new one, see `is_claimed_by`.
+    still runs. It ends when it finds the token of the new one.
     """
     token = os.urandom(8).hex()
     with suppress(OSError):  # a full disk: then both write records, as attempts of their own
@@ -98,7 +92,7 @@ def claim_job(job_folder: Path) -> str:
 
 
 def is_claimed_by(job_folder: Path, token: str) -> bool:
-    """Return whether no other worker of a job has started since `claim_job` returned the token."""
+    """Return whether no other worker has started since `claim_job` returned the token."""
     try:
         return str(json.loads((job_folder / WORKER).read_text())) == token
     except (OSError, ValueError):

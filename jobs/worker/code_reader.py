@@ -17,16 +17,11 @@ from jobs.run import Run
 from jobs.sweep.run_sources import RunSources, shown_path
 from jobs.whole_files import file_hash
 
-_PROJECT = ""  # key of this project; the other keys are names of measured code
-CHANGED = "changed_since_job_start"
 _NOWHERE = {"tracked": False, "repository": None}  # a file in no repository
 
 
 class CodeReader:
-    """Reads the commits and the uncommitted changes of this project and of measured files.
-
-    If a submission runs from a snapshot, the states are those of the moment of the snapshot.
-    """
+    """Reads the commits and changes of this project and of measured files, or of a snapshot."""
 
     def __init__(self, manifest: Manifest):
         self._results = manifest.folder
@@ -34,44 +29,30 @@ class CodeReader:
         self._saved: dict[Path, dict[str, Any]] = {}  # states of the repositories in the snapshot
         if manifest.snapshot is not None:
             self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
-        self._at_start: dict[str, str] = {}
-        self.staleness = Staleness(())  # with the sources at the start of the job
-
-    def note_start(self, runs: Iterable[Run]) -> None:
-        """Remember the state of the code of some runs, because a job imports modules only once."""
-        states: dict[Path, CodeState] = {}
-        self._at_start[_PROJECT] = self._of_project(states)[1]
-        runs = list(runs)
-        self.staleness = Staleness(runs)
-        for run in runs:
-            for name, path in measured_files(run).items():
-                if name not in self._at_start:
-                    self._at_start[name] = self._of_file(name, path, states)[1]
+        # With the sources at the start of the job, because it imports modules only once.
+        self.staleness = Staleness(())
 
     def environment(self, run: Run) -> dict[str, Any]:
         """Return the keys "git" and "code" of the field `environment` of a record.
 
         "git" is the state of this project. "code" lists the measured files outside this project,
-        with the states of their repositories. It is left out if there are none. A run with another
-        checkout of the code has the key "checkout" with the state of that checkout instead.
+        if there are any, with the states of their repositories. A run with another checkout of the
+        code has the key "checkout" with the state of that checkout instead.
         """
         states: dict[Path, CodeState] = {}
-        found: dict[str, Any] = {"git": self._marked(_PROJECT, *self._of_project(states))}
+        found: dict[str, Any] = {"git": self._of_project(states)}
         if run.checkout:
             other = self._checkouts[run.checkout]
             of_project = {"git": other.state} if other.of_project else {}
             return found | of_project | {"checkout": other.state}
-        code = [
-            self._marked(name, *self._of_file(name, path, states))
-            for name, path in measured_files(run).items()
-        ]
+        code = [self._of_file(name, path, states) for name, path in measured_files(run).items()]
         return found | ({"code": code} if code else {})
 
     def sources(self, run: Run) -> tuple[str | None, list[Path]]:
         """Return the hash of the sources that a run measures, and their files.
 
-        The hash is None if it is unknown, or if the sources have changed since the start of the
-        job. A job imports modules only once, so it may execute old and new code together.
+        The hash is None if the sources have changed since the start of the job, which imports
+        modules only once and so may execute old and new code together.
         """
         sources = RunSources()
         now = sources.source_hash(run)
@@ -84,56 +65,39 @@ class CodeReader:
         known = RunSources().hash_without(run, without) if without else None
         return None if known is None else Imported(hash=known, without=without)
 
-    def _marked(self, name: str, entry: dict[str, Any], fingerprint: str) -> dict[str, Any]:
-        before = self._at_start.get(name)
-        changed = before and fingerprint and before != fingerprint
-        return entry | {CHANGED: True} if changed else entry
-
-    def _of_project(self, states: dict[Path, CodeState]) -> tuple[dict[str, Any], str]:
-        """Return the entry of this project for a record, and its fingerprint.
-
-        The state is added to `states`.
-        """
+    def _of_project(self, states: dict[Path, CodeState]) -> dict[str, Any]:
+        """Return the entry of this project for a record. Its state is added to `states`."""
         saved = self._snapshot_of(ROOT)
         if saved is not None:
-            return self._saved[saved], ""
+            return self._saved[saved]
         state = project_state(self._results)
         root = repository_root(ROOT)
         if root is not None and state.source in ("git", "carried"):
             states[root] = state
-        return state.entry(self._results), state.fingerprint
+        return state.entry(self._results)
 
     def _of_file(
         self, name: str, path: Path | None, states: dict[Path, CodeState]
-    ) -> tuple[dict[str, Any], str]:
-        """Return the entry of a measured file for a record, and its fingerprint.
-
-        `path` is None if the file does not exist. The state of its repository is added to `states`.
-        """
+    ) -> dict[str, Any]:
+        """Return the entry of a measured file, with the state of its repository."""
         if path is None:
             missing = CodeState(why="the file does not exist").entry(self._results)
-            return {"name": name, "file": None, "sha256": None, **_NOWHERE, **missing}, ""
+            return {"name": name, "file": None, "sha256": None, **_NOWHERE, **missing}
         path = path.resolve()
-        digest = file_hash(path)
-        known: dict[str, Any] = {"name": name, "file": str(path), "sha256": digest}
+        known: dict[str, Any] = {"name": name, "file": str(path), "sha256": file_hash(path)}
         saved = self._snapshot_of(path)
         if saved is not None:
             inside = {"file": str(path.relative_to(saved)), "tracked": True}
-            return known | inside | {"repository": saved.name} | self._saved[saved], digest or ""
+            return known | inside | {"repository": saved.name} | self._saved[saved]
         root = repository_root(path)
         if root is None:
             state = CodeState(why=f"{path} is in no git repository")
-            return known | _NOWHERE | state.entry(self._results), digest or ""
+            return known | _NOWHERE | state.entry(self._results)
         if root not in states:
             states[root] = read_state(root, self._results)
-        state, inside_root = states[root], str(path.relative_to(root))
-        place = {
-            "file": inside_root,
-            "tracked": is_tracked(root, inside_root),
-            "repository": root.name,
-        }
-        entry = known | place | state.entry(self._results)
-        return entry, f"{digest}{state.fingerprint}" if digest else ""
+        file = str(path.relative_to(root))
+        place = {"file": file, "tracked": is_tracked(root, file), "repository": root.name}
+        return known | place | states[root].entry(self._results)
 
     def _snapshot_of(self, path: Path) -> Path | None:
         """Return the copy of a repository in the snapshot that contains a path, if any."""

@@ -1,8 +1,7 @@
 """Samples the state of the GPUs while a run is measured: clocks, power, temperature, throttling.
 
-A thread of the worker asks NVML at fixed intervals. The process of the run is thus not disturbed.
-The run notes when it measures which phase (`systems.measure.windows`). Both use the monotonic clock
-of the host.
+A thread of the worker asks NVML, so that the process of the run is not disturbed. The run notes
+when it measures which phase (`systems.measure.windows`), on the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,17 +54,12 @@ class ConditionSampler:
             self._samples.append((time.monotonic(), read_gpus(self._gpus)))
 
     def by_phase(self, windows: Windows) -> dict[str, dict[str, Any]]:
-        """Return the conditions of each phase, see `summary`. Phases without a sample are left out.
-
-        A window may be shorter than the interval. It then has the sample that is nearest to it, if
-        that is at most one interval away.
-        """
+        """Return the conditions of each phase that has a sample. A short window has the nearest."""
         found = {}
-        for phase, spans in windows.items():
-            spans = list(spans)
+        for phase, each in windows.items():
+            spans = list(each)
             inside = [s for s in self._samples if any(a <= s[0] <= b for a, b in spans)]
-            inside = inside or self._nearest(spans)
-            if inside:
+            if inside := inside or self._nearest(spans):
                 found[phase] = summary(inside, spans)
         return found
 
@@ -83,10 +78,9 @@ def summary(samples: list[Sample], spans: list[tuple[float, float]]) -> dict[str
         samples: number of samples.
         sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: minimum, median and maximum over
             samples and GPUs. Left out if NVML does not report them.
-        throttle: share of the samples in which a reason slowed down a GPU, by reason. Empty if the
-            GPUs were not slowed down.
-        energy_j: energy of all GPUs in the windows: their mean power between the first and the last
-            sample, from NVML's energy counter, times the duration. Left out if it is unknown.
+        throttle: share of the samples in which a reason slowed down a GPU, by reason.
+        energy_j: energy of all GPUs in the windows, from NVML's energy counter. Left out if it is
+            unknown.
     """
     readings = [reading for _, gpus in samples for reading in gpus]
     found: dict[str, Any] = {"samples": len(samples)}
@@ -94,11 +88,8 @@ def summary(samples: list[Sample], spans: list[tuple[float, float]]) -> dict[str
         values = [value for r in readings if (value := getattr(r, name)) is not None]
         if values:
             found[name] = [min(values), statistics.median(values), max(values)]
-    reasons = [frozenset().union(*(reading.throttle for reading in gpus)) for _, gpus in samples]
-    named = sorted(frozenset().union(*reasons))
-    found["throttle"] = {
-        name: round(sum(name in each for each in reasons) / len(reasons), 4) for name in named
-    }
+    reasons = Counter(r for _, gpus in samples for r in {r for gpu in gpus for r in gpu.throttle})
+    found["throttle"] = {name: round(n / len(samples), 4) for name, n in sorted(reasons.items())}
     energy = _energy_j(samples, spans)
     return found if energy is None else found | {"energy_j": energy}
 
@@ -109,13 +100,8 @@ def energy_facts(
     """Return the energy of a call in each phase in which functions were called back to back.
 
     The fact sustained_calls of the benchmark is the number of calls by phase. The conditions are
-    those of `summary` by phase.
-
-    Returns:
-        joules_per_call: energy of all GPUs of this node, divided by the number of calls, by phase.
-        tflop_per_joule: floating-point operations of a call in 10^12, divided by its energy, by
-            phase.
-        Both are left out if the energy of no phase is known.
+    those of `summary` by phase. The facts joules_per_call, of all GPUs of this node, and
+    tflop_per_joule have values by phase. They are left out if no energy is known.
     """
     calls = measurements.facts.get("sustained_calls")
     joules = {
@@ -133,7 +119,7 @@ def energy_facts(
 
 
 def _energy_j(samples: list[Sample], spans: list[tuple[float, float]]) -> float | None:
-    """Return the energy of all GPUs in the windows, in joules. None if it cannot be told."""
+    """Return the energy of all GPUs in the windows, in joules. None if it is unknown."""
     (first, before), (last, after) = samples[0], samples[-1]
     pairs = [(a.energy_j, b.energy_j) for a, b in zip(before, after, strict=False)]
     if len(spans) != 1 or last - first < MIN_ENERGY_S or not pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from jobs import ROOT
@@ -20,10 +20,7 @@ _SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$
 
 
 def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
-    """Return an environment without the variables of launchers such as torchrun.
-
-    With `slurm`, it is also without those of Slurm, except SLURM_CONF.
-    """
+    """Return an environment without variables of launchers and, with `slurm`, of Slurm."""
     return {
         name: value
         for name, value in environment.items()
@@ -32,44 +29,27 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
 
 
 def job_environment() -> dict[str, str]:
-    """Return the environment variables for a job, from those of this process."""
     return with_project(without_leaks(dict(os.environ)))
 
 
-def with_project(environment: dict[str, str]) -> dict[str, str]:
-    """Return environment variables with which this project can be imported."""
+def with_project(environment: dict[str, str], first: Iterable[str] = ()) -> dict[str, str]:
+    """Return an environment in which this project and the folders `first` can be imported."""
     given = environment.get("PYTHONPATH", "").split(os.pathsep)
-    paths = dict.fromkeys([str(ROOT), *filter(None, given)])
+    paths = dict.fromkeys([*first, str(ROOT), *filter(None, given)])
     # Number GPUs as NVML and nvidia-smi do. Otherwise CUDA may number them differently, and a
     # record could name the wrong GPU.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def with_checkout(environment: dict[str, str], python_path: list[str]) -> dict[str, str]:
-    """Return environment variables of a process that runs the code of another checkout.
-
-    The launcher, i.e. the package `jobs`, is that of this project, because a copied checkout does
-    not contain it.
-    """
-    given = with_project(environment)
-    paths = [*python_path, *filter(None, given["PYTHONPATH"].split(os.pathsep))]
-    return given | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-
-
 @contextmanager
 def scoped_environment(slurm: bool) -> Iterator[None]:
-    """Remove the variables of other launchers from os.environ during the `with` block.
-
-    A benchmark would otherwise use, for example, the RANK of a torchrun command that started this
-    process. For `slurm`, see `without_leaks`.
-    """
+    """Remove the variables of other launchers from os.environ during the `with` block."""
     before = dict(os.environ)
     for name in before.keys() - without_leaks(before, slurm).keys():
         del os.environ[name]
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(before)

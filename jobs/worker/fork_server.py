@@ -1,16 +1,15 @@
 """Fork server: a process that imports torch and other modules once, then forks each run.
 
-Forking a run takes milliseconds. Importing torch in each run would take seconds.
-
-The worker starts the server (`isolation.ForkServer`) and sends it one run at a time over a socket.
-The server reports how each run ended.
+Forking a run takes milliseconds. Importing torch in each run would take seconds. The worker starts
+the server (`isolation.ForkServer`) and sends it one run at a time over a socket. The server reports
+how each run ended.
 
 After each run, and when the worker exits, the server kills all processes that the run has left
-behind, and waits until they have exited. It finds even processes in other sessions, because
-orphaned descendants become children of the server (PR_SET_CHILD_SUBREAPER).
+behind, even those in other sessions: orphaned descendants become children of the server
+(PR_SET_CHILD_SUBREAPER).
 
-The fork server of `multiprocessing` is not suitable. It does not exit before its children, imports
-the worker's `__main__` module in each child, and does not adopt orphans.
+The fork server of `multiprocessing` does not exit before its children, imports the worker's
+`__main__` module in each child, and does not adopt orphans.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PR_GET_CHILD_SUBREAPER = 37
 def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
     """Run the fork server. This is the main function of the server's process.
 
-    The worker sends these messages to the server:
+    The worker sends these messages over the socket with the file descriptor `handle`:
 
     - ("start", function, arguments, scratch folder): fork a process that calls the function.
     - ("stacks",): make the processes of the current run write the stacks of their threads.
@@ -50,30 +49,20 @@ def serve(handle: int, modules: list[str], benchmarks: list[str]) -> None:
 
     The server sends these messages to the worker:
 
-    - ("ready",): all imports are done.
+    - ("ready",): all imports are done: `modules`, `benchmarks`, and what these list in PRELOAD.
     - ("ended", exit code, pids): the run has ended. The exit code is None if it is unknown. The
       pids are those of processes that are still alive after SIGKILL.
 
-    The signals that the worker handles (WORKER_SIGNALS) must be blocked when this process starts.
-
-    Args:
-        handle: file descriptor of the socket to the worker.
-        benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
-            list more modules to import in its variable PRELOAD.
+    WORKER_SIGNALS must be blocked when this process starts.
     """
     connection = Connection(handle)
     adopt_orphans()
     for name in modules:
         _import(name)
     for name in benchmarks:
-        module = _import(name)
-        try:
-            late_modules = tuple(getattr(module, "PRELOAD", PRELOAD))
-        except TypeError:  # PRELOAD is not a sequence of names
-            traceback.print_exc()
-            late_modules = PRELOAD
-        for late in late_modules:
-            _import(late)
+        late = getattr(_import(name), "PRELOAD", PRELOAD)
+        for module in late if isinstance(late, (list, tuple)) else PRELOAD:
+            _import(module)
     code = 0
     server = _Server(connection)
     try:
@@ -103,9 +92,7 @@ class _Server:
     def __init__(self, connection: Connection):
         self.scratch: str | None = None  # scratch folder of the latest run
         self._connection = connection
-        self._wakes, self._wake = os.pipe()
-        os.set_blocking(self._wakes, False)
-        os.set_blocking(self._wake, False)
+        self._wakes, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup fd needs a handler
 
@@ -166,12 +153,10 @@ class _Server:
 
 
 def flush() -> None:
-    """Flush stdout and stderr. A stream that is closed, or that cannot be written, is skipped."""
+    """Flush stdout and stderr, as far as that is possible."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
-        except (AttributeError, OSError, ValueError):
-            continue
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -184,7 +169,6 @@ def adopt_orphans() -> None:
 
 
 def adopts_orphans() -> bool:
-    """Return whether this process has called `adopt_orphans`."""
     answer = ctypes.c_int(0)
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)
@@ -200,11 +184,8 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def end_descendants(statuses: dict[int, int] | None = None) -> list[int]:
     """Kill all descendants of this process, and wait until they have exited.
 
-    The status of each exited child is added to `statuses` by its pid, as `os.waitpid` returns it.
-
-    Returns:
-        Pids of descendants that have not exited within a time limit (EXIT_S). A driver, for
-        example, can block the exit.
+    The status of each exited child is added to `statuses`, as `os.waitpid` returns it. Returns the
+    pids of descendants that have not exited within EXIT_S, for example because of a driver.
     """
     statuses = {} if statuses is None else statuses
     deadline = time.monotonic() + EXIT_S

@@ -1,8 +1,7 @@
 """Isolation of runs: the worker starts each run in a new process, watches it, and kills it.
 
-The processes are forked from a server that has already imported torch (`fork_server`). This takes
-milliseconds, while a new interpreter would need seconds to import torch. The server never
-initializes CUDA, because forked processes could then not use CUDA.
+The processes are forked from a server that has already imported torch (`fork_server`). The server
+never initializes CUDA, because forked processes could then not use CUDA.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,12 @@ class ServerDied(RuntimeError):
 
 
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
-    """Wait until at least one of several objects is ready, or until a timeout.
+    """Return which of several objects are ready, after a timeout none.
 
     Unlike `multiprocessing.connection.wait`, it splits the wait into short waits. Python runs
     signal handlers only in the main thread. If the kernel delivers a signal to another thread, e.g.
-    a thread of numpy, the main thread continues to wait, and the handler runs only after the wait.
-    This happens under Slurm, which sends SIGCONT with other signals.
-
-    Returns:
-        The objects that are ready. Empty after the timeout.
+    of numpy, the main thread continues to wait. This happens under Slurm, which sends SIGCONT with
+    other signals.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -74,19 +70,9 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
 
 
 class ForkServer:
-    """Starts and controls a fork server: a process that imports modules once and forks runs.
+    """Starts and controls a fork server, which executes one run at a time, see `fork_server.serve`.
 
-    The server executes one run at a time.
-
-    Args:
-        benchmarks: names of benchmark modules to import after `modules`. A benchmark module can
-            list more modules to import in its variable PRELOAD.
-        environment: environment variables of the server. None: those of this process, with which
-            this project can be imported.
-        cwd: current folder of the server. None: that of this process.
-
-    Raises:
-        ServerDied: if an import ends the server, or if the imports exceed a time limit (START_S).
+    Raises ServerDied if an import ends the server, or if the imports take longer than START_S.
     """
 
     def __init__(
@@ -122,22 +108,14 @@ class ForkServer:
     def start(
         self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
     ) -> Child:
-        """Fork a process that calls `function(*arguments)`, and return its handle.
-
-        Args:
-            function: a module-level function.
-            scratch: temporary folder of the run. The worker removes the folder. If the worker is
-                killed first, the fork server removes it.
-        """
+        """Fork a process that calls a function. The server removes `scratch` at its end."""
         self.send(("start", function, arguments, scratch))
         return Child(self)
 
     def send(self, order: Any) -> None:
-        with blocked_signals():  # a signal handler may also send a message
-            try:
-                self.connection.send(order)
-            except OSError:  # the server has ended; `receive` reports that
-                pass
+        # A signal handler may also send a message. If the server has ended, `receive` reports that.
+        with blocked_signals(), suppress(OSError):
+            self.connection.send(order)
 
     def receive(self) -> Any:
         """Return the next message from the fork server, or None if the server has ended."""
@@ -149,7 +127,6 @@ class ForkServer:
                 return None
 
     def close(self) -> None:
-        """End the fork server and all processes that it has started."""
         self.connection.close()  # the server ends when the connection closes
         try:
             self._process.wait(EXIT_S)
@@ -157,10 +134,9 @@ class ForkServer:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the fork server and all its descendants.
+        """Kill the server and its descendants.
 
-        If the server was killed before, its descendants are those of the worker now, because the
-        worker adopts orphans. A worker has no other child processes at this time.
+        If it was killed before, this worker has adopted them, and has no other child processes.
         """
         self.alive = False
         for pid in (self.pid, *descendants(self.pid)):
@@ -172,12 +148,7 @@ class ForkServer:
 
 
 class Child:
-    """Handle of the process that executes a run. The worker can wait for the run or kill it.
-
-    The attribute `ended` becomes True when the run has ended. The process and its descendants have
-    then exited. A descendant that blocks longer than a time limit (EXIT_S) after SIGKILL may still
-    be alive.
-    """
+    """Handle of the process of a run. When `ended` is True, its descendants have exited, too."""
 
     def __init__(self, server: ForkServer):
         self._server = server
@@ -186,15 +157,11 @@ class Child:
         self.lost = False  # whether the fork server ended before the run
 
     def fileno(self) -> int:
-        """Return a file descriptor that is ready when the fork server has sent a message.
-
-        `multiprocessing.connection.wait` calls this method. When the descriptor is ready, call
-        `wait(0)` of this object to receive the message.
-        """
+        """For `multiprocessing.connection.wait`, which tells when the server has sent a message."""
         return self._server.connection.fileno()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the run to end. Returns whether it has ended."""
+        """Wait at most `seconds` for the run to end. Return whether it has ended."""
         if not self.ended and wait_for([self._server.connection], seconds):
             with blocked_signals():
                 self._take(self._server.receive())
@@ -208,14 +175,10 @@ class Child:
             return
         _, self.exit_code, left = answer
         if left:
-            say(
-                f"processes {left} of a run are still alive {EXIT_S:.0f} s after SIGKILL and may "
-                "still hold GPU memory",
-                sys.stderr,
-            )
+            alive = f"processes {left} of a run are still alive {EXIT_S:.0f} s after SIGKILL"
+            say(f"{alive} and may still hold GPU memory", sys.stderr)
 
     def kill(self) -> None:
-        """Kill the process of the run and all its descendants."""
         if not self.ended:
             self._server.send(("kill",))
             if not self.wait(EXIT_S + 5):
@@ -224,20 +187,19 @@ class Child:
 
     def stacks(self, scratch: Path) -> None:
         """Make every process of the run write the stacks of its threads, see `watch_stacks`."""
-        before = _sizes(scratch)
+
+        def sizes() -> dict[Path, int]:
+            return {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
+
+        before = last = sizes()
         self._server.send(("stacks",))
         deadline = time.monotonic() + STACKS_S
-        last = before
         while time.monotonic() < deadline:
             time.sleep(0.05)
-            now = _sizes(scratch)
+            now = sizes()
             if now == last and all(now.get(path, 0) > size for path, size in before.items()):
                 break  # every process has written, and no file has grown since
             last = now
-
-
-def _sizes(scratch: Path) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
 
 
 def oom_kills() -> int:

@@ -30,10 +30,9 @@ class Message(BaseModel):
         """Raises ValueError if the data are no such message."""
         return cls.model_validate(json.loads(data))
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path) -> None:
         with whole_file(path) as file:
             file.write(self.encode())
-        return path
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -41,10 +40,7 @@ class Message(BaseModel):
 
 
 class Request(Message):
-    """One attempt to execute a run: the benchmark, its parameters, folders and GPUs.
-
-    The worker passes the request to the processes that execute the run.
-    """
+    """One attempt to execute a run, for the processes that execute it."""
 
     benchmark: str
     version: int  # version of the benchmark at submission
@@ -72,7 +68,6 @@ class Request(Message):
         return self.nodes * (self.nproc_per_node or 1)
 
     def on(self, **changes: Any) -> Request:
-        """Return a copy with other values of some fields."""
         return self.model_copy(update=changes)
 
 
@@ -99,7 +94,7 @@ class Outcome(Message):
 
 
 class RankFailure(Message):
-    """A rank that failed. torchrun's agent, which starts the ranks of a node, reports it."""
+    """A rank that failed, as torchrun's agent reports it."""
 
     rank: int
     exit_code: int  # negative: number of the signal that killed the rank

@@ -34,10 +34,7 @@ def failed(
 def outcome_of(
     error: BaseException, oom: dict[str, int] | None = None, phase: str | None = None
 ) -> Outcome:
-    """Return the outcome of a run that raised an exception.
-
-    `oom` has the sizes in bytes of the latest failed GPU allocation, as fields of `Failure`.
-    """
+    """Return the outcome of a run that raised an exception. `oom` is from the GPU's allocator."""
     if isinstance(error, MemoryError):  # free memory, which the next lines need
         traceback.clear_frames(error.__traceback__)
     text = "".join(traceback.format_exception(error))
@@ -73,10 +70,9 @@ def _plain_text(text: str) -> str:
 
 
 def _has_lost_peer(error: BaseException) -> bool:
-    """Return whether an exception comes from a failed collective operation.
+    """Return whether an exception comes from a failed collective, as when another rank has ended.
 
-    It often fails because another rank has ended. The times of the reports do not show which rank
-    failed first: a rank that ends closes its connections before it reports its outcome.
+    That rank closes its connections before it reports its outcome, so times do not show the first.
     """
     names = {cls.__name__ for cls in type(error).__mro__ if cls.__module__ == "torch.distributed"}
     return "DistError" in names or any(part in _message(error) for part in _LOST_PEER)
@@ -98,21 +94,16 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
 
 
 def scratch_failed(message: str) -> Outcome:
-    """Return the outcome of a run whose scratch folder cannot be created or written.
-
-    This is not the fault of the run, so the same submit command repeats it (status killed).
-    """
+    """Return the outcome of a run without scratch folder. The same command repeats it."""
     return failed(Status.killed, "NoScratch", message)
 
 
 def timed_out(timeout_s: float, stacks: str) -> Outcome:
-    return failed(
-        Status.timeout,
-        "Timeout",
+    message = (
         f"took longer than {timeout_s:g} s; if it does not hang, raise timeout_s in the sweep and "
-        "repeat the submit command with --retry-failed",
-        stacks,
+        "repeat the submit command with --retry-failed"
     )
+    return failed(Status.timeout, "Timeout", message, stacks)
 
 
 def stopped(
@@ -139,7 +130,6 @@ def stopped(
 
 
 def cancelled_before_start() -> Outcome:
-    """Return the outcome of a run that `jobs cancel --where` cancelled before it started."""
     message = "cancelled before it started; submit the sweep again to execute this run"
     return failed(Status.cancelled, "Cancelled", message)
 
@@ -150,29 +140,18 @@ def not_repeated(before: Record) -> Outcome:
     assert failure is not None and place is not None
     where = "the trial" if place.trial else f"round {place.round}"
     message = f"not executed again, because it ended so in {where}: {failure.message}"
-    return Outcome(
-        status=before.status,
-        failure=failure.model_copy(update={"message": message, "traceback": None}),
-    )
+    why = failure.model_copy(update={"message": message, "traceback": None})
+    return Outcome(status=before.status, failure=why)
 
 
 def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
-    """Return the outcome of a process that ended without reporting a result.
-
-    Args:
-        exit_code: negative number of the signal that killed the process. None if the fork server,
-            which is the parent of the process, ended first.
-        traces: the stacks at the crash, or the end of the log.
-        out_of_memory: whether the OOM killer was active in the job's memory cgroup.
-    """
+    """Return the outcome of a process without a result. Code None: its server ended first."""
     if exit_code is None:
         return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)
     if exit_code >= 0:
-        message = (
-            f"exited with exit code {exit_code} before it reported a result; "
-            "see `python -m jobs logs`"
-        )
-        return failed(Status.error, f"exit code {exit_code}", message, traces)
+        code = f"exit code {exit_code}"
+        message = f"exited with {code} before it reported a result; see `python -m jobs logs`"
+        return failed(Status.error, code, message, traces)
     name = signal_name(-exit_code)
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = (
@@ -180,9 +159,5 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
             "full; make the run smaller or, on Slurm, raise resources.mem_gb in the sweep"
         )
         return failed(Status.oom, name, message, traces, memory="host")
-    return failed(
-        Status.killed,
-        name,
-        f"the process was terminated by {name}; see `python -m jobs logs`",
-        traces,
-    )
+    message = f"the process was terminated by {name}; see `python -m jobs logs`"
+    return failed(Status.killed, name, message, traces)

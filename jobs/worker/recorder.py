@@ -1,8 +1,4 @@
-"""Makes and writes records, which say how each attempt to execute a run ended.
-
-A record contains the outcome of the attempt (measurements or a failure) and information about the
-machine.
-"""
+"""Makes and writes records: the outcome of an attempt, and information about code and machine."""
 
 from __future__ import annotations
 
@@ -30,15 +26,11 @@ from jobs.worker.conditions import energy_facts
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.messages import Outcome
 
+Conditions = dict[str, dict[str, Any]]  # of `ConditionSampler.by_phase`
 _SLURM = (
-    "job_id",
-    "array_job_id",
-    "array_task_id",
-    "cluster_name",
-    "job_partition",
-    "job_nodelist",
+    "job_id", "array_job_id", "array_task_id", "cluster_name", "job_partition", "job_nodelist",
     "restart_count",
-)
+)  # fmt: skip
 
 
 class CannotRecord(SystemExit):
@@ -89,10 +81,7 @@ def job_id(facts: dict[str, str]) -> str:
 
 
 class Recorder:
-    """Writes the records of one job to a file that no other job uses.
-
-    `slurm` is from `slurm_facts`. It is empty without Slurm.
-    """
+    """Writes the records of one job to a file that no other job uses."""
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
         self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
@@ -125,24 +114,15 @@ class Recorder:
         )
 
     def write(
-        self,
-        attempt: Attempt,
-        outcome: Outcome,
-        conditions: dict[str, dict[str, Any]] | None = None,
+        self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
     ) -> Record:
-        """Write the record of one attempt to execute a run, and print a summary line.
-
-        Raises:
-            CannotRecord: if the record cannot be written, e.g. because the disk is full.
-            Replaced: if another worker of the job has started. Nothing is written then.
-        """
+        """Write and print the record of one attempt. Raises CannotRecord or Replaced."""
         self.require_job()
         record = self._record(attempt, outcome, conditions or {})
         if self._writer is None:
             name = f"{self._manifest.id}-{self._job.index}"
             self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
-        written = self._writer.write(record)
-        if not written:
+        if not self._writer.write(record):
             assert self._writer.error is not None
             unwritable.mark(self._manifest.path, self._job.index, self._writer.error)
             raise CannotRecord(self._writer.error)
@@ -157,12 +137,7 @@ class Recorder:
         self._token = claim_job(self._manifest.job_folder(self._job.index))
 
     def require_job(self) -> None:
-        """Check that this worker still has its job, and that the job's folder exists.
-
-        Raises:
-            CannotRecord: if the results folder was moved or removed.
-            Replaced: if another worker of the job has started.
-        """
+        """Raise CannotRecord if the results folder is gone, Replaced if this worker is replaced."""
         folder = self._manifest.job_folder(self._job.index)
         if not folder.is_dir():
             error = FileNotFoundError(errno.ENOENT, "moved or removed while its runs executed")
@@ -175,8 +150,8 @@ class Recorder:
     def claimed(self, attempt: Attempt) -> Attempt:
         """Create the log of an attempt, and return the attempt.
 
-        If the log exists, a worker that died or was replaced has begun an attempt with the same
-        number. The attempt then gets the next free number.
+        If a worker that died or was replaced has begun an attempt with the same number and thus has
+        created its log, the attempt gets the next free number.
         """
         while True:
             try:
@@ -188,9 +163,7 @@ class Recorder:
             except OSError:  # e.g. a full disk, which the record shows
                 return attempt
 
-    def _record(
-        self, attempt: Attempt, outcome: Outcome, conditions: dict[str, dict[str, Any]]
-    ) -> Record:
+    def _record(self, attempt: Attempt, outcome: Outcome, conditions: Conditions) -> Record:
         manifest, run = self._manifest, attempt.run
         measurements = None
         status, failure, measuring = outcome.status, outcome.failure, outcome.measuring
@@ -209,9 +182,7 @@ class Recorder:
         sources = self.code.sources(run)[0]
         if sources != attempt.source_hash:  # a benchmark imports modules while it runs
             sources = None
-        imported = None
-        if status is Status.ok and sources is not None:
-            imported = self.code.imported(run, outcome.not_imported)
+        is_known = status is Status.ok and sources is not None
         return Record(
             run=run.id,
             repeat=attempt.repeat,
@@ -241,7 +212,7 @@ class Recorder:
             block=attempt.place,
             checkout=run.checkout,
             source_hash=sources,
-            imported=imported,
+            imported=self.code.imported(run, outcome.not_imported) if is_known else None,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None
@@ -250,11 +221,7 @@ class Recorder:
 
 
 def _measurements_of(outcome: Outcome) -> Measurements:
-    """Return the results that a benchmark returned.
-
-    Raises:
-        ValueError: if they cannot be stored, or have a key that no record has.
-    """
+    """Return the results that a benchmark returned. Raises ValueError if they cannot be stored."""
     returned, valid = outcome.measurements or {}, list(Measurements.model_fields)
     for key in returned:
         if key not in valid:
@@ -273,9 +240,9 @@ def _holds(folder: Path) -> bool:
 
 def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Combine the states of one GPU before and after a run in one dict."""
-    which = ("name", "uuid")
-    states = {
+    which = {name: before[name] for name in ("name", "uuid")}
+    states = {"before": before, "after": after}
+    return which | {
         when: {name: value for name, value in state.items() if name not in which}
-        for when, state in (("before", before), ("after", after))
+        for when, state in states.items()
     }
-    return {name: before[name] for name in which} | states

@@ -4,10 +4,7 @@ The worker describes the run in a `Request`. The benchmark is called in one of t
 
 - Single-process run: the fork server forks a process, which calls `run_alone`.
 - Run with several ranks: torchrun starts each rank as `python -m jobs.worker.run_process REQUEST`.
-  REQUEST is a JSON file that contains the `Request`.
 - Debug run: the worker calls `execute` in its own process.
-
-The worker then makes a record from the outcome.
 """
 
 from __future__ import annotations
@@ -45,11 +42,8 @@ def become_run(request: Request) -> None:
         try:
             log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:  # e.g. a full disk: keep writing to the worker's output
-            say(
-                f"cannot open the run's log {request.log}: {error.strerror}; the output of "
-                "the run goes to the job's log",
-                sys.stderr,
-            )
+            why = f"cannot open the run's log {request.log}: {error.strerror}"
+            say(f"{why}; the output of the run goes to the job's log", sys.stderr)
         else:
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -81,10 +75,7 @@ def run_rank(request_path: Path) -> int:
 
 
 def execute(request: Request) -> Outcome:
-    """Call the `run` function of a benchmark in this process, and return the outcome.
-
-    Any exception, even SystemExit, is caught. The outcome then describes the failure.
-    """
+    """Call the `run` function of a benchmark in this process. Any exception becomes the outcome."""
     oom: dict[str, int] = {}
     _noted("forget")  # what an earlier run in this process noted
     called = starting = measuring = None
@@ -170,10 +161,7 @@ def _check_plain(fact: Any, name: str) -> None:
         fact.encode()
     elif not isinstance(fact, (int, type(None))):
         kind = f"{type(fact).__module__}.{type(fact).__name__}"
-        raise TypeError(
-            f"{name} must be a number, string, list, dict or None, got a {kind}; "
-            "convert it to one of these types"
-        )
+        raise TypeError(f"{name} must be a number, string, list, dict or None, got a {kind}")
 
 
 def _check_gpus(gpus: list[str]) -> None:

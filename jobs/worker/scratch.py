@@ -21,15 +21,11 @@ _OTHER_FOLDER = "set TMPDIR to a folder with free space, and submit the sweep ag
 
 
 def no_scratch(error: OSError) -> str:
-    """Return the message for a scratch folder that cannot be created."""
     return f"cannot create a temporary folder: {error}; {_OTHER_FOLDER}"
 
 
 def outcome_file(scratch: str | Path, rank: int = 0) -> Path:
     return Path(scratch, f"outcome{rank}.json")
-
-
-# ---- written by the processes of a run -----------------------------------------------------------
 
 
 def deliver(message: Message, path: Path) -> bool:
@@ -60,14 +56,8 @@ def watch_stacks(path: Path) -> None:
     faulthandler.enable(file=file, all_threads=True)
 
 
-# ---- read by the worker --------------------------------------------------------------------------
-
-
 def collect(request: Request, kills: int, child: Child) -> NodeReport:
-    """End a run on this node, and return the node's report about it.
-
-    `kills` is the value of `oom_kills()` before the run.
-    """
+    """End a run on this node, and return the report about it. `kills` are from before the run."""
     exit_code = child.exit_code if child.ended else 0
     child.kill()
     scratch = Path(request.scratch)
@@ -90,7 +80,7 @@ def outcomes_in(scratch: Path) -> list[Outcome]:
 
 
 def undelivered(scratch: Path) -> str | None:
-    """Return why a process of a run could not write to its scratch folder; None if all could."""
+    """Return why a process of a run could not write to its scratch folder, if so."""
     numbers = [path.name.removeprefix(_UNDELIVERED) for path in scratch.glob(f"{_UNDELIVERED}*")]
     if not numbers:
         return None

@@ -7,7 +7,7 @@ import sys
 
 from jobs.printing import say
 from jobs.results.manifest import Job, Manifest
-from jobs.worker.environment import with_checkout, with_project
+from jobs.worker.environment import with_project
 from jobs.worker.isolation import ForkServer, ServerDied
 
 
@@ -40,7 +40,7 @@ class ForkServers:
         environment, cwd = with_project(dict(os.environ)), None
         if checkout:
             place = self._manifest.checkouts[checkout]
-            environment, cwd = with_checkout(environment, place.python_path), place.cwd
+            environment, cwd = with_project(environment, place.python_path), place.cwd
         try:
             return ForkServer(self._modules, self._benchmarks, environment, cwd)
         except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
@@ -49,6 +49,5 @@ class ForkServers:
             return ForkServer(environment=environment, cwd=cwd)
 
     def close(self) -> None:
-        """End all servers, and the processes that they have started."""
         for server in self._servers.values():
             server.close()

@@ -1,8 +1,7 @@
 """torchrun on one node: an agent process starts the ranks of the node and reports failed ranks.
 
-For each run, the agent of node 0 opens the store through which agents and ranks find each other.
-The system picks a free port when it binds the socket, so concurrent runs cannot use the same port.
-The module `nodes` coordinates the nodes of a job.
+For each run, the agent of node 0 opens the store through which agents and ranks find each other, on
+a free port that the system picks. The module `nodes` coordinates the nodes of a job.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ JOIN_S = 120  # maximum wait for the agents of the other nodes, in seconds
 
 
 def agent(request: Request) -> None:
-    """Start and watch the ranks of a run on this node with torchrun.
-
-    This is the main function of a process, the agent. It leaves an `AgentReport` in the scratch
-    folder of the run.
-    """
+    """Start and watch the ranks of a run on this node: the main function of the agent."""
     become_run(request)
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack-agent.txt")
@@ -72,10 +67,11 @@ def _launch(request: Request) -> list[RankFailure]:
         # By default, torchrun would leave a folder in /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
-    request_path = request.on(agent=os.getpid()).write(scratch / "request.json")
-    command = ["-u", "-m", "jobs.worker.run_process", str(request_path)]
+    path = scratch / "request.json"
+    request.on(agent=os.getpid()).write(path)
     try:
-        elastic_launch(config, sys.executable)(*command)
+        launch = elastic_launch(config, sys.executable)
+        launch("-u", "-m", "jobs.worker.run_process", str(path))
     except ChildFailedError as error:
         return [
             RankFailure(rank=rank, exit_code=failure.exitcode, at=failure.timestamp)

@@ -1,9 +1,9 @@
 """The order in which a worker executes the runs of a block, and what each execution includes.
 
-Before the first round that a worker executes, also one that continues a block, it executes each run
-once in a trial. The trial checks the output, so that no round includes the check, and finds the
-longest hold and the values that all rounds share. Its times are thrown away: its first process
-starts from another state of the GPU, and its processes have holds of their own.
+Before the first round that a worker executes, it executes each run once in a trial. The trial
+checks the output, so that no round includes the check, and finds the longest hold and the values
+that all rounds share. Its times are thrown away: its first process starts from another state of the
+GPU, and its processes have holds of their own.
 """
 
 from __future__ import annotations
@@ -13,14 +13,51 @@ import uuid
 from typing import Any
 
 from jobs.block import Block, TaskKey
-from jobs.results.counting import complete_executions, complete_rounds, is_trial
-from jobs.results.manifest import Manifest
+from jobs.results.cancelled import read_cancelled
+from jobs.results.counting import (
+    complete_executions,
+    complete_rounds,
+    is_done_in_job,
+    is_trial,
+)
+from jobs.results.manifest import Job, Manifest
 from jobs.results.record import BlockPlace, Record
+from jobs.results.record_reader import RecordTail
 from jobs.status import Status
-from jobs.worker.known_results import KnownResults
+from jobs.worker.recorder import Recorder
 
 # A run that ended so in one round would end so in the next. Other failures may be accidents.
 _LASTING = (Status.unsupported, Status.wrong, Status.oom, Status.timeout)
+
+
+class KnownResults:
+    """The records of the runs of a job in its results folder, oldest first."""
+
+    def __init__(self, manifest: Manifest, job: Job, recorder: Recorder):
+        self._manifest, self._recorder = manifest, recorder
+        self._tail = RecordTail(manifest.folder, {run for run, _ in job.tasks})
+        self.records: list[Record] = []
+        self.cancelled: set[TaskKey] = set()  # what `jobs cancel --where` listed
+
+    def refresh(self) -> None:
+        self.records += self._tail.new()
+        # A union, because a network file system may fail for a moment.
+        self.cancelled |= read_cancelled(self._manifest.path)
+
+    def of(self, task: TaskKey) -> list[Record]:
+        return [record for record in self.records if (record.run, record.repeat) == task]
+
+    def is_result(self, record: Record) -> bool:
+        """Return whether the worker keeps a record instead of executing its run again."""
+        manifest, recorder = self._manifest, self._recorder
+        return is_done_in_job(
+            record,
+            manifest.id,
+            cancelled=(record.run, record.repeat) in self.cancelled,
+            usable=not manifest.force
+            and record.device == recorder.device
+            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record)),
+        )
 
 
 class Turns:
@@ -35,7 +72,6 @@ class Turns:
         self._since = time.time()
 
     def complete(self) -> set[int]:
-        """Return the rounds that need not be executed, see `complete_rounds`."""
         known = self._known
         return complete_rounds(self._block, self._own(), known.is_result, known.cancelled)
 
@@ -45,10 +81,7 @@ class Turns:
         return bool(complete_executions(own))
 
     def places(self, round: int, trial: bool = False) -> list[tuple[TaskKey, BlockPlace]]:
-        """Return the (run id, repeat) pairs of a new execution of a round, in order.
-
-        With `trial`, they are those of the trial before the round.
-        """
+        """Return the tasks of a new execution of a round, or of the trial before it, in order."""
         block, execution = self._block, uuid.uuid4().hex[:12]
         tasks = block.first_tasks(round) if trial else block.tasks(round)
         return [
@@ -76,10 +109,9 @@ class Turns:
     def options(self, run: str, place: BlockPlace) -> dict[str, Any]:
         """Return what the next execution of a run includes, see `systems.benchmark.RoundOptions`.
 
-        The first successful execution of a run by this worker includes the check of its output. The
-        later ones measure the same code on the same GPU. In a trial, each run has its own hold. The
-        longest of them is the hold of all rounds, so that no process has another clock. Without a
-        trial, it is the longest so far.
+        The first successful execution of a run by this worker includes the check of its output. In
+        a trial, each run has its own hold. The longest of them, or without a trial the longest so
+        far, is the hold of all rounds, so that no process has another clock.
         """
         since = [
             record

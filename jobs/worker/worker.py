@@ -34,33 +34,36 @@ from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.slurm_job_states import exceeded_memory
+from jobs.results.stale import Staleness
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment
-from jobs.worker.isolation import Child, blocked_signals
-from jobs.worker.known_results import KnownResults
+from jobs.worker.fork_server import EXIT_S
+from jobs.worker.isolation import Child, blocked_signals, oom_kills
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
     cancelled_before_start,
+    died,
     failed,
     not_repeated,
     scratch_failed,
     stopped,
+    timed_out,
 )
 from jobs.worker.ranks.node_connections import accept_workers, node_address
 from jobs.worker.ranks.nodes import dismiss, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
-from jobs.worker.recorder import Attempt, Recorder, job_id, slurm_facts
-from jobs.worker.run_process import execute
-from jobs.worker.run_with_timeout import run_with_timeout
-from jobs.worker.scratch import no_scratch
+from jobs.worker.recorder import Attempt, Conditions, Recorder, job_id, slurm_facts
+from jobs.worker.run_process import execute, run_alone
+from jobs.worker.scratch import collect, no_scratch, outcome_file
 from jobs.worker.servers import ForkServers
-from jobs.worker.turns import Turns
+from jobs.worker.turns import KnownResults, Turns
 
 JUDGING_S = 300.0  # time limit of a process that judges a block
 WARNING_S = 120.0  # time before the limit of a job in which a worker starts no further round
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
+TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds
 
 
 class Stopped(SystemExit):
@@ -68,20 +71,13 @@ class Stopped(SystemExit):
 
 
 class NodeLost(SystemExit):
-    """Raised to end this worker when the worker on another node of the job is lost.
-
-    The remaining runs of the job cannot be executed without that node.
-    """
+    """Raised to end this worker when the worker on another node of the job is lost."""
 
 
 class Worker:
-    """Executes one job of a submission on one node.
+    """Executes one job of a submission on one node. Only the worker of node 0 writes records.
 
-    Args:
-        index: index of the job in the manifest.
-        in_process: whether to call benchmarks in this process, without isolation and timeout. True
-            for `--debug`.
-        node_rank: rank of this node in the job. Only the worker on node 0 writes records.
+    `in_process` calls benchmarks in this process, without isolation and timeout, for `--debug`.
     """
 
     def __init__(
@@ -113,7 +109,7 @@ class Worker:
         self._followers: list[Connection] = []  # to the workers of the other nodes
 
     def _unsupported_reason(self, visible: int) -> str | None:
-        """Return a message if this machine has too few nodes or GPUs for the job, else None."""
+        """Return why this machine has too few nodes or GPUs for the job, if it has."""
         shape = self.job.shape
         nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
         if shape.nodes > nodes:
@@ -124,13 +120,8 @@ class Worker:
             return f"needs {counted(shape.gpus_per_node, 'GPU')} per node, but {offers}"
         return None
 
-    # ---- the loop --------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Execute the runs of the job one after another. Runs that are done are skipped.
-
-        If this machine does not support the job, the runs are recorded as unsupported.
-        """
+        """Execute the runs of the job that are not done, or record that they are unsupported."""
         nodes = self.job.shape.nodes if self._unsupported is None else 1
         restarts = self.slurm.get("restart_count", "0")
         name = f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
@@ -151,7 +142,8 @@ class Worker:
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
         with blocked_signals():  # see `Recorder.begin`
-            self.recorder.code.note_start(self.manifest.runs[run] for run, _ in self.job.tasks)
+            runs = (self.manifest.runs[run] for run, _ in self.job.tasks)
+            self.recorder.code.staleness = Staleness(runs)
         for block, tasks in in_blocks(self.job.tasks, self.manifest.blocks):
             if block is None:
                 self._run_single(tasks[0])
@@ -162,12 +154,10 @@ class Worker:
         self._write_state(None)
 
     @property
-    def _stops_early(self) -> bool:
-        """Whether `--debug` has found a failure."""
+    def _stops_early(self) -> bool:  # as `--debug` does at a failure
         return self.in_process and bool(self.failures)
 
     def _run_single(self, task: TaskKey) -> None:
-        """Execute and record a run that is in no block, if necessary."""
         self.known.refresh()
         is_done = any(map(self.known.is_result, self.known.of(task)))
         if not is_done and not self._skip_cancelled(task):
@@ -175,7 +165,6 @@ class Worker:
             self._kept += 1
 
     def _run_block(self, block: Block, rounds: list[int]) -> None:
-        """Execute the rounds of a block that are not complete."""
         to_try = block.trial and not self.in_process and self._unsupported is None
         turns = Turns(block, self.manifest, to_try, self.known)
         longest_s = 0.0  # duration of a round
@@ -205,10 +194,7 @@ class Worker:
             self._ends_early(block, turns, 0.0)
 
     def _ends_early(self, block: Block, turns: Turns, round_s: float) -> bool:
-        """Return whether a block is decided, or the job has no time for a round of this duration.
-
-        What is known about the block is saved. Then no further block of the job is executed either.
-        """
+        """Save what a block says. Return whether it is decided, or no time is left for a round."""
         done = len(turns.complete())
         self._late |= bool(self.slurm) and self._seconds_left() < 1.2 * round_s
         found = self._judge(block) if done >= FEWEST_ROUNDS else None
@@ -269,8 +255,7 @@ class Worker:
     def _skip_cancelled(self, task: TaskKey, place: BlockPlace | None = None) -> bool:
         """Return whether `jobs cancel --where` cancelled this run. If so, record that once.
 
-        A run that a later submission has recorded is not recorded again, because the latest record
-        determines the status of the run.
+        A run that a later submission has recorded is not recorded again: the latest record counts.
         """
         if task not in self.known.cancelled:
             return False
@@ -278,8 +263,6 @@ class Worker:
         if not any(r.started_at > since and not is_trial(r) for r in self.known.of(task)):
             self.recorder.write(self._begin(task, place), cancelled_before_start())
         return True
-
-    # ---- deaths of workers -----------------------------------------------------------------------
 
     def _count_deaths(self) -> Counter[str]:
         """Return, for each run, the number of workers of this job that died while executing it."""
@@ -294,7 +277,6 @@ class Worker:
         return deaths
 
     def _outcome_of_deaths(self) -> Outcome:
-        """Return the outcome of a run during which too many workers died."""
         if self.slurm and exceeded_memory(self.manifest, job_id(self.slurm)):
             message = (
                 f"Slurm ended the job step {MAX_DEATHS} times during this run, because it exceeded "
@@ -308,27 +290,15 @@ class Worker:
         return failed(Status.killed, "WorkerDied", message)
 
     def _write_state(self, attempt: Attempt | None) -> None:
-        """Write to the file state.json which attempt this worker is executing, if any.
-
-        `jobs status` reads the file, and so does the next worker of the job if this one dies.
-        """
+        """Write state.json, for `jobs status` and the next worker of the job if this one dies."""
         state = WorkerState(
-            running=attempt.as_state() if attempt else None,
-            deaths=dict(self._deaths),
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            at=time.time(),
+            running=attempt.as_state() if attempt else None, deaths=dict(self._deaths)
         )
         try:
             write_worker_state(self.folder, state)
         except OSError as error:  # a full disk must not end the job
-            say(
-                f"cannot write {self.folder}/state.json: {error.strerror}; "
-                "`python -m jobs status` cannot show the current run",
-                sys.stdout,
-            )
-
-    # ---- one run ---------------------------------------------------------------------------------
+            what = f"cannot write {self.folder}/state.json: {error.strerror}"
+            say(f"{what}; `python -m jobs status` cannot show the current run", sys.stdout)
 
     def _begin(self, task: TaskKey, place: BlockPlace | None = None) -> Attempt:
         number = 1 + max((record.attempt for record in self.known.of(task)), default=0)
@@ -394,33 +364,45 @@ class Worker:
             nodes, expired = lead(server, request, self._followers, timeout_s, self._remember)
             return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
         if not self.in_process:
-            server = self._servers.get(request.checkout)
-            return run_with_timeout(server, request, timeout_s, self._remember)
+            return self._run_with_timeout(request, timeout_s)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         outcome = execute(request)
         if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
             raise KeyboardInterrupt
         return outcome
 
-    def _remember(self, child: Child) -> Child:
+    def _remember(self, child: Child) -> None:
         self._child = child
-        return child
+
+    def _run_with_timeout(self, request: Request, timeout_s: float) -> Outcome:
+        """Execute a run that has a single process, which is killed at the timeout."""
+        kills, server = oom_kills(), self._servers.get(request.checkout)
+        self._child = child = server.start(run_alone, request, scratch=request.scratch)
+        expired = not child.wait(timeout_s)
+        if expired and outcome_file(request.scratch).exists():
+            expired = not child.wait(EXIT_S)  # the run has measured; only its exit is slow
+        if expired:
+            child.stacks(Path(request.scratch))
+        found = collect(request, kills, child)
+        if found.outcomes:
+            return found.outcomes[0]
+        if found.undelivered is not None:
+            return scratch_failed(found.undelivered)
+        if expired:
+            return timed_out(timeout_s, found.stacks)
+        if found.exit_code == -signal.SIGTERM:
+            time.sleep(TERM_S)  # Slurm may signal the worker a little later
+        return died(found.exit_code, found.stacks or found.log_end, found.out_of_memory)
 
     def _record(
-        self,
-        attempt: Attempt,
-        outcome: Outcome,
-        conditions: dict[str, dict[str, Any]] | None = None,
+        self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
     ) -> None:
         record = self.recorder.write(attempt, outcome, conditions)
         if record.status.is_failure:
             self.failures.append(record)
 
-    # ---- stopping --------------------------------------------------------------------------------
-
     @property
     def has_begun(self) -> bool:
-        """Whether this worker has executed a run, or is executing one."""
         return self.executed > 0 or self._current is not None
 
     @property
@@ -429,7 +411,6 @@ class Worker:
         return self.executed > 0 and self._kept == 0
 
     def stop(self, reason: Literal["preempted", "cancelled", "limit"]) -> None:
-        """Kill the run that is executing, and write its record."""
         with blocked_signals():
             if self._current is None:
                 return
@@ -445,10 +426,7 @@ class Worker:
                     shutil.rmtree(scratch, ignore_errors=True)
 
     def handle_term(self) -> None:
-        """Install handlers for SIGTERM and SIGINT that record the current run and exit.
-
-        The local queue sends SIGTERM to stop its workers.
-        """
+        """Make SIGTERM, which the local queue sends, and SIGINT record the current run and exit."""
 
         def on_term(signum: int, frame: FrameType | None) -> None:
             self.stop("cancelled")

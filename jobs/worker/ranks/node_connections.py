@@ -38,9 +38,6 @@ def node_address() -> str:
     This is an address of the name that Slurm uses for the node, of the host name, or the address
     from which srun was started, which is that of node 0. A loopback address is returned only if it
     is the name of the node itself: a host name often has one in /etc/hosts.
-
-    Raises:
-        RuntimeError: if there is no such address.
     """
     names = [
         os.environ.get("SLURMD_NODENAME"),
@@ -63,7 +60,6 @@ def node_address() -> str:
 
 
 def _is_own(family: int, ip: str) -> bool:
-    """Return whether a network interface of this machine has an IP address."""
     try:
         with socket.socket(family) as probe:
             probe.bind((ip, 0))
@@ -77,11 +73,7 @@ def send(connection: Connection, message: Message) -> None:
 
 
 def receive(connection: Connection, kind: type[M]) -> M:
-    """Receive the next message.
-
-    Raises:
-        ConnectionError: if the connection is lost, or the message is not of this kind.
-    """
+    """Receive the next message. Raises ConnectionError, also if it is of another kind."""
     try:
         return kind.decode(connection.recv_bytes())
     except (EOFError, OSError, ValueError) as error:
@@ -91,10 +83,7 @@ def receive(connection: Connection, kind: type[M]) -> M:
 def _prove(
     connected: socket.socket, key: bytes, *steps: Callable[[Connection, bytes], None]
 ) -> Connection:
-    """Execute the steps of a handshake, in HANDSHAKE_S at most, and return the connection.
-
-    A timeout of the socket would not be enough: it starts again with each byte.
-    """
+    """Execute the steps of a handshake, in HANDSHAKE_S at most. A socket's timeout restarts."""
 
     def shut_down() -> None:
         with suppress(OSError):  # the other end has closed it
@@ -118,12 +107,7 @@ def _prove(
 def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
     """Listen until the workers of all other nodes have connected, and return the connections.
 
-    Args:
-        rendezvous_file: file for the address and the secret. It is removed at the end.
-
-    Raises:
-        RuntimeError: if no further node connects within a time limit (MEET_S), although nodes are
-            still missing.
+    The file for address and secret is removed at the end. Raises RuntimeError after MEET_S.
     """
     with _Listener(node_address(), os.urandom(32)) as listener:
         host, port = listener.server_address[:2]
@@ -159,10 +143,7 @@ def _next(proven: queue.SimpleQueue[Connection], found: int, count: int) -> Conn
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Accepts connections, and checks each in a thread of its own for the secret.
-
-    A client that stays silent therefore does not delay a worker.
-    """
+    """Accepts connections, and checks each for the secret in a thread of its own."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -194,11 +175,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 def connect_to_leader(rendezvous_file: Path) -> Connection:
-    """Connect to the worker on node 0.
-
-    Raises:
-        RuntimeError: if this node cannot connect to the leader within a time limit (MEET_S).
-    """
+    """Connect to the worker on node 0. Raises RuntimeError if that fails for MEET_S."""
     deadline = time.monotonic() + MEET_S
     while True:
         try:

@@ -31,9 +31,9 @@ LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
 class _Part:
     """The part of a run that this node executes, and the deadline until which the node waits.
 
-    At first, the deadline is the timeout of the run. When a rank fails, the deadline moves to at
-    most CONSEQUENCES_S seconds later. This is enough for the other ranks to report their failures.
-    torchrun alone would wait 30 s for a rank that ignores SIGTERM.
+    At first, the deadline is the timeout of the run. When a rank fails, it moves to at most
+    CONSEQUENCES_S later, in which the other ranks report their failures. torchrun alone would wait
+    30 s for a rank that ignores SIGTERM.
     """
 
     def __init__(self, server: ForkServer, request: Request, timeout_s: float):
@@ -64,26 +64,19 @@ class _Part:
             self._deadline = min(self._deadline, time.monotonic() + CONSEQUENCES_S)
 
     def ready(self, others: list[Connection]) -> list[Connection]:
-        """Wait for a moment, and return the connections that have a message.
-
-        The wait ends when this node's part ends.
-        """
+        """Wait for a moment, or for this node's part, and return the connections with a message."""
         waiting: list[Any] = others if self.child.ended else [self.child, *others]
         found = wait(waiting, max(0.0, min(LOOK_S, self._deadline - time.monotonic())))
         self.child.wait(0)
         return [one for one in found if isinstance(one, Connection)]
 
     def report(self) -> NodeReport:
-        """End this part of the run, and return the report about it."""
         if self._report is None:
             self._report = collect(self._request, self._kills, self.child)
         return self._report
 
     def endpoint(self) -> str | None:
-        """Wait for the address of the store that the agent of node 0 opens, as host:port.
-
-        None if the agent ends or the deadline passes first.
-        """
+        """Wait for the address of the store of node 0's agent. None if the part ends first."""
         path = self.scratch / "endpoint.json"
         while not path.exists():
             if self.child.wait(0.02) or not self.look():
@@ -91,11 +84,7 @@ class _Part:
         return str(json.loads(path.read_text()))
 
 
-# ---- the leader: node 0 --------------------------------------------------------------------------
-
-
 def dismiss(followers: list[Connection]) -> None:
-    """Tell the workers of the other nodes that the job ends."""
     _tell(followers, Order(what="end"))
     for connection in followers:
         connection.close()
@@ -116,13 +105,9 @@ def lead(
 ) -> tuple[list[NodeReport], bool]:
     """Execute a run with several ranks on all nodes of the job. Node 0 calls this function.
 
-    On each node, a torchrun agent starts the ranks. When the ranks of a node have ended, the node
-    sends a report. If a rank fails, or if the run reaches its timeout, the ranks of all nodes are
-    stopped. `followers` are the workers of the other nodes.
-
-    Returns:
-        The reports of all nodes, starting with node 0, and whether the run was killed because it
-        reached its timeout.
+    On each node, a torchrun agent starts the ranks. If a rank fails, or if the run reaches its
+    timeout, the ranks of all nodes are stopped. `followers` are the workers of the other nodes.
+    Returns the reports of all nodes, node 0 first, and whether the run reached its timeout.
     """
     part = _Part(server, request, timeout_s)
     on_start(part.child)
@@ -152,10 +137,7 @@ def lead(
 
 
 def _report_of(connection: Connection, token: str) -> NodeReport | None:
-    """Receive the report of another node about the attempt that `token` identifies.
-
-    If the connection is lost, the report says so. None if the report is about an earlier attempt.
-    """
+    """Receive the report of another node, or its loss. None if about an earlier attempt."""
     try:
         report = receive(connection, NodeReport)
     except ConnectionError:
@@ -164,10 +146,7 @@ def _report_of(connection: Connection, token: str) -> NodeReport | None:
 
 
 def _last_word(connection: Connection, token: str) -> NodeReport:
-    """Receive the last report of another node, which was ordered to stop the current run.
-
-    If none arrives within a time limit, return an empty report.
-    """
+    """Receive the report of a node that was ordered to stop. Without an answer, it is empty."""
     deadline = time.monotonic() + EXIT_S + 5
     while connection.poll(max(0.0, deadline - time.monotonic())):
         report = _report_of(connection, token)
@@ -176,20 +155,8 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
     return NodeReport(token=token)
 
 
-# ---- a follower: any other node ------------------------------------------------------------------
-
-
 def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_folder: Path) -> None:
-    """Run the worker of a node other than node 0, until the job ends.
-
-    The worker on node 0 leads: for each run, it asks this worker to start the ranks of this node.
-
-    Args:
-        job_folder: folder for this node's logs.
-
-    Raises:
-        RuntimeError: if this node cannot connect to the leader, see `connect_to_leader`.
-    """
+    """Run the worker of a node other than node 0: it starts the ranks of its node as ordered."""
     leader = connect_to_leader(rendezvous_file)
     servers.get()  # import modules while the leader prepares the first run
     try:

@@ -13,11 +13,7 @@ from jobs.worker.outcome import LOST, died, failed, scratch_failed, timed_out
 
 
 class Cause(IntEnum):
-    """Cause of the failure of a rank.
-
-    If one rank fails, the other ranks fail as a consequence. The causes are sorted: the rank with
-    the lowest value is assumed to have failed first, without the influence of another rank.
-    """
+    """Cause of the failure of a rank. The one with the lowest is assumed to have failed first."""
 
     crashed = 0  # killed by a signal other than SIGTERM and SIGABRT
     raised = 1  # raised an exception
@@ -25,15 +21,8 @@ class Cause(IntEnum):
     lost_peer = 3  # a collective raised an exception, because another rank had ended
     ended_by_torchrun = 4  # killed by SIGTERM from torchrun, or by SIGABRT
 
-    @property
-    def is_consequence(self) -> bool:
-        """Whether a rank with this cause probably failed because of another rank or torchrun."""
-        return self >= Cause.lost_peer
-
 
 class Failed(NamedTuple):
-    """A failed rank: why and when it failed, and its outcome."""
-
     cause: Cause
     at: float  # time of the failure, in seconds since the epoch
     rank: int
@@ -46,12 +35,9 @@ def outcome_of_ranks(
     """Return the outcome of a run with several ranks, by the first condition that holds:
 
     - All ranks are ok: the outcomes of the ranks are merged.
-    - A node was lost, or the fork server that starts a node's processes: the status is killed.
-    - A process could not write to its scratch folder: the status is killed.
-    - The run reached its timeout, and no rank failed by itself, i.e. for a reason other than
-      another rank or torchrun: the status is timeout.
-    - At least one rank failed: the outcome is that of the rank with the lowest `Cause`, i.e. of the
-      rank that probably failed first. Among ranks with the same cause, the earliest failure counts.
+    - A node or its fork server was lost, or a scratch folder cannot be written: killed.
+    - The run reached its timeout, and no rank failed by itself: timeout.
+    - A rank failed: the outcome is that of the rank with the lowest `Cause`, then the earliest.
     - Otherwise torchrun itself failed, and the outcome is its error.
 
     The first report is that of node 0. `expired` tells whether the run reached its timeout.
@@ -65,9 +51,14 @@ def outcome_of_ranks(
         if node.undelivered:
             return scratch_failed(node.undelivered)
     stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
-    failures = [*_raised(outcomes), *_silent(nodes, world_size)]
+    raised = (
+        Failed(Cause.lost_peer if o.lost_peer else Cause.raised, o.ended_at, o.rank, o)
+        for o in outcomes
+        if not o.is_ok
+    )
+    failures = [*raised, *_silent(nodes, world_size)]
     first = min(failures, key=lambda f: (f.cause, f.at, f.rank), default=None)
-    if expired and (first is None or first.cause.is_consequence):
+    if expired and (first is None or first.cause >= Cause.lost_peer):
         return timed_out(timeout_s, stacks)
     if first is not None:
         assert first.outcome.failure is not None
@@ -79,14 +70,6 @@ def outcome_of_ranks(
     errors = [node.agent.error for node in nodes if node.agent and node.agent.error]
     message = errors[0] if errors else f"{len(outcomes)} of {world_size} ranks reported a result"
     return failed(Status.error, "TorchrunError", message, nodes[0].log_end)
-
-
-def _raised(outcomes: list[Outcome]) -> Iterator[Failed]:
-    """Yield a `Failed` for each rank whose outcome is a failure, e.g. an exception."""
-    for outcome in outcomes:
-        if not outcome.is_ok:
-            cause = Cause.lost_peer if outcome.lost_peer else Cause.raised
-            yield Failed(cause, outcome.ended_at, outcome.rank, outcome)
 
 
 def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
@@ -114,13 +97,10 @@ def _cause_of(exit_code: int) -> Cause:
 
 
 def merge_ranks(outcomes: list[Outcome]) -> Outcome:
-    """Merge the outcomes of all ranks of a run. All of them must be ok.
+    """Merge the outcomes of all ranks of a run, all of which are ok.
 
-    `samples_ms` and `peak_memory_bytes` map each measured phase (e.g. forward) to the measurements
-    of one rank. After the merge, they map each phase to a list with one entry per rank. The time
-    `measuring` is the maximum of all ranks. A file that one rank imported is imported. All other
-    values are those of rank 0. If the ranks have measured different phases, the result is a
-    failure.
+    Each phase of `samples_ms` and `peak_memory_bytes` gets a list with one entry per rank, and the
+    slowest rank counts for `measuring`. Other values are those of rank 0.
     """
     outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
     measurements = [outcome.measurements or {} for outcome in outcomes]

