@@ -1,7 +1,6 @@
 """The commands of this project, as one application.
 
-The module of a command is imported when the command is called. It has a function with the name of
-the command (list_ for list, which is a builtin), and its EXAMPLES.
+The module of a command is imported when it is called. It has its function and its EXAMPLES.
 """
 
 from __future__ import annotations
@@ -104,19 +103,14 @@ def sweeps() -> None:
     """Submit sweeps that measure GPU kernels and distributed training, and show their results.
 
     `python -m jobs`, `python -m jobs.submit`, `python aggregate.py` and `sweeps` accept all
-    commands. The name of the command may be left out in `python -m jobs.submit SWEEP` (submit) and
-    in `python aggregate.py FOLDER` (tables), unless SWEEP or FOLDER is the name of a command.
-
-    `sweeps --install-completion` makes the tab key complete commands, options, sweep files, results
-    folders and runs in bash, zsh and fish.
+    commands. `python -m jobs.submit SWEEP` stands for submit, `python aggregate.py FOLDER` for
+    tables. `sweeps --install-completion` makes the tab key complete arguments in bash, zsh and
+    fish.
     """
 
 
 def command(arguments: Sequence[str], default: str | None = None) -> Any:
-    """Return the application, or its command `default` if the first argument is no command.
-
-    The result is a function that parses `sys.argv`, executes the command and raises SystemExit.
-    """
+    """Return the application, or its command `default` if the first argument is no command."""
     if default is None or (arguments and arguments[0] in COMMANDS):
         return get_command(app)
     return load(default)

@@ -1,7 +1,4 @@
-"""Arguments and options that several commands share, and their parsers.
-
-The parsers reject values that no command can use.
-"""
+"""Arguments and options that several commands share, and their parsers."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ def as_path(text: str) -> Path:
 
 
 def run_prefix(text: str) -> str:
-    """Return an argument that may be the beginning of a run id. "" begins every id."""
+    """Return the beginning of a run id. An empty text begins every id."""
     if not text:
         raise typer.BadParameter("RUN must be the first characters of a run id, got ''")
     return text
@@ -58,8 +55,8 @@ In = Annotated[
     Path | None,
     typer.Option(
         "--in",
-        help="Results folder that contains the run. [default: search the folder of the last "
-        "submission, then all folders in ./logs]",
+        help="Results folder of the run. [default: search that of the last submission, then "
+        "./logs]",
         **RESULTS,
     ),
 ]
@@ -67,8 +64,7 @@ RunId = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Id of a run, or its first characters, for example 3fa2. 'status --json' lists the "
-        "ids of all runs.",
+        help="Id of a run, or its first characters, for example 3fa2.",
         parser=run_prefix,
         autocompletion=run_ids,
     ),
@@ -78,8 +74,7 @@ Where = Annotated[
     typer.Option(
         "--where",
         metavar="CONDITION",
-        help="Only the runs that satisfy this condition, for example 'status == error and seq_len "
-        "> 4096'. It may contain parameters, benchmark, status, repeat and older_code (true or "
-        "false). Operators: ==, !=, <, <=, >, >=, in, not in, and, or, not. [default: all runs]",
+        help="Only the runs that satisfy this condition on parameters, benchmark, status, repeat "
+        "and older_code, for example 'status == error and seq_len > 4096'. [default: all runs]",
     ),
 ]

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from jobs.cli.arguments import Results, Where
-from jobs.cli.observed import matching, note_bad_lines
+from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import note, width
+from jobs.cli.where import matching
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.render import ListFormat, render_columns
 from jobs.results.run_states import observe

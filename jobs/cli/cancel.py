@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from jobs.cli.arguments import Folder, Where
-from jobs.cli.observed import matching, observed
+from jobs.cli.observed import observed
 from jobs.cli.output import fail
+from jobs.cli.where import matching
 from jobs.formatting import counted
 from jobs.launch.cancel import await_end
 from jobs.launch.cancel import cancel as cancel_jobs
@@ -15,10 +16,9 @@ EXAMPLES = "logs/flash --where 'dtype == fp16'"
 def cancel(folder: Folder = None, where: Where = None) -> None:
     """Cancel all queued and running jobs of a results folder.
 
-    Cancels the jobs of all submissions in the folder. Records of finished runs are kept. To
-    continue the sweep, submit it again: the command ends when the jobs have ended, or says after a
-    minute that they have not. Submissions of other users are never cancelled, and jobs of a cluster
-    that does not answer are left alone.
+    Records of finished runs are kept; submit the sweep again to continue it. The command waits up
+    to a minute until the jobs have ended. Submissions of other users are never cancelled, and jobs
+    of a cluster that does not answer are left alone.
 
     With --where, cancels only runs that satisfy the condition. A job is cancelled if all of its
     queued and running runs satisfy it. In other jobs, these runs are skipped when their turn comes,

@@ -28,8 +28,6 @@ class Dtype(StrEnum):
 
 
 class CheckKind(StrEnum):
-    """What an implementation implements."""
-
     attention = "attention"
     ddp = "ddp"
     fsdp = "fsdp"
@@ -71,10 +69,9 @@ def check(
 ) -> None:
     """Check an attention, a DDP or FSDP wrapper or a sharded optimizer of your own.
 
-    Attention is compared with float64, output and gradients, for a grid of shapes, dtypes and
-    memory layouts. Wrappers and optimizers are compared with a single process, on 2 and 3 ranks.
-    Nothing is timed or recorded. Without a GPU, Triton kernels run in Triton's interpreter.
-    Attention runs in a child process, so that it may crash or hang.
+    Attention is compared with float64, output and gradients, in a child process, for a grid of
+    shapes, dtypes and memory layouts. Wrappers and optimizers are compared with a single process,
+    on 2 and 3 ranks. Without a GPU, Triton kernels run in Triton's interpreter.
 
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
     or hangs, or if no case is right; 2 if the input is invalid.
@@ -83,20 +80,18 @@ def check(
         reference = Reference.parse(implementation)
         found = kind or likely_kind(reference)
         if found is None:
-            fail(
-                f"{reference}: what it implements is unknown; use --as with one of "
-                f"{', '.join(CheckKind)}"
-            )
+            kinds = ", ".join(CheckKind)
+            fail(f"{reference}: what it implements is unknown; use --as with one of {kinds}")
         check_source(reference, str(found))
     except BadReference as error:
         fail(str(error))
     on_gpu = bool(visible_gpus()) and not cpu
-    dtypes = [str(one) for one in dtype or ()] or None
     if found == CheckKind.attention:
-        right, failed = _attention(str(reference), on_gpu, dtypes, seq_len, head_dim, seconds)
+        dtypes = [str(one) for one in dtype or ()] or None
+        code = _attention(str(reference), on_gpu, dtypes, seq_len, head_dim, seconds)
     else:
-        right, failed = _parallel(str(found), str(reference), on_gpu)
-    raise SystemExit(1 if failed or not right else 0)
+        code = _parallel(str(found), str(reference), on_gpu)
+    raise SystemExit(code)
 
 
 def _attention(
@@ -106,11 +101,8 @@ def _attention(
     seq_lens: list[int] | None,
     head_dims: list[int] | None,
     budget_s: float,
-) -> tuple[int, int]:
-    """Check an attention function and print the results.
-
-    Return the numbers of right cases and of failed cases, which are wrong or ended the process.
-    """
+) -> int:
+    """Check an attention function, print the results, and return the exit code."""
     import torch
 
     from systems.check.attention import cases
@@ -133,21 +125,19 @@ def _attention(
         left = counted(len(grid) - len(checked), "case")
         ended = checked[-1].crashed or "CUDA error" in checked[-1].refused
         print(f"  {left} not checked: {checked[-1].refused if ended else 'out of time'}")
-    if first := _first_wrong(checked):
-        for tensor in first.wrong:
-            print(
-                f"  {tensor.name}: relative error {tensor.error:.1e} (at most {tensor.limit:.0e}), "
-                f"wrong in {tensor.rows}"
-            )
-        if first.message:
-            print(f"  {first.message}")
-    _show_refused([(item.case, item.refused) for item in checked if item.refused])
-    failed = sum(item.status == "wrong" or item.crashed for item in checked)
-    return sum(item.status == "right" for item in checked), failed
+    wrong = [item for item in checked if item.status == "wrong"]
+    details = [
+        f"{tensor.name}: relative error {tensor.error:.1e} (at most {tensor.limit:.0e}), "
+        f"wrong in {tensor.rows}"
+        for tensor in (wrong[0].wrong if wrong else ())
+    ]
+    refused = [(item.case, item.refused) for item in checked if item.refused]
+    code = _show(checked, [*details, wrong[0].message] if wrong else [], refused)
+    return 1 if any(item.crashed for item in checked) else code
 
 
-def _parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:
-    """Check a wrapper or an optimizer and print the results. See `_attention`."""
+def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
+    """Check a wrapper or an optimizer like `_attention`."""
     from systems.check.parallel import WORLD_SIZES, check_parallel_code
 
     enough = len(visible_gpus()) >= max(WORLD_SIZES)
@@ -161,13 +151,12 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> tuple[int, int]:
             errors[name] = max(error, errors.get(name, 0.0))
     largest = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     print(f"  {_counts(checked)}" + (f"; largest errors: {largest}" if errors else ""))
-    if first := _first_wrong(checked):
-        print(f"  {first.message}")
-        if first.looks_like:
-            print(f"  it looks as if {first.looks_like}")
-    _show_refused([(item.case, item.message) for item in checked if item.status == "refused"])
-    statuses = [item.status for item in checked]
-    return statuses.count("right"), statuses.count("wrong")
+    first = next((item for item in checked if item.status == "wrong"), None)
+    details = [first.message] if first else []
+    if first and first.looks_like:
+        details.append(f"it looks as if {first.looks_like}")
+    refused = [(item.case, item.message) for item in checked if item.status == "refused"]
+    return _show(checked, details, refused)
 
 
 def _counts(checked: Sequence[Any]) -> str:
@@ -175,22 +164,14 @@ def _counts(checked: Sequence[Any]) -> str:
     return ", ".join(f"{counts[s]} {s}" for s in ("right", "wrong", "refused") if counts[s])
 
 
-def _first_wrong(checked: Sequence[Any]) -> Any:
-    """Print how many cases are wrong, and return the smallest one. None if none is."""
+def _show(checked: Sequence[Any], details: list[str], refused: list[tuple[Any, str]]) -> int:
+    """Print the smallest wrong case with details and the reasons of refusals. Return the code."""
     wrong = [item for item in checked if item.status == "wrong"]
-    if not wrong:
-        return None
-    of = f"{len(wrong)} of {counted(len(checked), 'case')}"
-    print(f"wrong: {of}; the smallest: {wrong[0].case}")
-    return wrong[0]
-
-
-def _show_refused(refused: Sequence[tuple[Any, str]]) -> None:
-    """Print each reason for refused cases once, with the number of cases and the smallest case."""
-    reasons = Counter(reason for _, reason in refused)
+    if wrong:
+        of = f"{len(wrong)} of {counted(len(checked), 'case')}"
+        print("\n  ".join([f"wrong: {of}; the smallest: {wrong[0].case}", *filter(None, details)]))
     first = {reason: case for case, reason in reversed(refused)}
-    for reason in list(reasons)[:SHOWN_REASONS]:
-        count = counted(reasons[reason], "case")
-        print(f"refused: {count}: {reason}; the smallest: {first[reason]}")
-    if len(reasons) > SHOWN_REASONS:
-        print(f"refused: {len(reasons) - SHOWN_REASONS} more reasons")
+    reasons = Counter(reason for _, reason in refused)
+    for reason, count in reasons.most_common(SHOWN_REASONS):
+        print(f"refused: {counted(count, 'case')}: {reason}; the smallest: {first[reason]}")
+    return 0 if not wrong and any(item.status == "right" for item in checked) else 1

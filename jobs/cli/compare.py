@@ -9,6 +9,7 @@ import typer
 
 from jobs.cli.arguments import RESULTS, flag
 from jobs.cli.output import note, width
+from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
 from jobs.results.stale import with_stale
@@ -24,7 +25,7 @@ logs/before logs/after
 
 
 def as_fraction(text: str) -> float:
-    """Return a number from the command line. A percentage is an error that says what to write."""
+    """Return a number from the command line."""
     try:
         return float(text)
     except ValueError:
@@ -36,8 +37,7 @@ def compare(
         Path,
         typer.Argument(
             metavar="BEFORE",
-            help="Results folder. If it is the only one, its runs are compared with the baselines "
-            "of their blocks.",
+            help="Results folder. Without AFTER, runs are compared with baselines of blocks.",
             **RESULTS,
         ),
     ],
@@ -52,16 +52,15 @@ def compare(
             "--tolerance",
             metavar="FLOAT",
             parser=as_fraction,
-            help="Relative difference up to which two times count as the same. [default: "
-            "blocks.margin of the sweep, or 0.01]",
+            help="Relative difference of equal times. [default: blocks.margin, or 0.01]",
         ),
     ] = None,
     where: Annotated[
         str | None,
         typer.Option(
             metavar="CONDITION",
-            help="Only the runs that satisfy this condition, for example 'seq_len > 4096'. It may "
-            "contain parameters and benchmark. [default: all runs]",
+            help="Only the runs that satisfy this condition on parameters and benchmark. "
+            "[default: all runs]",
         ),
     ] = None,
     output_format: Annotated[
@@ -76,32 +75,15 @@ def compare(
 
     With one folder, each run is compared with the baseline of its block: another implementation,
     or another version of the code (--against). The verdict comes from the ratios of the rounds:
-
-    faster, slower: the difference is significant at 0.5% and larger than that of the same code.
-
-    same: the ratio is within the margin, by two one-sided tests at 5%.
-
-    unsure: neither. If such a run may be slower by more than the margin, the last lines give the
-    command that measures more rounds of its block.
+    faster or slower (significant at 0.5%), same (within the margin, by two one-sided tests at 5%),
+    or unsure. The last lines give the command that measures more rounds of unsure blocks.
 
     With two folders, AFTER is compared with BEFORE, run by run. They were not measured in turn, so
     a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% if
-    runs have no repeats. What differs between the folders is printed above the table: GPUs,
-    versions, code and clocks.
+    runs have no repeats. What differs between the folders is printed above the table.
 
-    There are other verdicts for runs and phases without times to compare:
-
-    broken: measured before; after, it failed or has no record.
-
-    wrong: an attempt after, with the code that is compared, was wrong.
-
-    fixed: the reverse of broken or wrong.
-
-    new: not submitted before, or the phase did not exist.
-
-    gone: not submitted after, or the phase does not exist.
-
-    not measured: queued or running, or without times on both sides.
+    Runs without times to compare are broken (measured before, but not after), wrong, fixed, new,
+    gone or not measured, see docs/verdicts.md.
 
     Exit code: 0 if no time is slower by more than the margin, with 95% confidence; 1 if one is,
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
@@ -130,8 +112,4 @@ def compare(
 
 
 def _chosen(runs: dict[str, Run], where: str | None) -> set[str] | None:
-    if where is None or not runs:
-        return None
-    from jobs.cli.where import matching_runs  # imports what reads sweep files
-
-    return matching_runs(list(runs.values()), where)
+    return None if where is None or not runs else matching_runs(list(runs.values()), where)

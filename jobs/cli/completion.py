@@ -1,12 +1,8 @@
-"""Shell completion of the arguments of commands. `jobs.console` installs it for `sweeps`.
-
-Each function returns the candidates for an incomplete word. If there are none, the shell completes
-file names.
-"""
+"""Shell completion of arguments. Without candidates, the shell completes file names."""
 
 from __future__ import annotations
 
-import os
+from glob import escape, glob
 from pathlib import Path
 
 import typer
@@ -18,36 +14,10 @@ from jobs.sweep.stock_sweeps import stock_sweeps
 
 
 def sweep_files(incomplete: str) -> list[str]:
-    """Return the folders and YAML files, including stock sweeps, whose paths begin with a word."""
-    found = _entries(incomplete)
-    while len(found) == 1 and found[0].endswith("/") and (inside := _entries(found[0])):
-        found = inside
-    return found
-
-
-def _entries(incomplete: str) -> list[str]:
-    """Return the entries of one folder that an incomplete path may mean. Folders end with "/"."""
-    folder, slash, start = incomplete.rpartition("/")
-    folder += slash
-    names = set()
-    try:
-        for entry in os.scandir(folder or "."):
-            if entry.is_dir():
-                names.add(f"{entry.name}/")
-            elif entry.name.endswith((".yaml", ".yml")):
-                names.add(entry.name)
-    except OSError:  # the folder exists only among the stock sweeps, or not at all
-        pass
-    for path in stock_sweeps():
-        if path.as_posix().startswith(folder):
-            name, slash, _ = path.as_posix().removeprefix(folder).partition("/")
-            names.add(name + slash)
-    hidden = start.startswith(".")
-    return sorted(
-        folder + name
-        for name in names
-        if name.startswith(start) and (hidden or not name.startswith("."))
-    )
+    """Return the sweep files here and the stock sweeps whose paths begin with a word."""
+    here = [path for end in ("yaml", "yml") for path in glob(f"{escape(incomplete)}*.{end}")]
+    stock = [path.as_posix() for path in stock_sweeps()]
+    return sorted({*here, *(path for path in stock if path.startswith(incomplete))})
 
 
 def results_folders(incomplete: str) -> list[str]:
@@ -62,9 +32,7 @@ def results_folders(incomplete: str) -> list[str]:
 def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the ids of runs that begin with a word, each with the parameters of the run.
 
-    Args:
-        ctx: the arguments before the incomplete word. The runs are those of the folder that the
-            option --in names. The default is all results folders in ./logs.
+    The runs are those of the folder after --in, or else of all results folders in ./logs.
     """
     given = ctx.params.get("folder")
     labels: dict[str, str] = {}

@@ -29,16 +29,15 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write, whose name ends in .csv or .parquet. An existing file is "
-            "replaced. [default: -, which prints CSV]",
+            help="File to write or replace, *.csv or *.parquet. [default: -, which prints CSV]",
             parser=as_path,
         ),
     ] = None,
     by: Annotated[
         By,
         typer.Option(
-            help="What a row is about: a run with all its repeats or rounds, or one process of it, "
-            "with the clock, power and temperature of the GPU."
+            help="A row is a run with all its repeats or rounds, or one process of it, with the "
+            "clock, power and temperature of the GPU."
         ),
     ] = By.run,
 ) -> None:

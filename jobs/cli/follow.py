@@ -14,21 +14,15 @@ from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 
-POLL_S = 0.5  # interval at which log and records are read, in seconds
-# Interval at which the state of the run is determined, in seconds. This asks Slurm. The state is
-# also determined when the run writes a record.
-STATE_S = 5.0
+POLL_S = 0.5  # interval at which log and records are read
+STATE_S = 5.0  # interval at which the state is determined, which asks Slurm, without a new record
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def follow(seen: Observation, task: TaskState) -> tuple[Observation, TaskState, bool]:
     """Wait until a run ends, and print its log as it grows.
 
-    Returns:
-        The last states, and whether output was printed.
-
-    Raises:
-        NoResults: if the submissions are removed.
+    Returns the last states, and whether output was printed.
     """
     tail = RecordTail(seen.folder, {task.run.id})
     tail.new()
@@ -61,8 +55,7 @@ def _again(seen: Observation, task: TaskState) -> tuple[Observation, TaskState]:
     except UnreadableResults as error:  # a network file system may fail for a moment
         print(f"note: {error}; trying again", file=sys.stderr)
         return seen, task
-    same = (t for t in seen.tasks if t.key == task.key)
-    return seen, next(same, task)
+    return seen, next((t for t in seen.tasks if t.key == task.key), task)
 
 
 class _Printer:

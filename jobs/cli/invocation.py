@@ -1,10 +1,7 @@
 """Spells the commands of this project as the user can type them in the current folder.
 
-Commands print other commands to run next. A printed command begins as the command of the user does:
-
-    sweeps status                         the console command `sweeps` was run
-    python -m jobs status                 `python` on PATH runs this interpreter
-    .venv/bin/python -m jobs status       another interpreter, as the user typed it
+A command that is printed begins as that of the user: `sweeps status`, `python -m jobs status`, or
+`.venv/bin/python -m jobs status` if `python` on PATH is another interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ def command(name: str) -> str:
 
 
 def words(name: str) -> list[str]:
-    """Return how to call a command of this project, as a list of words. See `command`."""
+    """Return how to call a command of this project, as a list of words."""
     if os.path.basename(sys.argv[0]) == CONSOLE:
         found = shutil.which(CONSOLE)
         return [CONSOLE if _is_file(found, Path(sys.argv[0])) else sys.argv[0], name]
@@ -39,31 +36,21 @@ def words(name: str) -> list[str]:
 
 
 def _interpreter() -> str:
-    """Return `python` if this runs the current interpreter, or else the name that the user typed.
+    """Return `python`, else the name that the user typed, else the path of the interpreter.
 
-    The name is not used if it does not run the current interpreter, for example because the current
-    folder has changed. The result is then the absolute path of the interpreter.
+    The interpreter of a virtual environment is a link to the one from which it was created, so the
+    folders are compared, too.
     """
+    own = Path(sys.executable)
     for name in ("python", sys.orig_argv[0]):
-        if _runs_this_interpreter(shutil.which(name)):
+        path = shutil.which(name)
+        if path and _is_file(path, own) and _is_file(os.path.dirname(path) or ".", own.parent):
             return name
     return sys.executable
 
 
-def _runs_this_interpreter(path: str | None) -> bool:
-    """Return whether a program is the current interpreter in the same environment.
-
-    The interpreter of a virtual environment is a link to the interpreter from which it was created.
-    Therefore the folders are compared, too.
-    """
-    own = sys.executable
-    return _is_file(path, Path(own)) and os.path.realpath(
-        os.path.dirname(os.path.abspath(str(path)))
-    ) == os.path.realpath(os.path.dirname(own))
-
-
 def _is_file(path: str | Path | None, file: Path) -> bool:
-    """Return whether two paths are the same existing file. None is no file."""
+    """Return whether two paths are the same existing file or folder."""
     try:
         return path is not None and os.path.samefile(path, file)
     except OSError:

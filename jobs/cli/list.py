@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 from jobs.cli.arguments import AnyFolders, flag
-from jobs.cli.observed import note_bad_lines
-from jobs.cli.output import fail, note, width
-from jobs.errors import CommandError
+from jobs.cli.observed import observed_in
+from jobs.cli.output import note, width
 from jobs.formatting import relative
 from jobs.report.tables.markdown import markdown_table
-from jobs.results.latest import LOGS, folders_in
-from jobs.results.manifest import SUBMISSIONS
+from jobs.results.latest import LOGS
 from jobs.results.record import Record
-from jobs.results.run_states import Observation, observe
-from jobs.results.unreadable import BadLine
+from jobs.results.run_states import Observation
 from jobs.status import Status
 
 EXAMPLES = "logs/h100"
@@ -35,9 +30,8 @@ def list_(
     Each has a line with its sweep, its number of runs and their states, when it was last written,
     and the GPU-hours of all attempts: their durations times the GPUs that their runs requested.
     """
-    bad: list[BadLine] = []
-    rows = sorted(map(_row, _observed(folders or [LOGS], bad)), key=lambda row: row["newest"])
-    note_bad_lines(bad)
+    seen = observed_in(folders or [LOGS], _forget_measurements)
+    rows = sorted(map(_row, seen), key=lambda row: row["newest"])
     if as_json:
         print(json.dumps(rows))
     elif not rows:
@@ -47,28 +41,17 @@ def list_(
             "folder": [row["folder"] for row in rows],
             "sweep": [row["sweep"] for row in rows],
             "runs": [str(row["runs"]) for row in rows],
-            "states": [_states(row["states"]) for row in rows],
-            "newest (UTC)": [_time(row["newest"]) for row in rows],
+            "states": [
+                ", ".join(f"{count} {status}" for status, count in row["states"].items())
+                for row in rows
+            ],
+            "newest (UTC)": [
+                datetime.fromtimestamp(row["newest"], UTC).strftime("%Y-%m-%d %H:%M")
+                for row in rows
+            ],
             "GPU-hours": [f"{row['gpu_hours']:.2f}" for row in rows],
         }
         print(markdown_table(columns, "left", width(), _LEAST, see="--json"))
-
-
-def _observed(places: list[Path], bad: list[BadLine]) -> Iterator[Observation]:
-    """Yield the state of each results folder. What cannot be read is added to `bad`."""
-    for place in places:
-        if place != LOGS and not place.is_dir():
-            fail(
-                f"there is no folder {place}; give a results folder, or a folder that contains some"
-            )
-        for folder in [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad):
-            try:
-                seen = observe(folder.resolve(), _forget_measurements)
-            except CommandError as error:
-                bad.append(BadLine(folder, 0, str(error)))
-            else:
-                bad += seen.bad_lines
-                yield seen
 
 
 def _forget_measurements(record: Record) -> None:
@@ -96,11 +79,3 @@ def _row(seen: Observation) -> dict[str, Any]:
         ),
         "gpu_hours": seconds / 3600,
     }
-
-
-def _states(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {status}" for status, count in counts.items())
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

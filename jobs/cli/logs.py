@@ -22,8 +22,7 @@ def logs(
         bool,
         flag(
             "--follow",
-            "Print the output while the run writes it, until the run ends. A queued run is waited "
-            "for.",
+            "Print the output while the run writes it, until the run ends.",
             short="-f",
         ),
     ] = False,
@@ -44,10 +43,7 @@ def logs(
 
 
 def _print(seen: Observation, task: TaskState, printed: bool) -> None:
-    """Print the status of a run, the reason of its failure, its artifacts and its output.
-
-    If the output was printed before (`printed`), it is not printed again.
-    """
+    """Print the status of a run, why it failed, its artifacts, and its output if not `printed`."""
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
     failure = task.record.failure if task.record is not None else None
     if failure is not None:

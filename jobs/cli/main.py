@@ -12,11 +12,9 @@ from systems.terminal import exit_on_interrupt, run_command
 
 
 def main(program: str, default: str | None = None) -> NoReturn:
-    """Execute the command that the first argument names.
+    """Execute the command that the first argument names, or else the command `default`.
 
-    Args:
-        program: what the user typed before the arguments, such as `python -m jobs`.
-        default: the command to execute if the first argument names none.
+    `program` is what the user typed before the arguments, such as `python -m jobs`.
     """
     exit_on_interrupt()  # before the import, which takes longer
     from jobs.cli.application import command

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from jobs.cli.output import note
+from jobs.cli.output import fail, note
+from jobs.errors import CommandError
 from jobs.printing import waiting_for
 from jobs.results import find
+from jobs.results.latest import LOGS, folders_in
+from jobs.results.manifest import SUBMISSIONS
+from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
 
 
 def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
-    """Return the state of a results folder.
+    """Return the state of a results folder. Default: that of the last accepted submission.
 
-    Args:
-        folder: the results folder. None: the folder of the last accepted submission.
-        shows_bad_lines: whether the caller shows the bad lines of the observation itself.
+    `shows_bad_lines` tells that the caller shows the bad lines of the observation itself.
     """
     path = (folder or find.last_folder()).resolve()
     with waiting_for(f"the results in {path} to be read"):
         seen = observe(path)
     note_bad_lines([] if shows_bad_lines else seen.bad_lines)
     return seen
+
+
+def observed_in(
+    places: list[Path], shorten: Callable[[Record], None] | None = None
+) -> Iterator[Observation]:
+    """Yield the state of each results folder among some folders and in them.
+
+    What cannot be read is printed at the end. `shorten` is that of `observe`.
+    """
+    bad: list[BadLine] = []
+    for place in places:
+        if place != LOGS and not place.is_dir():
+            fail(f"there is no folder {place}; give a results folder, or one that contains some")
+        for folder in [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad):
+            try:
+                seen = observe(folder.resolve(), shorten)
+            except CommandError as error:
+                bad.append(BadLine(folder, 0, str(error)))
+            else:
+                bad += seen.bad_lines
+                yield seen
+    note_bad_lines(bad)
 
 
 def found_run(
@@ -34,15 +58,6 @@ def found_run(
         seen, task = find.find_run(run, folder, prefer_live)
     note_bad_lines(seen.bad_lines)
     return seen, task
-
-
-def matching(seen: Observation, where: str | None) -> Observation:
-    """Return the state of a results folder with only the runs that satisfy a condition."""
-    if where is None:
-        return seen
-    from jobs.cli import where as condition  # imports what reads sweep files
-
-    return condition.matching(seen, where)
 
 
 def note_bad_lines(bad_lines: Iterable[BadLine]) -> None:

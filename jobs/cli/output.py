@@ -1,8 +1,4 @@
-"""Prints what commands say: lines for a terminal or a pipe, notes and errors.
-
-On a terminal, lines are broken between words. In a file or pipe they are not, so that other
-programs can read them. Commands to copy and errors are never broken.
-"""
+"""Prints what commands say: lines, which are broken on a terminal only, notes and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def width() -> int:
 
 
 def broken(line: str, indent: int = 0) -> str:
-    """Return a line for stdout, broken at the width of a terminal, and the end of the line.
+    """Return a line for stdout, broken at the width of a terminal, with its end.
 
     All lines but the first are indented by `indent` spaces.
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from shutil import which
 
 from jobs.block import Block
 from jobs.cli.output import broken, columns
+from jobs.cli.submission import kinds
 from jobs.formatting import counted, relative
 from jobs.launch.expected_time import EarlierTimes, expected_text
 from jobs.launch.packing import worst_case_gpu_hours
@@ -19,15 +19,14 @@ from jobs.run import varying
 SHOWN_RUNS = 10
 
 
-def preview(prepared: Prepared, cluster_file: Path | None, sbatch: bool) -> None:
+def preview(prepared: Prepared, cluster: str, sbatch: bool) -> None:
     """Print the runs, jobs, job arrays, expected time and GPU-hours of a planned submission.
 
-    Args:
-        sbatch: whether to print the sbatch scripts.
+    `cluster` tells where Slurm's settings are from. With `sbatch`, the sbatch scripts are printed.
     """
     manifest = prepared.manifest
     on_slurm = manifest.executor is Executor.slurm or sbatch
-    print(columns(_rows(prepared, cluster_file, on_slurm)), end="")
+    print(columns(_rows(prepared, cluster, on_slurm)), end="")
     shapes = Counter(job.shape for job in manifest.jobs)
     for shape, count in shapes.items():
         text = f"  {counted(count, 'job')} of {shape}"
@@ -35,7 +34,12 @@ def preview(prepared: Prepared, cluster_file: Path | None, sbatch: bool) -> None
             limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
             text += f", at most {limit} min each"
         print(broken(text, indent=4), end="")
-    show_runs(prepared)
+    names = varying(prepared.expansion.runs)
+    planned = dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks)
+    for run in list(planned)[:SHOWN_RUNS]:
+        print(f"  {run}  {manifest.runs[run].label(names)}")
+    if len(planned) > SHOWN_RUNS:
+        print(f"  … and {len(planned) - SHOWN_RUNS} more")
     if sbatch:
         from jobs.launch.slurm_executor import sbatch_texts
 
@@ -43,20 +47,7 @@ def preview(prepared: Prepared, cluster_file: Path | None, sbatch: bool) -> None
             print(text)
 
 
-def show_runs(prepared: Prepared) -> None:
-    """Print the first runs of a planned submission."""
-    manifest = prepared.manifest
-    names = varying(prepared.expansion.runs)
-    planned = dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks)
-    for run in list(planned)[:SHOWN_RUNS]:
-        print(f"  {run}  {manifest.runs[run].label(names)}")
-    if len(planned) > SHOWN_RUNS:
-        print(f"  … and {len(planned) - SHOWN_RUNS} more")
-
-
-def _rows(
-    prepared: Prepared, cluster_file: Path | None, on_slurm: bool
-) -> Iterator[tuple[str, str]]:
+def _rows(prepared: Prepared, cluster: str, on_slurm: bool) -> Iterator[tuple[str, str]]:
     """Yield what is planned, each with its name."""
     manifest, expansion = prepared.manifest, prepared.expansion
     benchmarks = dict.fromkeys(run.benchmark for run in expansion.runs)
@@ -67,10 +58,7 @@ def _rows(
     in_flight = f"{len(prepared.in_flight)} queued or running{unknown}"
     yield "to run", f"{tasks} ({_known(prepared)}, {in_flight})"
     largest = max((len(job.tasks) for job in manifest.jobs), default=0)
-    chosen = " (chosen automatically; runs_per_job sets it)"
-    per_job = f"with at most {counted(largest, 'run')} each"
-    per_job += chosen if manifest.sweep.runs_per_job is None else ""
-    yield "jobs", f"{len(manifest.jobs)}, {per_job}"
+    yield "jobs", f"{len(manifest.jobs)}, with at most {counted(largest, 'run')} each"
     if on_slurm:
         from jobs.launch.slurm_executor import planned_arrays
 
@@ -78,9 +66,7 @@ def _rows(
         yield "arrays", str(len(planned))
         if problem and which("sbatch"):
             yield "Slurm", problem
-        # Without the file, the jobs go to the default partition, which often has no GPUs.
-        from_file = f"settings of {cluster_file}" if cluster_file else "no cluster.yaml here"
-        yield "cluster", from_file
+        yield "cluster", cluster
     earlier = EarlierTimes.of(manifest)
     if expansion.blocks:
         yield "paired", _rounds(expansion.blocks, prepared, earlier)
@@ -101,33 +87,26 @@ def _runs(prepared: Prepared) -> str:
         paired = sum(len(block.all_tasks()) for block in expansion.blocks)
         alone = len(expansion.runs) - sum(len(block.runs) for block in expansion.blocks)
         text += f", {counted(paired + alone, 'process')} (rounds and A/A)"
-    left_out = [
-        f"{count} {what}"
-        for count, what in (
-            (expansion.excluded, "excluded"),
-            (expansion.filtered, "filtered out"),
-            (expansion.duplicates, "duplicates"),
-        )
-        if count
-    ]
-    return text + (f" ({', '.join(left_out)})" if left_out else "")
+    counts = {
+        "excluded": expansion.excluded,
+        "filtered out": expansion.filtered,
+        "duplicates": expansion.duplicates,
+    }
+    left_out = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return text + (f" ({left_out})" if left_out else "")
 
 
 def _known(prepared: Prepared) -> str:
     """Return how many runs are skipped because they succeeded or failed before."""
-    failed = Counter(str(record.status) for record in prepared.failed_before)
-    text = f"{len(prepared.done) - failed.total()} done"
+    failed = prepared.failed_before
+    text = f"{len(prepared.done) - len(failed)} done"
     if failed:
-        kinds = ", ".join(f"{count} {status}" for status, count in failed.items())
-        text += f", {failed.total()} failed before: {kinds}; --retry-failed repeats them"
+        text += f", {len(failed)} failed before: {kinds(failed)}; --retry-failed repeats them"
     return text
 
 
 def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> str:
-    """Return the number of blocks and rounds, and the expected time of a round, as text.
-
-    There must be at least one block.
-    """
+    """Return the number of blocks and rounds, and the expected time of a round, as text."""
     rounds = max(block.rounds for block in blocks)
     fewest = "3 to " if any(block.auto for block in blocks) else ""
     text = f"{counted(len(blocks), 'block')} of {fewest}{counted(rounds, 'round')}"

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from jobs.block import TaskKey
 from jobs.cli.arguments import Folder, Where, flag
-from jobs.cli.observed import matching, note_bad_lines, observed
+from jobs.cli.observed import note_bad_lines, observed
 from jobs.cli.output import fail
-from jobs.cli.preview import show_runs
+from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
+from jobs.cli.where import matching
 from jobs.errors import CommandError
 from jobs.formatting import counted
-from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
@@ -28,17 +28,13 @@ def retry(
     folder: Folder = None,
     where: Where = None,
     dry_run: Annotated[
-        bool, flag("--dry-run", "Print the runs and exit without submitting them.")
+        bool, flag("--dry-run", "Print what would be submitted, as submit does, and exit.")
     ] = False,
 ) -> None:
     """Submit the failed and missing runs of a results folder again.
 
-    Submits all failed, missing and out-of-memory (oom) runs of the folder again. If they come from
-    several submissions, each of these is repeated with its own sweep and executor (Slurm, local or
-    debug), the newest first. Runs that are ok, unsupported, queued or running are not submitted.
-    With --where, only runs that satisfy the condition are considered.
-
-    The exit codes are those of submit.
+    Runs that are out of memory (oom) are, too. Each submission of the folder is repeated with its
+    own sweep and executor (Slurm, local or debug), the newest first. Exit codes: see submit.
     """
     seen = observed(folder, shows_bad_lines=True)  # the plan shows them
     wanted = {
@@ -80,9 +76,9 @@ def retry(
 def _retry(
     manifest: Manifest, wanted: dict[TaskKey, Status], options: Options, dry_run: bool
 ) -> int:
-    """Repeat some runs of one submission, and return the exit code.
+    """Repeat some runs of one submission, or only print what would be submitted.
 
-    With `dry_run`, only print the runs.
+    Return the exit code.
     """
     if manifest.checkouts:
         which = f"submission {manifest.id} of {options.out}"
@@ -94,10 +90,7 @@ def _retry(
     if dry_run:
         prepared = plan(loaded, options, manifest.sweep_path)
         _announce(prepared, manifest, wanted)
-        jobs = prepared.manifest.jobs
-        hours = f"at most {worst_case_gpu_hours(jobs):.1f} GPU-hours"
-        print(f"  {counted(len(jobs), 'job')}, {hours}")
-        show_runs(prepared)
+        preview(prepared, f"settings of submission {manifest.id}", False)
         return 0
     with locked(options) as lock:
         prepared = plan(loaded, options, manifest.sweep_path)

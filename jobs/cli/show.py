@@ -9,7 +9,7 @@ from typing import Any
 from jobs.cli.arguments import In, RunId
 from jobs.cli.invocation import command
 from jobs.cli.observed import found_run
-from jobs.cli.output import width
+from jobs.cli.output import columns, width
 from jobs.formatting import format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples
 from jobs.frame.recorded import shown_commit
@@ -35,8 +35,8 @@ def show(run: RunId, folder: In = None) -> None:
     """Show one page about a run.
 
     The page has its parameters, all attempts, the figures and the environment of its result, the
-    end of its log, and how to repeat it. If the run has several repeats, the result is that of a
-    repeat that failed if there is one, otherwise of the repeat that finished last.
+    end of its log, and how to repeat it. The result is that of a repeat that failed if there is
+    one, otherwise of the repeat that finished last.
     """
     seen, task = found_run(run, folder)
     for section in _sections(seen, task):
@@ -51,9 +51,8 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
     yield "\n".join(_head(seen, task, manifest))
     attempts = [each for each in attempts_of(seen) if each.run.id == task.run.id]
     if attempts:
-        columns = attempt_columns(seen, attempts)
-        shown = {name: cells for name, cells in columns.items() if name not in _ELSEWHERE}
-        yield _table("Attempts", shown)
+        cells = attempt_columns(seen, attempts)
+        yield _table("Attempts", {k: cells[k] for k in cells if k not in _ELSEWHERE})
     if record is not None and record.measurements is not None:
         yield _table("Median over the samples of one process", _figures(record))
         if facts := _facts(record.measurements.facts):
@@ -89,26 +88,23 @@ def _figures(record: Record) -> dict[str, list[str]]:
     """Return a table of all metrics by phase."""
     assert record.measurements is not None
     phases = measured_phases(record.measurements)
-    columns = {"phase": phases}
+    table = {"phase": phases}
     for metric in METRICS.values():
         found = [metric_samples(record, metric, phase) for phase in phases]
-        numbers = [
-            format_number(statistic(each, "median"))
-            if each is not None and not isinstance(each, str)
-            else ""
-            for each in found
-        ]
-        if any(numbers):
-            columns[metric.header] = numbers
-    return columns
+        measured = [None if isinstance(each, str) else each for each in found]
+        if any(each is not None for each in measured):
+            table[metric.header] = [
+                "" if each is None else format_number(statistic(each, "median"))
+                for each in measured
+            ]
+    return table
 
 
 def _facts(facts: dict[str, Any]) -> list[str]:
     """Return a line for each fact that is a number or a short text."""
     flat = list(_flat(facts))
-    width = max((len(name) for name, _ in flat), default=0)
     more = [f"  … and {len(flat) - SHOWN_FACTS} more"] if flat[SHOWN_FACTS:] else []
-    return [*(f"  {name:{width}}  {text}" for name, text in flat[:SHOWN_FACTS]), *more]
+    return [*(columns(flat[:SHOWN_FACTS], "  ").splitlines() if flat else []), *more]
 
 
 def _flat(facts: dict[str, Any], start: str = "") -> Iterator[tuple[str, str]]:

@@ -12,9 +12,10 @@ import typer
 
 from jobs.cli.arguments import Folder, Where, flag
 from jobs.cli.completion import results_folders
-from jobs.cli.observed import matching, observed
+from jobs.cli.observed import observed
 from jobs.cli.output import broken, columns
 from jobs.cli.watch import LONGEST_S, SHORTEST_S, WatchingCommand, watch
+from jobs.cli.where import matching
 from jobs.code.short_names import run_labels
 from jobs.formatting import compact_ids, counted, format_range
 from jobs.results.run_states import Observation, TaskState, summary
@@ -64,10 +65,8 @@ def status(
     Prints the number of runs in each state: queued, running, missing, unknown (Slurm does not
     answer for its job), not_needed (a round of a block that was decided before, with rounds: auto),
     or the status with which a run ended (ok, oom, timeout, error, wrong, unsupported, killed,
-    preempted, cancelled). For rounds: auto, it tells how many blocks are decided, and the undecided
-    cells. Then it lists the runs that are neither ok nor queued, with the reason, or with --where
-    all runs that satisfy the condition, or with --all every run. Results of older code are counted
-    in a note and marked in the list. For submissions to Slurm, it prints the ids of the jobs.
+    preempted, cancelled). Then it lists the runs that are neither ok nor queued, with the reason,
+    or with --where all runs that satisfy the condition. Results of older code are marked.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued, running, unknown and not_needed are not failures.
@@ -94,10 +93,9 @@ def status(
 
 
 def _parts(seen: Observation, total: int, any_state: bool, every: bool) -> Iterator[str]:
-    """Yield the lines about a results folder.
+    """Yield the lines about the chosen runs of a folder, which has `total` runs.
 
-    `seen` has the runs to show, and `total` is the number of all runs in the folder. With
-    `any_state`, runs that are ok or queued are listed, too, and with `every` all of them.
+    With `any_state`, runs that are ok or queued are listed, too, and with `every` all of them.
     """
     newest = seen.manifests[-1]
     some = f"{len(seen.tasks)} of " if len(seen.tasks) != total else ""
@@ -133,8 +131,7 @@ def _slurm_ids(seen: Observation) -> Iterator[str]:
         ids = compact_ids(manifest.slurm_ids.values())
         yield broken(f"  submission {manifest.id}: Slurm jobs {ids}{where}", indent=4)
     if len(submitted) > SHOWN_SUBMISSIONS:
-        earlier = counted(len(submitted) - SHOWN_SUBMISSIONS, "earlier submission")
-        yield f"  and {earlier} to Slurm; --json lists all\n"
+        yield f"  and {len(submitted) - SHOWN_SUBMISSIONS} earlier to Slurm; --json lists all\n"
 
 
 def _judgements(seen: Observation) -> Iterator[str]:
@@ -158,10 +155,7 @@ def _judgements(seen: Observation) -> Iterator[str]:
 
 
 def _runs(seen: Observation, any_state: bool, most: int | None) -> Iterator[str]:
-    """Yield at most `most` runs with the reasons of their states. Urgent states come first.
-
-    Without `any_state`, these are the runs that are neither ok nor queued.
-    """
+    """Yield at most `most` runs with the reasons of their states. Urgent states come first."""
     label = run_labels([task.run for task in seen.tasks])
     chosen = [task for task in seen.tasks if any_state or task.status not in HIDDEN]
     chosen.sort(key=lambda task: (*URGENT, task.status).index(task.status))

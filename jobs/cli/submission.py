@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from jobs.cli.invocation import command
@@ -27,11 +26,7 @@ from systems.terminal import outliving_output
 
 
 def plan(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
-    """Plan a submission, and print the warnings about the sweep and the notes about the plan.
-
-    Args:
-        sweep_path: path of the sweep file, to be saved in the manifest.
-    """
+    """Plan a submission, and print the warnings about the sweep and the notes about the plan."""
     prepared = prepare(loaded, options, sweep_path)
     for warning in prepared.expansion.warnings:
         say(f"warning: {warning}", sys.stderr)
@@ -44,10 +39,7 @@ def plan(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 def locked(options: Options) -> Iterator[SubmitLock]:
     """Lock the results folder while a submission is planned and its jobs are submitted.
 
-    Another submission at the same time does not submit the same runs.
-
-    Raises:
-        CommandError: if the results cannot be written, or another process holds the lock.
+    So another submission at the same time does not submit the same runs.
     """
     try:
         with SubmitLock(options.out.resolve(), options.force) as lock:
@@ -55,22 +47,14 @@ def locked(options: Options) -> Iterator[SubmitLock]:
     except OSError as error:
         if error.errno in unwritable.FULL:
             raise CommandError(unwritable.message(options.out, error.errno)) from None
-        where = error.filename or (options.out if _cwd_exists() else "the current folder")
+        where = error.filename or options.out
         raise CommandError(f"{where}: {error.strerror or error}") from None
 
 
-def _cwd_exists() -> bool:
-    try:
-        return bool(os.getcwd())
-    except FileNotFoundError:
-        return False
-
-
 def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
-    """Start a planned submission, then print a summary and the commands that show its results.
+    """Start a planned submission, and print a summary and the commands that show its results.
 
-    Returns:
-        The exit code of the command. Its values are listed in `submit`.
+    Returns the exit code of the command, see `submit`.
     """
     manifest = prepared.manifest
     _show_skipped(prepared, options)
@@ -85,14 +69,15 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
         return 130
     if not manifest.jobs:
         print(f"nothing to submit; results are in {relative(manifest.folder)}")
+    reports = ("compare", "tables") if manifest.blocks else ("tables",)
     if options.executor is not Executor.slurm:
-        return _report_here(prepared, records)
+        return _report_here(prepared, records, reports)
     if manifest.jobs:
         runs = counted(sum(len(job.tasks) for job in manifest.jobs), "run")
         where = f"as {counted(len(manifest.jobs), 'job')}; results go to"
         print(f"submitted {runs} {where} {relative(manifest.folder)}")
         print(f"Slurm jobs: {compact_ids(manifest.slurm_ids.values())}")
-    _follow_up(manifest, "status", "cancel", *_reports(manifest))
+    _follow_up(manifest, "status", "cancel", *reports)
     return 0
 
 
@@ -114,28 +99,26 @@ def _show_skipped(prepared: Prepared, options: Options) -> None:
         if kept := len(prepared.done) - len(before):
             print(f"skipping {counted(kept, 'run')} with a result")
         if before:
-            what = f"{counted(len(before), 'run')} that failed before ({_kinds(before)})"
+            what = f"{counted(len(before), 'run')} that failed before ({kinds(before)})"
             say(f"skipping {what}; --retry-failed repeats failed runs", sys.stderr)
     if in_flight := len(prepared.in_flight) - prepared.unknown:
         print(f"skipping {counted(in_flight, 'run')} already queued or running")
 
 
-def _report_here(prepared: Prepared, records: list[Record]) -> int:
-    """Report what became of the runs of a local or debug submission; return the exit code."""
+def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[str]) -> int:
+    """Report what became of the runs of a local or debug submission. Return the exit code."""
     manifest = prepared.manifest
     failed = failed_records(records)
     if records:
-        print(f"{_kinds(records)}; results are in {relative(manifest.folder)}")
-    _follow_up(manifest, *_reports(manifest))
+        print(f"{kinds(records)}; results are in {relative(manifest.folder)}")
+    _follow_up(manifest, *reports)
     if failed:
         _follow_up(manifest, "status")
         follow_up(f"{command('logs')} {failed[0].run[:8]} --in", relative(manifest.folder))
     recorded = {(r.run, r.repeat) for r in records}
-    cancelled = read_cancelled(manifest.path) - recorded
-    if cancelled:
+    if cancelled := read_cancelled(manifest.path) - recorded:
         say(f"{counted(len(cancelled), 'run')} cancelled before the start", sys.stderr)
-    left_out = not_needed(manifest) - recorded
-    if left_out:
+    if left_out := not_needed(manifest) - recorded:
         print(f"{counted(len(left_out), 'run')} not needed, because their blocks are decided")
     lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled | left_out)
     if lost > 0 and manifest.executor is Executor.local:
@@ -151,23 +134,18 @@ def _report_interrupt(manifest: Manifest) -> None:
         text = f"finished runs are recorded in {where}"
     elif manifest.slurm_ids:
         text = f"Slurm jobs {compact_ids(manifest.slurm_ids.values())} stay submitted"
-    elif manifest.slurm_jobs:
-        text = "Slurm may have accepted jobs, which status will show"
     else:
-        text = "nothing was submitted"
+        may = "Slurm may have accepted jobs, which status will show"
+        text = may if manifest.slurm_jobs else "nothing was submitted"
     say(f"interrupted: {text}; repeat the command to continue", sys.stderr)
     if manifest.slurm_jobs:
         _follow_up(manifest, "status", "cancel")
 
 
-def _kinds(records: list[Record]) -> str:
+def kinds(records: list[Record]) -> str:
     """Return how many records have each status, as text."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
-
-
-def _reports(manifest: Manifest) -> tuple[str, ...]:
-    return ("compare", "tables") if manifest.blocks else ("tables",)
 
 
 def _follow_up(manifest: Manifest, *names: str) -> None:

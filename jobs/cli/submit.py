@@ -47,41 +47,34 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Overrides of the sweep file. KEY is a benchmark parameter (dtype=bf16; a list such "
-        "as 'seq_len=[128,256]' runs every value), a key of the sweep file (repeats=3), or a "
-        "nested key (slurm.partition=h100).",
+        help="Overrides: a benchmark parameter (dtype=bf16, or 'seq_len=[128,256]' for every "
+        "value) or a key of the sweep file (repeats=3, slurm.partition=h100).",
     ),
 ]
 Cluster = Annotated[
     Executor | None,
     typer.Option(
-        help="Where to run: 'slurm' submits the jobs to Slurm, 'local' runs them on this machine, "
-        "and 'debug' runs them in the foreground. [default: slurm]"
+        help="Where to run the jobs: Slurm, this machine, or the foreground. [default: slurm]"
     ),
 ]
 Local = Annotated[
     bool,
     flag(
         "--local",
-        "Same as --cluster local: run the jobs on this machine. Several jobs run at the same time "
-        "if there are several GPUs.",
+        "Same as --cluster local: run the jobs on this machine, one or more per GPU at a time.",
     ),
 ]
 Debug = Annotated[
     bool,
     flag(
         "--debug",
-        "Same as --cluster debug: execute the runs one after another in the foreground and stop at "
-        "the first failure. A run without torchrun executes in this process and has no timeout.",
+        "Same as --cluster debug: execute the runs in the foreground and stop at the first "
+        "failure. A run without torchrun executes in this process and has no timeout.",
     ),
 ]
 DryRun = Annotated[
     bool,
-    flag(
-        "--dry-run",
-        "Print the runs, the jobs, the expected time and the GPU-hours, and exit without running, "
-        "submitting or writing anything.",
-    ),
+    flag("--dry-run", "Print runs, jobs, the expected time and GPU-hours, and write nothing."),
 ]
 Sbatch = Annotated[
     bool, flag("--sbatch", "With --dry-run, also print the sbatch script of each job array.")
@@ -92,17 +85,16 @@ Where = Annotated[
         "--where",
         "--filter",
         metavar="CONDITION",
-        help="Keep only the runs whose parameters satisfy this condition, for example 'seq_len > "
-        "4096 and dtype in [bf16, fp16]'. Operators: ==, !=, <, <=, >, >=, in, not in, and, or, "
-        "not. The name 'benchmark' stands for the benchmark of a run. [default: all runs]",
+        help="Keep only runs that satisfy this condition on parameters and benchmark, for example "
+        "'seq_len > 4096 and dtype in [bf16, fp16]'. [default: all runs]",
     ),
 ]
 Rounds = Annotated[
     str | None,
     typer.Option(
         metavar="N|auto",
-        help="How often the runs of blocks are executed, as the key blocks.rounds. auto: until all "
-        "cells are decided, at most blocks.max_rounds times. [default: that of the sweep]",
+        help="How often the runs of blocks are executed, see blocks.rounds. [default: that of the "
+        "sweep]",
     ),
 ]
 Out = Annotated[
@@ -117,49 +109,42 @@ RetryFailed = Annotated[
     bool,
     flag(
         "--retry-failed",
-        "Also repeat runs that ended with status oom, timeout, error or wrong. Without this "
-        "option, only killed, preempted, cancelled and missing runs are repeated.",
+        "Also repeat runs that ended as oom, timeout, error or wrong. Killed, preempted, cancelled "
+        "and missing runs are always repeated.",
     ),
 ]
 Force = Annotated[
     bool,
-    flag(
-        "--force",
-        "Execute all runs, even those that already have a result or are queued or running in the "
-        "results folder.",
-    ),
+    flag("--force", "Execute all runs, also those that have a result or are queued or running."),
 ]
 RepeatUnknown = Annotated[
     bool,
     flag(
         "--repeat-unknown",
-        "Submit also runs of which it is unknown whether they are queued or running, because Slurm "
-        "does not answer for their jobs. They may then be executed twice.",
+        "Submit also runs for whose jobs Slurm does not answer. They may be executed twice.",
     ),
 ]
 KeepStale = Annotated[
     bool,
     flag(
         "--keep-stale",
-        "Skip also runs whose results are from older code. Without this option, they are measured "
-        "again.",
+        "Skip also runs whose results are from older code, instead of measuring them again.",
     ),
 ]
 Parallel = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="With --local, the maximum number of jobs that run at the same time. [default: as "
-        "many as the GPUs allow; a job without GPUs runs alone]",
+        help="With --local, the maximum number of jobs at the same time. [default: as many as the "
+        "GPUs allow; a job without GPUs runs alone]",
     ),
 ]
 Snapshot = Annotated[
     bool,
     flag(
         "--snapshot",
-        "Copy the files that git tracks, with their uncommitted changes, into the results folder, "
-        "and run the jobs from the copy. You can then edit and commit while jobs wait. Copied are "
-        "the repository of the current folder and this project's.",
+        "Copy the files that git tracks, here and in this project, with uncommitted changes into "
+        "the results folder, and run the jobs from the copy. You can then edit while jobs wait.",
     ),
 ]
 Against = Annotated[
@@ -174,9 +159,8 @@ Against = Annotated[
 ClusterFile = Annotated[
     Path | None,
     typer.Option(
-        help="YAML file with the settings of your cluster: keys 'slurm' (partition, account, ...) "
-        "and 'resources'. The sweep file and KEY=VALUE take precedence over it. [default: "
-        "$JOBS_CLUSTER, else ./cluster.yaml if it exists]",
+        help="YAML file with the keys 'slurm' and 'resources', over which the sweep file takes "
+        "precedence. [default: $JOBS_CLUSTER, else ./cluster.yaml if it exists]",
         parser=as_path,
     ),
 ]
@@ -239,7 +223,9 @@ def submit(
         against=None if against is None else find(against),
     )
     if dry_run:
-        preview(plan(loaded, options, str(sweep)), settings, sbatch)
+        # Without the file, the jobs go to the default partition, which often has no GPUs.
+        cluster_settings = f"settings of {settings}" if settings else "no cluster.yaml here"
+        preview(plan(loaded, options, str(sweep)), cluster_settings, sbatch)
         return
     with locked(options) as lock:
         code = start(plan(loaded, options, str(sweep)), options, lock)

@@ -40,8 +40,7 @@ def tables(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for images: the plots of the sweep, and copies of the PNG files that runs "
-            "produced. Markdown output links to the images.",
+            help="Folder for the plots of the sweep and the PNG files of its runs.",
             parser=as_path,
         ),
     ] = None,
@@ -51,8 +50,7 @@ def tables(
         typer.Option(
             "--views",
             metavar="SWEEP",
-            help="Sweep file that declares the tables and plots. [default: the sweep of the "
-            "folder's latest submission]",
+            help="Sweep file with the tables and plots. [default: that of the last submission]",
             parser=as_path,
             autocompletion=sweep_files,
         ),
@@ -61,8 +59,8 @@ def tables(
         Path | None,
         typer.Option(
             metavar="TEMPLATE",
-            help="Jinja2 template with the texts to print below the tables, one block per table. "
-            "Example: examples/quickstart_texts.md.j2.",
+            help="Jinja2 template with a block of text for each table, such as "
+            "examples/quickstart_texts.md.j2.",
             parser=as_path,
         ),
     ] = None,
@@ -71,9 +69,17 @@ def tables(
     if plot is not None and (file := not_a_folder(plot)):
         fail(f"--plot must be a folder, got the file {str(file)!r}")
     observation = with_stale(observe(folder.resolve()))
-    sweep = observation.manifests[-1].sweep if sweep_file is None else _load(sweep_file)
+    sweep = observation.manifests[-1].sweep
+    if sweep_file is not None:
+        from jobs.sweep.load import load_sweep  # imports what reads sweep files
+
+        sweep = load_sweep(sweep_file).sweep
     results = list_results(observation)
-    texts = None if text is None else _read_texts(text, sweep)
+    texts = None
+    if text is not None:
+        from jobs.report.texts.templates import StudyTexts  # imports jinja2, which is slow
+
+        texts = StudyTexts(text, [view.name for view in tables_of(sweep)])
     _print_tables(observation, sweep, results, table, output_format, texts)
     note_bad_lines(observation.bad_lines)
     for line in observation.notes:
@@ -140,18 +146,3 @@ def _collect_images(
     if not images and not declared:
         note(f"sweep {sweep.name} has no plots, and no run produced images")
     return images
-
-
-def _load(path: Path) -> Sweep:
-    from jobs.sweep.load import load_sweep  # imports what reads sweep files
-
-    return load_sweep(path).sweep
-
-
-def _read_texts(path: Path, sweep: Sweep) -> StudyTexts:
-    from jobs.report.texts.templates import StudyTexts  # imports jinja2, which is slow
-
-    try:
-        return StudyTexts(path, [view.name for view in tables_of(sweep)])
-    except TableError as error:
-        fail(f"--text: {error}")

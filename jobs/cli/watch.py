@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from jobs.cli.application import Command
@@ -21,22 +21,15 @@ class WatchingCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         for i, word in enumerate(given):
-            if word == "--watch" and not _is_number("".join(given[i + 1 : i + 2])):
+            if word == "--watch" and not re.match(r"[-+.]?\d", "".join(given[i + 1 : i + 2])):
                 given[i] = f"--watch={DEFAULT_S}"
         return super().parse_args(ctx, given)
-
-
-def _is_number(word: str) -> bool:
-    with suppress(ValueError):
-        return float(word) == float(word)
-    return False
 
 
 def watch(report: Callable[[], tuple[str, bool]], every_s: float) -> None:
     """Print a report until nothing is live. A terminal is redrawn, a pipe gets only changes.
 
-    Args:
-        report: function that returns the text, and whether a run is queued or running.
+    `report` returns the text, and whether a run is queued or running.
     """
     terminal = sys.stdout.isatty()
     before = None

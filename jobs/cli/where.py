@@ -1,8 +1,12 @@
-"""Selects runs by their parameters and their state, for the option --where."""
+"""Selects runs by their parameters and their state, for the option --where.
+
+The functions exit with an error message if the condition is invalid.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +28,7 @@ NAMES = ("benchmark", "status", "repeat", OLDER)
 
 
 def matching(seen: Observation, where: str | None) -> Observation:
-    """Return the state of a results folder with only the runs that satisfy a condition.
-
-    Exits with an error message if the condition is invalid.
-
-    Args:
-        where: the condition, such as `seq_len > 4096 and status == error`. None: all runs.
-    """
+    """Return the state of a results folder with only the runs that satisfy a condition."""
     if where is None or not seen.tasks:
         return seen
     runs = [task.run for task in seen.tasks]
@@ -49,14 +47,7 @@ def matching(seen: Observation, where: str | None) -> Observation:
 
 
 def matching_runs(runs: list[Run], where: str) -> set[str]:
-    """Return the ids of the runs whose parameters satisfy a condition.
-
-    Exits with an error message if the condition is invalid, or if no run satisfies it.
-
-    Args:
-        runs: the runs, at least one.
-        where: the condition, such as `seq_len > 4096`. It may contain parameters and benchmark.
-    """
+    """Return the ids of the runs, at least one, whose parameters satisfy a condition."""
     benchmarks = _benchmarks(runs)
     try:
         condition = Condition(where, names_of(benchmarks, NAMES[:1], _check(benchmarks, runs)))
@@ -79,15 +70,12 @@ def _benchmarks(runs: Iterable[Run]) -> Benchmarks:
 def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
     """Return a benchmark with the parameters of its runs.
 
-    The types of the parameters, which show misspelled values, come from the code of the benchmark.
-    If it cannot be imported or has other parameters now, all values are accepted.
+    If its code cannot be imported or has other parameters now, all values are accepted.
     """
-    try:
+    with suppress(NoBenchmark):
         benchmark = load_benchmark(name)
-    except NoBenchmark:
-        benchmark = None
-    if benchmark is not None and params.keys() <= set(benchmark.fields):
-        return benchmark
+        if params.keys() <= set(benchmark.fields):
+            return benchmark
     fields: dict[str, Any] = dict.fromkeys(params, (Any, None))
     return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
 
@@ -106,8 +94,7 @@ def _values(run: Run, benchmarks: Benchmarks) -> dict[str, Any]:
 def _check(benchmarks: Benchmarks, runs: Iterable[Run]) -> Check:
     """Return the check of plain values in a condition.
 
-    Besides what a parameter can have now, the values of the runs themselves are valid. They can
-    name code that no longer exists.
+    The values of the runs themselves are valid, too. They can name code that no longer exists.
     """
     valid = {"status": [str(status) for status in Status], "benchmark": list(benchmarks.by_name)}
     of_runs = {(name, repr(value)) for run in runs for name, value in run.params.items()}

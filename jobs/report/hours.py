@@ -13,7 +13,6 @@ from jobs.results.counting import is_thrown_away, results_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.results.worker_state import read_worker_state
-from jobs.status import Status
 
 # What the GPU-hours were used for. An attempt that is not in the results is `wasted` as a whole.
 # `other` is the part of an attempt that its record does not assign to a stage.
@@ -23,13 +22,12 @@ _HOUR = 3600.0
 
 @dataclass
 class Hours:
-    """Hours of the attempts of one sweep, or of those that ended with one status."""
+    """Hours of the attempts of one sweep."""
 
     sweep: str
-    status: Status | None = None  # None: attempts of every status
     runs: set[str] = field(default_factory=set)  # ids of the runs that were attempted
     attempts: int = 0
-    queued: float | None = None  # hours that jobs waited for their start; None: not told by status
+    queued: float = 0.0  # hours that jobs waited for their start
     wall: float = 0.0  # hours of all attempts
     uses_gpus: bool = False  # whether any attempt requested a GPU
     gpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # GPU-hours
@@ -56,21 +54,17 @@ def _stages(record: Record, took: float) -> dict[str, float]:
     return known | {"other": max(0.0, took - sum(known.values()))}
 
 
-def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
+def hours(observation: Observation) -> list[Hours]:
     """Return the hours of each sweep in a results folder, in the order of the submissions.
 
     An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
     device, or the latest of all if none was ok. In a block, all attempts of the latest complete
     execution of each round are, those of a round that a job is executing, and those of the trial
     that the same job executed before. Attempts with a status that is a failure, and those of an
-    outdated version of a benchmark, are not. With by_status, there are separate hours for each
-    status of an attempt.
+    outdated version of a benchmark, are not.
     """
-    rows: dict[tuple[str, Status | None], Hours] = {}
-    if not by_status:
-        for manifest in observation.manifests:
-            name = manifest.sweep.name
-            rows.setdefault((name, None), Hours(name, queued=0.0))
+    names = dict.fromkeys(manifest.sweep.name for manifest in observation.manifests)
+    rows = {name: Hours(name) for name in names}
     in_results = _in_results(observation)
     gpus = {
         (manifest.id, run.id): run.shape.nodes * run.shape.gpus_per_node
@@ -78,21 +72,13 @@ def hours(observation: Observation, by_status: bool = False) -> list[Hours]:
         for run in manifest.runs.values()
     }
     for record in observation.records:
-        status = record.status if by_status else None
-        row = rows.setdefault((record.sweep, status), Hours(record.sweep, status))
+        row = rows.setdefault(record.sweep, Hours(record.sweep))
         # Without the manifest, the GPUs of the first node are known.
         count = gpus.get((record.submission, record.run), len(record.gpus))
         row.add(record, count, id(record) in in_results)
-    if not by_status:
-        for (sweep, _, _), seconds in _waiting(observation.records).items():
-            row = rows[sweep, None]
-            row.queued = (row.queued or 0.0) + seconds / _HOUR
-    order = list(Status)
-    sweeps = list(dict.fromkeys(sweep for sweep, _ in rows))
-    return sorted(
-        rows.values(),
-        key=lambda row: (sweeps.index(row.sweep), order.index(row.status) if row.status else 0),
-    )
+    for (sweep, _, _), seconds in _waiting(observation.records).items():
+        rows[sweep].queued += seconds / _HOUR
+    return list(rows.values())
 
 
 def _waiting(records: Iterable[Record]) -> dict[tuple[str, str, int], float]:

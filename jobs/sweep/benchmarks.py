@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import os
 import pkgutil
 import re
 import sys
@@ -69,19 +68,13 @@ class Benchmark:
         return None
 
     def never_equals(self, name: str, value: Any) -> str | None:
-        """Return an error message if a parameter can never equal a value, else None.
-
-        For an integer parameter, a whole number may be written as a float, such as 128.0.
-        """
+        """Return an error message if a parameter can never equal a value, such as 128.0."""
         if isinstance(value, float) and value.is_integer():
             return self.wrong_value(name, int(value)) and self.wrong_value(name, value)
         return self.wrong_value(name, value)
 
     def references(self, params: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the references to code outside this project in the parameters of a run.
-
-        A reference is a value such as `my_ddp.py:MyDDP` of a parameter for an implementation.
-        """
+        """Return the references in the parameters of a run, such as `my_ddp.py:MyDDP`."""
         return tuple(params[name] for name in self._selectors if is_reference(params[name]))
 
     @cached_property
@@ -96,13 +89,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """All benchmarks of a sweep: the default benchmark and the benchmarks of the cases."""
+    """The benchmarks of a sweep and of its cases."""
 
     own: Benchmark  # the default benchmark, named at the top level of the file
-    by_name: dict[str, Benchmark]  # all benchmarks, including the default
+    by_name: dict[str, Benchmark]  # including the default
 
     def of(self, name: str | None) -> Benchmark:
-        """Return the benchmark with this name, or the default benchmark if the name is None."""
+        """Return the benchmark with this name. None: the default benchmark."""
         return self.own if name is None else self.by_name[short_name(name)]
 
     def __iter__(self) -> Iterator[Benchmark]:
@@ -123,14 +116,9 @@ def short_name(name: str) -> str:
 
 
 def benchmark_module(name: str) -> ModuleType:
-    """Import and return the module of a benchmark.
+    """Import and return a module in `systems.benchmarks`, or a module with a dotted name.
 
-    Args:
-        name: the name of a module in `systems.benchmarks`, or the dotted name of any module.
-
-    Raises:
-        NoBenchmark: if the module does not exist, or if it does not define `run` and `Params`.
-        Exception: any exception that the module raises while it is imported.
+    Raises NoBenchmark if it does not exist or is no benchmark, and what its import raises.
     """
     if not _NAME.match(name) or ("." not in name and name not in known_benchmarks()):
         raise NoBenchmark(f"there is no benchmark {name!r}{nearest(name, known_benchmarks())}")
@@ -140,7 +128,10 @@ def benchmark_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(error.name + ".")):
             raise  # the benchmark exists, but a module that it imports does not
-        raise NoBenchmark(f"there is no benchmark {name!r}{_nearest(name, error.name)}") from None
+        package = error.name.rpartition(".")[0]  # its modules need not be benchmarks
+        modules = pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", ()))
+        hint = nearest(error.name, [f"{package}.{module.name}" for module in modules])
+        raise NoBenchmark(f"there is no benchmark {name!r}: {error}{hint}") from None
     params = getattr(module, "Params", None)
     is_model = isinstance(params, type) and issubclass(params, BaseModel)
     if not is_model or not hasattr(module, "run"):
@@ -150,26 +141,10 @@ def benchmark_module(name: str) -> ModuleType:
     return module
 
 
-def _nearest(name: str, missing: str) -> str:
-    """Return a hint on modules of the same package, which need not be benchmarks.
-
-    `missing` is the dotted name of the first module on the path that does not exist.
-    """
-    package, _, _ = missing.rpartition(".")
-    if package == "systems.benchmarks":
-        return nearest(name, known_benchmarks())
-    if not package:
-        return f": there is no package {missing!r}, neither in {os.getcwd()!r} nor installed"
-    folders = getattr(sys.modules.get(package), "__path__", None)
-    if folders is None:
-        return f": {package!r} is not a package"
-    return nearest(missing, [f"{package}.{m.name}" for m in pkgutil.iter_modules(folders)])
-
-
 def known_benchmarks() -> list[str]:
     """Return the names of the modules in systems/benchmarks that define `run`, sorted.
 
-    They are not imported, because the package also contains modules that import torch.
+    They are not imported, because some modules there import torch.
     """
     package = importlib.import_module("systems.benchmarks")
     return sorted(
@@ -181,11 +156,10 @@ def known_benchmarks() -> list[str]:
 
 
 def load_benchmark(name: str) -> Benchmark:
-    """Import the module of a benchmark, which must not import torch.
+    """Import the module of a benchmark.
 
-    Raises:
-        NoBenchmark: if the benchmark does not exist, if its import fails or imports torch, or if
-            one of its parameters has a name that tables use for something else, such as `phase`.
+    Raises NoBenchmark if it does not exist, if its import fails or imports torch, or if one of its
+    parameters has a name that tables use for something else, such as `phase`.
     """
     try:
         with _TorchGuard():
@@ -197,7 +171,10 @@ def load_benchmark(name: str) -> Benchmark:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise _imports_torch(name, error) from None
-        raise NoBenchmark(f"benchmark {name!r} cannot be imported: {_one_line(error)}") from error
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = (text.splitlines() or [""])[0]
+        where = f"{type(error).__name__}: {text} ({_place(error)})"
+        raise NoBenchmark(f"benchmark {name!r} cannot be imported: {where}") from error
     params: type[BaseModel] = module.Params
     taken = [field for field in params.model_fields if field in RESERVED]
     if taken:
@@ -218,10 +195,7 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 class _TorchImport(BaseException):
-    """Raised if a benchmark imports torch while it is imported itself.
-
-    It is no Exception, so that a module does not catch it and continue without torch.
-    """
+    """Raised at an import of torch. It is no Exception, so that a module does not catch it."""
 
 
 class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -242,32 +216,23 @@ class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _imports_torch(name: str, error: BaseException) -> NoBenchmark:
-    """Return the error for a benchmark that imports torch while it is imported itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = (f for f in frames if f.filename not in (__file__, importlib.__file__))
-    first = next(f for f in own if not f.filename.startswith("<frozen"))
     return NoBenchmark(
-        f"benchmark {name!r} imports torch at the top of {first.filename}:{first.lineno}: "
+        f"benchmark {name!r} imports torch at the top of {_place(error)}: "
         "import torch inside run(), so that machines without torch can read its parameters"
     )
 
 
-def _one_line(error: BaseException) -> str:
-    """Describe an import error in one line: exception type, message, file and line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]
-    text, where = str(error), places[-1]
+def _place(error: BaseException) -> str:
+    """Return the file and line of the code at the top of a module that raised an error."""
     if isinstance(error, SyntaxError):
-        text, where = error.msg, f"{error.filename}:{error.lineno}"
-    return f"{type(error).__name__}: {(text.splitlines() or [''])[0]} ({where})"
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
+    return f"{own[-1].filename}:{own[-1].lineno}"
 
 
 def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """Load the default benchmark of a sweep and those of its cases. None: the default.
-
-    Raises:
-        NoBenchmark: if a benchmark cannot be loaded; see `load_benchmark`.
-    """
+    """Load the default benchmark of a sweep and those of its cases. None: the default."""
     names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
     by_name = {name: load_benchmark(name) for name in names}
     return Benchmarks(by_name[short_name(own)], by_name)

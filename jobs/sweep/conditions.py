@@ -1,13 +1,10 @@
 """Conditions on runs, such as `seq_len > 4096 and implementation == naive`.
 
-Conditions are used in `exclude`, in the `where` of a table or plot, in `blocks.sustained.where` and
-in `--where`. The text is parsed into a tree and checked. It is never evaluated as code.
-
-A comparison begins with a name: a parameter, or a value of a run or its record with the prefix
-`run.`, such as `run.status`. The prefix may be left out if no parameter has this name. What follows
-an operator is a value (a number, a word with or without quotes, true, false, null, or a list of
-these), or another parameter of the same benchmark. Two comparisons form a chain: `64 < seq_len <=
-128`. For a run whose benchmark lacks a parameter in it, a comparison is neither true nor false.
+The text is parsed into a tree and checked. It is never evaluated as code. A comparison begins with
+a parameter, or a value of a run or record such as `run.status`, whose prefix may be left out if no
+parameter has this name. What follows an operator is a value (a number, a word with or without
+quotes, true, false, null, or a list of these), or another parameter of the same benchmark. For a
+run whose benchmark lacks a parameter in it, a comparison is neither true nor false.
 """
 
 from __future__ import annotations
@@ -37,11 +34,9 @@ _OPERATORS: dict[type, Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
-_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_ORDERED = tuple(_OPERATORS[order] for order in _ORDERS)
+_ORDERED = (operator.lt, operator.le, operator.gt, operator.ge)
 # Returns True or False, or None if a run does not have the compared parameters.
 _Decide = Callable[[Mapping[str, Any]], bool | None]
-_LISTS = (ast.List, ast.Tuple)
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -83,45 +78,20 @@ class _Term(NamedTuple):
 class Condition:
     """A condition on runs. Call it with the values of a run by their names.
 
-    Raises:
-        ConditionError: if the text is not a valid condition on these names, or if a name can never
-            have its value.
+    Raises ConditionError if the text is no condition on these names, or no run can have a value.
     """
 
-    def __init__(self, text: str, names: Names):
+    def __init__(self, text: str, names: Names, most: float = MAX_LENGTH):
         self.text = text
         self.parameters: set[str] = set()  # those in the condition
         self.recorded: set[str] = set()  # other names in the condition, without `run.`
         self._names = names
-        self._decide = self._logic(_parse(text))
-
-    @classmethod
-    def equal(cls, values: Mapping[str, Any], names: Names) -> Condition:
-        """Return a condition that is True if each name has its value, or one of a list of values.
-
-        Names and values are not checked.
-        """
-        condition = cls.__new__(cls)
-        condition.text = ", ".join(f"{name}: {value}" for name, value in values.items())
-        condition.parameters = {name for name in values if name in names}
-        condition.recorded = set(values) - condition.parameters
-        wanted = {
-            names.full(name): [
-                as_in_runs(x) for x in (given if isinstance(given, list) else [given])
-            ]
-            for name, given in values.items()
-        }
-        condition._decide = lambda run: all(run.get(str(k), ...) in v for k, v in wanted.items())
-        return condition
+        self._decide = self._logic(_parse(text, most))
 
     def __call__(self, run: Mapping[str, Any]) -> bool:
-        """Return True if the condition is True for a run.
+        """Return whether the condition is True for parameters, and other values with `run.`.
 
-        Args:
-            run: the parameters of the run, and the values of other names with the prefix `run.`.
-
-        Raises:
-            ConditionError: if `<`, `<=`, `>` or `>=` compares other values than numbers.
+        Raises ConditionError if `<`, `<=`, `>` or `>=` compares other values than numbers.
         """
         return self._decide(run) is True
 
@@ -164,7 +134,7 @@ class Condition:
                 )
             for one, other in ((left, right), (right, left)):
                 if one.name and not other.name:
-                    self._check(one.name, other.value, isinstance(op, _ORDERS))
+                    self._check(one.name, other.value, compare in _ORDERED)
             steps.append((left, compare, right))
         needed = {term.name for term in terms if term.name}
         self.parameters |= {name for name in needed if name in self._names}
@@ -177,7 +147,11 @@ class Condition:
                 a = run[left.name] if left.name else left.value
                 b = run[right.name] if right.name else right.value
                 if compare in _ORDERED and not (_is_number(a) and _is_number(b)):
-                    raise ConditionError(_no_order(self.text, a, b, str(subject.name)))
+                    shown = ["null" if value is None else repr(value) for value in (a, b)]
+                    raise ConditionError(
+                        f"{self.text!r} compares {' with '.join(shown)}, which have no order"
+                        + (f"; write {subject.name} != null and {self.text}" * (None in (a, b)))
+                    )
                 if not compare(a, b):
                     return False
             return True
@@ -187,14 +161,14 @@ class Condition:
     def _subject(self, node: ast.expr) -> str:
         """Return the full name with which a comparison begins."""
         given = ast.unparse(node)
-        is_name = isinstance(node, ast.Name) or _is_run_value(node)
+        is_name = isinstance(node, ast.Name) or given.startswith(_RUN)
         name = self._names.full(given) if is_name else None
         if name is None:
-            known = [n for names in self._names.parameters.values() for n in names]
-            known += [n for n in self._names.recorded if n not in self._names]
-            if _is_run_value(node):
-                known = [_RUN + n for n in self._names.recorded]
-            hint = nearest(given, list(dict.fromkeys(known)))
+            known = dict.fromkeys(n for names in self._names.parameters.values() for n in names)
+            known |= dict.fromkeys(n for n in self._names.recorded if n not in known)
+            if given.startswith(_RUN):
+                known = dict.fromkeys(_RUN + n for n in self._names.recorded)
+            hint = nearest(given, list(known))
             raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
         return name
 
@@ -207,16 +181,13 @@ class Condition:
         return _Term(None, self._literal(node, subject))
 
     def _check(self, name: str, value: Any, is_bound: bool) -> None:
-        """Raise ConditionError if a value can never equal the compared one: probably a typo.
-
-        Bounds, such as 4096 in `seq_len > 4096`, need not be valid values.
-        """
+        """Refuse a value that can never equal the compared one, but for numbers as bounds."""
         for one in value if isinstance(value, list) else [value]:
             if is_bound and not isinstance(one, str):
                 continue
             wrong = self._names.wrong(name, one)
             if is_bound and wrong is None:
-                wrong = f"words such as {one!r} have no order; <, <=, > and >= need two numbers"
+                wrong = f"words such as {one!r} have no order"
             if wrong is not None:
                 raise ConditionError(f"{self.text!r}: {wrong}")
 
@@ -230,33 +201,30 @@ class Condition:
             wrong = self._names.wrong
             is_word = wrong(subject, value) is not None and wrong(subject, word) is None
             return word if value == word or is_word else value
-        if isinstance(node, _LISTS):
+        if isinstance(node, (ast.List, ast.Tuple)):
             return [self._literal(item, subject) for item in node.elts]
         number = _number(node)
         if number is not None:
             return number
         raise ConditionError(
             f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value "
-            "(number, text, true, false, null, or a list of these); "
-            "write text with other characters than letters, digits and _ in quotes"
+            "(number, word, text in quotes, true, false, null, or a list of these)"
         )
 
 
-def _parse(text: str) -> ast.expr:
-    if len(text) > MAX_LENGTH:
-        raise ConditionError(
-            f"a comparison must have at most {MAX_LENGTH} characters, got {len(text)}"
-        )
+def _parse(text: str, most: float) -> ast.expr:
+    if len(text) > most:
+        what = f"a comparison must have at most {most} characters, got {len(text)}"
+        raise ConditionError(what)
     try:
         with warnings.catch_warnings():  # Python warns about a text such as `1if x`
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)  # such as 4bb999b
-        raise ConditionError(
-            f"{text!r} is not a comparison; expected for example "
-            f'"seq_len > 4096 and dtype == bf16"' + (f"; write {word[0]} in quotes" if word else "")
-        ) from None
+        hint = f"; write {word[0]} in quotes" if word else ""
+        example = "expected for example 'seq_len > 4096 and dtype == bf16'"
+        raise ConditionError(f"{text!r} is not a comparison; {example}{hint}") from None
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]
@@ -269,14 +237,13 @@ def _all(parts: list[_Decide]) -> _Decide:
     """Return the part that is False if one part is False, else None if one is None, else True."""
 
     def decide(run: Mapping[str, Any]) -> bool | None:
-        result: bool | None = True
+        is_unknown = False
         for part in parts:
             held = part(run)
             if held is False:  # as in Python, the later parts are not evaluated
                 return False
-            if held is None:
-                result = None
-        return result
+            is_unknown |= held is None
+        return None if is_unknown else True
 
     return decide
 
@@ -287,12 +254,6 @@ def _negation(part: _Decide) -> _Decide:
         return None if held is None else not held
 
     return decide
-
-
-def _is_run_value(node: ast.expr) -> bool:
-    """Return whether a node is written like `run.status`."""
-    owner = node.value if isinstance(node, ast.Attribute) else None
-    return isinstance(owner, ast.Name) and f"{owner.id}." == _RUN
 
 
 def _number(node: ast.expr) -> Any:
@@ -306,12 +267,3 @@ def _number(node: ast.expr) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float))
-
-
-def _no_order(text: str, a: Any, b: Any, name: str) -> str:
-    """Return the error message for two values that cannot be ordered."""
-    shown = ["null" if value is None else repr(value) for value in (a, b)]
-    message = f"{text!r} compares {shown[0]} with {shown[1]}, which have no order; "
-    if None in (a, b):
-        return f"{message}add a comparison before it: {name} != null and {text}"
-    return f"{message}<, <=, > and >= need two numbers"

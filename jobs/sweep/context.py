@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -23,33 +25,25 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 def names_of(
     benchmarks: Benchmarks, recorded: Sequence[str] = ("benchmark",), check: Check | None = None
 ) -> Names:
-    """Return the names that a condition on runs of some benchmarks may contain, see `Names`.
-
-    `check` is `never_equals` by default.
-    """
-
-    def check_value(name: str, value: Any) -> str | None:
-        return never_equals(benchmarks, name, value)
-
+    """Return the names that a condition on runs of some benchmarks may contain, see `Names`."""
     parameters = {benchmark.name: benchmark.fields for benchmark in benchmarks}
-    return Names(parameters, recorded, check or check_value)
+    return Names(parameters, recorded, check or partial(never_equals, benchmarks))
 
 
 def condition_of(given: str | Mapping[str, Any], benchmarks: Benchmarks) -> Condition:
     """Return the condition of an entry of `exclude`, of `--where`, or of sustained runs.
 
-    Raises:
-        ConditionError: if a text is not valid. A mapping is not checked.
+    A mapping has a value, or a list of values, for each name.
     """
-    names = names_of(benchmarks)
-    return Condition(given, names) if isinstance(given, str) else Condition.equal(given, names)
+    if isinstance(given, str):
+        return Condition(given, names_of(benchmarks))
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    text = " and ".join(f"{name} in {values!r}" for name, values in lists.items())
+    return Condition(text, names_of(benchmarks), math.inf)
 
 
 def never_equals(benchmarks: Benchmarks, name: str, value: Any) -> str | None:
-    """Return an error message if a name in a condition can never equal a value, else None.
-
-    A value must be valid in at least one benchmark.
-    """
+    """Return an error message if a name equals a value in no benchmark, else None."""
     if name == "run.benchmark":
         known = list(benchmarks.by_name)
         hint = nearest(str(value), known)
@@ -59,11 +53,10 @@ def never_equals(benchmarks: Benchmarks, name: str, value: Any) -> str | None:
 
 
 class Context:
-    """The benchmarks of a sweep file, and what its cases set.
+    """The context of pydantic's validation: the benchmarks of a sweep file, and its cases.
 
-    It is the context of pydantic's validation. Without it, as for the manifest of an earlier
-    submission, only keys and types are checked. `cases` is the value of this key, which may be
-    invalid.
+    Without it, as for the manifest of an earlier submission, only keys and types are checked.
+    `cases` is the value of this key, which may be invalid.
     """
 
     def __init__(self, benchmarks: Benchmarks, cases: Any):

@@ -1,9 +1,8 @@
 """Expands a sweep into its runs. A run is one combination of a benchmark and its parameters.
 
-A sweep has one or more scopes: its cases, or the sweep itself if it has no cases. The keys `grid`
-and `zip` of a scope list values of parameters. The runs of a scope are the Cartesian product of the
-parameters in `grid` and the combinations in `zip`. The runs of a sweep are the union of the runs of
-its scopes. The id of a run stays the same if the sweep is expanded again.
+The scopes of a sweep are its cases, or the sweep itself if it has no cases. The runs of a scope are
+the Cartesian product of the parameters in `grid` and the combinations in `zip`. The runs of a sweep
+are the union of those of its scopes. The id of a run stays the same if a sweep is expanded again.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,27 +36,18 @@ MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
 @dataclass(frozen=True)
 class Expansion:
-    """The runs of a sweep in execution order, and how many combinations were left out.
-
-    A combination gives each parameter of a benchmark one value.
-    """
+    """The runs of a sweep in execution order, and how many combinations were left out."""
 
     runs: list[Run]
-    excluded: int  # number of combinations that match an entry of `exclude`
-    filtered: int  # number of combinations that the filter leaves out
-    duplicates: int  # number of combinations that repeat an earlier run
+    excluded: int  # combinations that match an entry of `exclude`
+    filtered: int  # combinations that the filter leaves out
+    duplicates: int  # combinations that repeat an earlier run
     warnings: list[Problem] = field(default_factory=list, compare=False)
     blocks: list[Block] = field(default_factory=list)  # groups of runs that are measured in turn
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
-    """Return the runs of a sweep.
-
-    Raises:
-        InputError: with all errors that only the runs show: a combination that the benchmark
-            rejects, a value of `$PARAMETER` that is no valid resource, a run with two shapes, no or
-            too many runs, and conditions, tables, plots and blocks that do not fit the runs.
-    """
+    """Return the runs of a sweep. Raises InputError with all errors that only the runs show."""
     return _Expander(loaded).expansion()
 
 
@@ -81,11 +71,7 @@ class _Expander:
         self.problems: dict[Problem, list[str]] = {}
 
     def condition(self, given: str | dict[str, Any], *path: str | int) -> Condition:
-        """Return a condition of the sweep.
-
-        Raises:
-            InputError: if it is not valid, although it was when the sweep was submitted.
-        """
+        """Return a condition of the sweep. It may be valid no more when a run is retried."""
         try:
             return condition_of(given, self.benchmarks)
         except ConditionError as error:
@@ -97,10 +83,9 @@ class _Expander:
         paired = self.sweep.blocks
         times = self.sweep.repeats if paired is None else paired.most_rounds
         if points * times > MAX_RUNS:
-            what = (
-                f"a sweep must have at most {MAX_RUNS} runs, got {points} combinations x "
-                f"{times} {'repeats' if paired is None else 'rounds'}; make the lists shorter"
-            )
+            of = "repeats" if paired is None else "rounds"
+            got = f"got {points} combinations x {times} {of}; make the lists shorter"
+            what = f"a sweep must have at most {MAX_RUNS} runs, {got}"
             raise InputError([Problem(self.document.at(()), what)])
         for path, case, fixed, groups in scopes:
             for combination in itertools.product(*groups):
@@ -118,12 +103,9 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        wrong: list[Problem] = []
         text = paired.sustained.where if paired and paired.sustained else None
         where = None if text is None else self.condition(text, "blocks", "sustained", "where")
-        formed = form_blocks(ordered, self.sweep, where, self.document, wrong)
-        if wrong:
-            raise InputError(wrong)
+        formed = form_blocks(ordered, self.sweep, where, self.document)
         counts = (self.excluded, self.filtered, self.duplicates)
         return Expansion(ordered, *counts, list(self.without_effect()), formed)
 
@@ -138,9 +120,8 @@ class _Expander:
             # A combination that the benchmark rejects is no error if exclude or the filter removes
             # the combination.
             complete = benchmark.json_defaults | point
-            if len(complete) < len(benchmark.fields) or not self.count_if_left_out(
-                benchmark, complete
-            ):
+            is_complete = len(complete) == len(benchmark.fields)
+            if not (is_complete and self.count_if_left_out(benchmark, complete)):
                 self.note_refusal(error, point, path)
             return
         if self.count_if_left_out(benchmark, params):
@@ -151,11 +132,8 @@ class _Expander:
             self.duplicates += 1
             if shape != self.runs[identity].shape:
                 first = ".".join(map(str, self.origin[identity]))
-                what = (
-                    f"the same run is in {first} with other resources or launch settings; "
-                    "remove the run from one of the two"
-                )
-                self.refuse(path, what, point)
+                what = f"the same run is in {first} with other resources or launch settings"
+                self.refuse(path, f"{what}; remove one", point)
             return
         timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
         code = benchmark.references(params)
@@ -197,28 +175,26 @@ class _Expander:
 
     def check_views(self) -> None:
         """Check the tables and plots of the sweep against its runs, and collect the errors."""
-        views: dict[str, Sequence[Table | Plot]] = {
-            "tables": self.sweep.tables,
-            "plots": self.sweep.plots,
-        }
-        for key, listed in views.items():
-            for i, view in enumerate(listed):
-                name = self.benchmarks.of(view.benchmark).name
-                runs = [run for run in self.runs.values() if run.benchmark == name]
-                for path, what in view_problems(view, runs):
-                    self.refuse((key, i, *path), what)
+        views: list[tuple[DataPath, Table | Plot]] = [
+            *((("tables", i), table) for i, table in enumerate(self.sweep.tables)),
+            *((("plots", i), plot) for i, plot in enumerate(self.sweep.plots)),
+        ]
+        for place, view in views:
+            name = self.benchmarks.of(view.benchmark).name
+            runs = [run for run in self.runs.values() if run.benchmark == name]
+            for path, what in view_problems(view, runs):
+                self.refuse((*place, *path), what)
 
     def without_effect(self) -> Iterator[Problem]:
         """Yield a warning for each entry of `exclude` that matches no run.
 
-        There is no warning if the command line sets a parameter in the entry, which may have
-        removed the excluded values.
+        An override of a parameter in the entry may have removed the excluded values.
         """
         overridden = {
             name
             for axis in AXES
             for name in getattr(self.sweep, axis)
-            if not self.document.at_key((axis, name)).line
+            if not self.document.at((axis, name), key=True).line
         }
         for i, held in enumerate(self.has_excluded):
             if not held and not self.exclusions[i].parameters & overridden:
@@ -234,22 +210,9 @@ class _Expander:
                 what = f"parameter {name!r} is required by the benchmark; set it in fixed or grid"
                 self.refuse(scope, what)
             elif name is not None:
-                value = point.get(name)
-                what = f"{name} cannot be {value!r}: {message}"
-                self.refuse(self.where_given(scope, name, value), what)
+                self.refuse(scope, f"{name} cannot be {point.get(name)!r}: {message}")
             else:
                 self.refuse((*scope, "grid"), message, point)
-
-    def where_given(self, scope: DataPath, name: str, value: Any) -> DataPath:
-        """Return the path of a parameter's value in the sweep file, or of the scope without it."""
-        for prefix in (scope, ()):
-            data = self.document.data["cases"][prefix[1]] if prefix else self.document.data
-            for axis in AXES:
-                given = (data.get(axis) or {}).get(name)
-                if given is not None:
-                    path = (*prefix, axis, name)
-                    return (*path, given.index(value)) if isinstance(given, list) else path
-        return scope
 
     def shape(self, case: Case | None, params: dict[str, Any], path: DataPath) -> Shape:
         """Return the resources of a run, with the values of its parameters for `$PARAMETER`."""
@@ -278,31 +241,27 @@ class _Expander:
         return Shape(**wanted)
 
     def nothing_left(self) -> tuple[DataPath, str]:
-        counts = ((self.excluded, "left out by exclude"), (self.filtered, "left out by the filter"))
-        left_out = ", ".join(f"{count} {how}" for count, how in counts if count)
+        counts = {"exclude": self.excluded, "the filter": self.filtered}
+        left_out = ", ".join(f"{count} left out by {by}" for by, count in counts.items() if count)
         what = "the sweep has no runs" + (f" ({left_out})" if left_out else "")
         return ("filter",) if self.filtered else ("exclude",), what + self.values_seen()
 
     def values_seen(self) -> str:
         """Return text that lists up to 20 values of each parameter in the filter."""
+        compared = self.filter.parameters if self.filter else set()
         seen: dict[str, dict[Any, None]] = {}
         for _, _, fixed, groups in _scopes(self.sweep, self.benchmarks):
             for part in itertools.chain([fixed], *groups):
-                for name, value in part.items():
-                    seen.setdefault(name, {})[value] = None
-        compared = self.filter.parameters if self.filter else set()
-        return "".join(
-            f"; {name} has the values {list(values)[:20]}"
-            for name, values in seen.items()
-            if name in compared
-        )
+                for name in compared & part.keys():
+                    seen.setdefault(name, {})[part[name]] = None
+        texts = (f"; {name} has the values {list(seen[name])[:20]}" for name in sorted(seen))
+        return "".join(texts)
 
 
 def _with_examples(problem: Problem, points: list[str]) -> Problem:
-    if not points:
-        return problem
     more = f" and {len(points) - 1} more" if len(points) > 1 else ""
-    return Problem(problem.position, f"{problem.message} ({points[0]}{more})")
+    example = f" ({points[0]}{more})" if points else ""
+    return Problem(problem.position, problem.message + example)
 
 
 Group = list[dict[str, Any]]  # alternative settings of one or more parameters

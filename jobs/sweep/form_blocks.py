@@ -1,8 +1,4 @@
-"""Forms blocks, i.e. groups of runs that are measured in turn, from the runs of a sweep.
-
-The key `blocks` of a sweep file names the parameters that are compared and the baseline, see
-`jobs.block`.
-"""
+"""Forms blocks, groups of runs that are measured in turn (`jobs.block`), from a sweep's runs."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 
 from jobs.block import Block, block_id
 from jobs.code.short_names import as_in_runs
-from jobs.errors import ENOUGH, Problem, nearest
+from jobs.errors import ENOUGH, InputError, Problem, nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
 from jobs.sweep.conditions import Condition
@@ -24,21 +20,18 @@ def form_blocks(
     sweep: Sweep,
     sustained: Condition | None,
     document: Document,
-    problems: list[Problem],
 ) -> list[Block]:
     """Return the blocks of a sweep, in the order of their first runs.
 
-    Runs whose benchmark has none of the interleaved parameters are in no block.
-
-    Args:
-        sustained: the condition of `blocks.sustained`.
-        problems: list to which errors are added.
+    Runs whose benchmark has none of the interleaved parameters are in no block. `sustained` is the
+    condition of `blocks.sustained`. Raises InputError if runs cannot form a block.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
     former = _Former(sweep, sweep.blocks, sustained, document)
     found = former.blocks(runs)
-    problems += former.problems[:ENOUGH]
+    if former.problems:
+        raise InputError(former.problems[:ENOUGH])
     return found
 
 
@@ -48,6 +41,8 @@ class _Former:
     def __init__(self, sweep: Sweep, keys: Blocks, sustained: Condition | None, document: Document):
         self.sweep, self.keys = sweep, keys
         self.sustained, self.document = sustained, document
+        self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
+        self.filter_hint = "; the filter must keep the baseline" if sweep.filter else ""
         self.problems: list[Problem] = []
 
     def at(self, path: DataPath, what: str) -> None:
@@ -60,26 +55,21 @@ class _Former:
                 groups.setdefault(block_id(run, tuple(self.keys.interleave)), []).append(run)
         if not groups:
             listed = ", ".join(self.keys.interleave)
-            self.at(
-                ("interleave",), f"blocks.interleave: no run has one of the parameters {listed}"
-            )
+            what = f"blocks.interleave: no run has one of the parameters {listed}"
+            self.at(("interleave",), what)
         if not self.check_baseline([run for members in groups.values() for run in members]):
             return []
         return [block for name, members in groups.items() for block in self.block(name, members)]
 
     def check_baseline(self, runs: list[Run]) -> bool:
         """Return whether each value of the baseline occurs in a run. Otherwise add errors."""
-        for name, value in self.keys.baseline.items():
-            wanted = as_in_runs(value)
+        for name, wanted in self.baseline.items():
             found = dict.fromkeys(run.params[name] for run in runs if name in run.params)
             if found and wanted not in found:
                 hint = nearest(str(wanted), [format_scalar(each) for each in found])
                 what = f"blocks.baseline: no run has {name}={format_scalar(wanted)}{hint}"
-                self.at(("baseline", name), what + self.filter_hint())
+                self.at(("baseline", name), what + self.filter_hint)
         return not self.problems
-
-    def filter_hint(self) -> str:
-        return "; the filter must keep the baseline" if self.sweep.filter else ""
 
     def block(self, name: str, members: list[Run]) -> Iterator[Block]:
         """Yield the block of some runs. Yield nothing if they cannot be a block."""
@@ -90,11 +80,9 @@ class _Former:
         baseline = baselines[0]
         for run in members:
             if run.shape != baseline.shape:
-                what = (
-                    f"blocks: the runs of a block must have the same resources, got {run.shape} "
-                    f"for {self.compared(run)} and {baseline.shape} for {self.compared(baseline)}"
-                )
-                self.at((), what)
+                what = "blocks: the runs of a block must have the same resources, got"
+                each = (f"{one.shape} for {self.compared(one)}" for one in (run, baseline))
+                self.at((), f"{what} {' and '.join(each)}")
                 return
         ordered = (baseline, *(run for run in members if run is not baseline))
         yield Block(
@@ -109,8 +97,7 @@ class _Former:
         )
 
     def is_baseline(self, run: Run) -> bool:
-        wanted = {name: as_in_runs(value) for name, value in self.keys.baseline.items()}
-        return all(run.params.get(name, ...) == value for name, value in wanted.items())
+        return all(run.params.get(name, ...) == value for name, value in self.baseline.items())
 
     def is_sustained(self, run: Run) -> bool:
         if self.keys.sustained is None:
@@ -129,11 +116,9 @@ class _Former:
             what = f"{len(baselines)} runs ({got}); set more parameters"
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
-            what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint()}"
-        return (
-            f"blocks.baseline must match one run of each block, got {what} for {wanted} "
-            f"in the block {here}"
-        )
+            what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint}"
+        where = f"for {wanted} in the block {here}"
+        return f"blocks.baseline must match one run of each block, got {what} {where}"
 
     def compared(self, run: Run) -> str:
         """Return the values of the interleaved parameters of a run, as text."""

@@ -1,10 +1,7 @@
-"""Loads a sweep file.
+"""Loads a sweep file: load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"]).
 
-    loaded = load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"])
-
-The sweep file is merged with its base file (which its key `base` names), with a cluster file, and
-with the overrides from the command line. Then the models of the module `schema` check it. All
-errors are reported together, each with its position. The module `expand` creates the runs.
+The file is merged with its base file, a cluster file and the overrides of the command line. Then
+the models of the module `schema` check it. All errors are reported together.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, PlacedDict, decode, entries, parse
 from jobs.user_files import InvalidFile, invalid_path, read_bytes
 
-MAX_BASES = 20  # files that a sweep file inherits from
 CLUSTER_KEYS = ["slurm", "resources"]
 
 
@@ -45,12 +41,11 @@ def load_sweep(
     filter: str | None = None,
     cluster: Path | None = None,
 ) -> LoadedSweep:
-    """Read and validate a sweep file.
+    """Read and validate a sweep file, or the stock sweep with this path.
 
     Args:
-        path: path of a file or of a stock sweep, see `sweep_file`.
         overrides: `key=value` from the command line, see `apply_override`.
-        filter: a condition, such as `seq_len <= 1024`. Runs that do not match it are left out.
+        filter: a condition, such as `seq_len <= 1024`. Other runs are left out.
         cluster: path of a cluster file with default values for `slurm` and `resources`.
 
     Raises:
@@ -64,8 +59,7 @@ def load_sweep(
     if filter is not None:
         where = Position("--where")
         document.data.put("filter", filter, where, where)
-    # A value that cannot be parsed is None in the data, so the sweep may reject it again. Report
-    # only the parsing error.
+    # A value that cannot be parsed is None in the data. Report only the parsing error.
     unread = {problem.position for problem in problems}
     try:
         context = None if benchmarks is None else Context(benchmarks, document.data.get("cases"))
@@ -80,20 +74,13 @@ def load_sweep(
 
 
 def _read_sweep(path: Path, problems: list[Problem]) -> Document:
-    """Read a sweep file, and merge it with its base file.
-
-    Raises:
-        InputError: if the file cannot be read or is empty.
-    """
+    """Read a sweep file, and merge it with its base file."""
     document = _read(sweep_file(path), problems, ())
-    if not isinstance(document.data, dict):
+    if not isinstance(document.data, dict) or (problems and not document.data):
         raise InputError(problems)
-    if not document.data:
-        empty = "the file is empty; the keys name and benchmark are required"
-        raise InputError(problems or [Problem(document.at(()), empty)])
     if "filter" in document.data:
         what = "'filter' is not a key of a sweep file; use the option --where"
-        problems.append(Problem(document.at_key(("filter",)), what))
+        problems.append(Problem(document.at(("filter",), key=True), what))
         del document.data["filter"]
     return document
 
@@ -118,31 +105,24 @@ def _apply_overrides(
 def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
     """Load the benchmarks of a sweep file and of its cases. Return None if that is impossible."""
     own = document.data.get("benchmark")
-    places: dict[str, DataPath] = {}  # a name of the wrong type is reported later
-    if isinstance(own, str):
-        places[own] = ("benchmark",)
+    places: dict[Any, DataPath] = {own: ("benchmark",)} if isinstance(own, str) else {}
     for i, case in entries(document.data.get("cases")):
         if isinstance(case.get("benchmark"), str):
             places.setdefault(case["benchmark"], ("cases", i, "benchmark"))
-    problems_before = len(problems)
+    wrong = []
     for name, path in places.items():
         try:
             load_benchmark(name)
         except NoBenchmark as error:
-            problems.append(Problem(document.at(path), str(error)))
-    if len(problems) > problems_before or not isinstance(own, str):
-        return None
-    return load_benchmarks(own, places)
-
-
-# ---- reading and merging -------------------------------------------------------------------------
+            wrong.append(Problem(document.at(path), str(error)))
+    problems += wrong
+    return None if wrong or not isinstance(own, str) else load_benchmarks(own, places)
 
 
 def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
-    """Read a sweep file or cluster file, and merge it with the file that its key `base` names.
+    """Read a file, and merge it with its base file. On an error, the `data` is no mapping.
 
-    `above` has the resolved paths of the files that inherit from this file. The `data` of the
-    result is no mapping if the file is invalid.
+    `above` has the resolved paths of the files that inherit from this file.
     """
     source = str(path)
     try:
@@ -169,7 +149,7 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
 
 
 def _kind(data: Any) -> str:
-    """Describe data that is no mapping. Its content is not shown, because it may be a secret."""
+    """Describe data of a wrong type. Its content is not shown, because it may be a secret."""
     kinds = {list: "a list", dict: "a mapping", str: "a string", bool: "a boolean"}
     found = (kind for type_, kind in kinds.items() if isinstance(data, type_))
     return next(found, "null" if data is None else "a number")
@@ -186,15 +166,10 @@ def _base(
     elif invalid := invalid_path(base):
         wrong = f"base: {invalid}"
     elif not os.path.exists(path.parent / base):
-        wrong = (
-            f"base: there is no file {str(path.parent / base)!r}; "
-            "a relative path starts at the folder of this file"
-        )
+        wrong = f"base: there is no file {str(path.parent / base)!r}"
     elif os.path.realpath(path.parent / base) in chain:
         names = " -> ".join(Path(name).name for name in (*chain, base))
         wrong = f"base: a file must not inherit from itself, got {names}"
-    elif len(chain) > MAX_BASES:
-        wrong = f"base: a sweep must have at most {MAX_BASES} base files"
     else:
         return path.parent / base
     problems.append(Problem(document.at(("base",)), wrong))
@@ -209,7 +184,7 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
     for key in list(document.data):
         if key not in CLUSTER_KEYS:
             what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
-            problems.append(Problem(document.at_key((key,)), what))
+            problems.append(Problem(document.at((key,), key=True), what))
             del document.data[key]
     return document
 
@@ -217,9 +192,8 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
 def _merge(under: Document, over: Document) -> Document:
     """Merge two parsed files. Values of `over` replace values of `under`, which is changed.
 
-    If both files have a mapping under the same key, such as `resources`, the two mappings are
-    merged key by key. Any other value is replaced as a whole. If `over` sets a parameter in
-    `fixed`, `grid` or `zip`, the parameter is first removed from all three keys of `under`.
+    Mappings under the same key, such as `resources`, are merged key by key. A parameter that `over`
+    sets in `fixed`, `grid` or `zip` is first removed from all three keys of `under`.
     """
     data = under.data
     for axis in AXES:

@@ -1,7 +1,6 @@
 """Turns the errors of pydantic into messages with positions in the sweep file.
 
-A validator that finds several errors, or an error whose text says everything, raises them as
-faults: `raise_faults([fault("title: no parameter 'a'", "title")])`.
+A validator raises errors with complete texts as faults.
 """
 
 from __future__ import annotations
@@ -20,19 +19,11 @@ MOST = 8 * ENOUGH  # a value that may have several types can have so many errors
 _Path = tuple[str | int, ...]
 _AT_VALUE, _AT_KEY = "fault_of_value", "fault_of_key"  # types of errors whose text is complete
 
-# Hints on keys that a section does not have
-_ELSEWHERE: dict[tuple[Any, str], str] = {
-    **{("slurm", key): "the key is resources.timeout_min" for key in ("time", "timeout")},
-    ("tables", "text"): "use a template: aggregate.py --text TEMPLATE",
-}
-
 
 def fault(what: str, *path: str | int, at_key: bool = False) -> InitErrorDetails:
     """Return an error with a complete message, for `raise_faults`.
 
-    Args:
-        path: keys and indices from the value that is being validated to the value with the error.
-        at_key: whether the error is in the last key of the path, not in its value.
+    `path` leads from the value that is validated to the value with the error, or to its key.
     """
     error = PydanticCustomError(_AT_KEY if at_key else _AT_VALUE, "{what}", {"what": what})
     return InitErrorDetails(type=error, loc=path, input=None)
@@ -65,21 +56,23 @@ def checked(handler: Callable[[Any], Any], value: Any, faults: Iterable[InitErro
 
 def wrong_value(name: str, value: Any, error: ValidationError) -> str:
     """Return the error message for a parameter that cannot have a value."""
-    items = error.errors()
-    for item in items:
+    for item in error.errors():
         if item["type"] == "reference":
             return f"{name}: {item['msg']}"
-    return f"{name}: got {_shown(value)}, expected {_any_of(map(_expected, items))}"
+    return f"{name}: got {_shown(value)}, expected {expected(error)}"
+
+
+def expected(error: ValidationError, without: str = "") -> str:
+    """Return which values are valid in place of a refused one, but for one text."""
+    return _any_of(text for text in map(_expected, error.errors()) if text != without)
 
 
 def problems_of(
     error: ValidationError, data: Any, at: Callable[[_Path, bool], Position], model: type[BaseModel]
 ) -> list[Problem]:
-    """Convert a pydantic error to messages with positions in the sweep file.
+    """Convert the error with which `model` refused some data to messages with positions.
 
-    Args:
-        data: the data that `model` refused.
-        at: function that returns the position of the value at a path, or of its key.
+    `at` returns the position of the value at a path, or of its key.
     """
     problems: list[Problem] = []
     # If a value may have several types, pydantic reports one error per type. The errors for one
@@ -111,8 +104,6 @@ def problems_of(
 def _unknown_key(path: _Path, model: type[BaseModel]) -> str:
     key = str(path[-1])
     what = f"unknown key {_shown(key)}"
-    if (path[0], key) in _ELSEWHERE:
-        return f"{what}; {_ELSEWHERE[path[0], key]}"
     owner = next(_models_at(path[:-1], model), model)
     known = _keys(owner)
     if owner is model:  # the file that `base` names is merged before, and --where gives the filter
@@ -146,7 +137,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _hint(path: _Path, value: Any, model: type[BaseModel]) -> str:
-    """Return a hint on a value of the wrong type: an example, or the section of a parameter."""
+    """Return a hint on a value of the wrong type."""
     section = path[-2] if len(path) > 1 else None
     if section == "fixed" and isinstance(value, list):
         return "; a list of values goes in grid (every combination) or zip"
@@ -160,19 +151,10 @@ def _hint(path: _Path, value: Any, model: type[BaseModel]) -> str:
 
 
 def _expected(item: ErrorDetails) -> str:
-    """Return text that says which values are valid at the place of a pydantic error.
-
-    If the invalid value resembles a valid value, the text suggests the valid value.
-    """
-    text = item["msg"]
-    for prefix in ("Input should be ", "Value error, "):
-        text = text.removeprefix(prefix)
+    """Return text that says which values are valid at the place of a pydantic error."""
+    text = re.sub("^(Input should be|Value error,) ", "", item["msg"])
     text = text.replace("String should match pattern", "text that matches the pattern")
-    text = re.sub(
-        r"(List|Dictionary) should have at least 1 item.*",
-        lambda found: f"a {'list' if found[1] == 'List' else 'mapping'} with at least 1 item",
-        text,
-    )
+    text = re.sub("^List should have at least 1 item.*", "a list with at least 1 item", text)
     text = re.sub(r"a valid dictionary( or instance of \w+)?", "a mapping", text)
     words = re.findall(r"'([^']*)'", item.get("ctx", {}).get("expected") or "")
     if isinstance(item["input"], str) and words:
@@ -190,10 +172,7 @@ def _shown(value: Any) -> str:
 
 
 def _locate(loc: _Path, data: Any) -> _Path:
-    """Convert the location in a pydantic error to a path in the data.
-
-    If a field has a union type, the location also has the name of a type, which is left out.
-    """
+    """Convert the location in a pydantic error to a path, without the types of a union."""
     path: list[str | int] = []
     here = data
     for part in loc:

@@ -1,8 +1,7 @@
 """Applies overrides from the command line to a sweep file.
 
-An override is `key=value`. The key may be a parameter of a benchmark, a key of the sweep file such
-as `repeats`, or a dotted key such as `slurm.partition`. If a parameter is set to a list, it becomes
-part of the key `grid`, so there are runs for each value in the list.
+The key may be a parameter of a benchmark, or a key of the sweep file such as `repeats` or
+`slurm.partition`. A parameter that is set to a list becomes part of the key `grid`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ from jobs.sweep.strict_yaml import DataPath, PlacedDict, entries, parse
 def apply_override(
     data: PlacedDict, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
-    """Apply one override from the command line to the data of a sweep file.
+    """Apply an override `key=value` to the data of a sweep file with the parameters `fields`.
 
-    Args:
-        argument: the override, `key=value`. The key is the name of a parameter, or a key of a sweep
-            file such as `repeats` or `slurm.partition`.
-        fields: names of the parameters of the sweep's benchmarks.
-        problems: list to which errors in the override are added.
+    Errors in it are added to `problems`.
     """
     where = _position(argument)
     key, equals, text = argument.partition("=")
@@ -54,10 +49,7 @@ def apply_override(
 
 
 def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:
-    """Return an error for each override that replaces an earlier one, or a part of it.
-
-    For example, `grid.size=[1]` and `size=2` set the same parameter.
-    """
+    """Return an error for each override that replaces a part of an earlier one."""
     problems = []
     seen: dict[DataPath, str] = {}
     for argument in arguments:
@@ -90,18 +82,12 @@ def _position(argument: str) -> Position:
 
 
 def _set(data: PlacedDict, path: list[str], value: Any, where: Position) -> str | None:
-    """Set a value in nested mappings. Return an error message if that is impossible, else None.
-
-    Missing mappings are created.
-    """
+    """Set a value in nested mappings, which are created. Return a message if it is impossible."""
     for i, parent in enumerate(path[:-1]):
         if data.get(parent) is None:
             data.put(parent, PlacedDict(), where, where)
         if not isinstance(data[parent], PlacedDict):
-            return (
-                f"{'.'.join(path[: i + 1])} is not a mapping, so {'.'.join(path)} cannot be set; "
-                "only keys of mappings can be set, for example slurm.partition=h100"
-            )
+            return f"{'.'.join(path[: i + 1])} is not a mapping, so {'.'.join(path)} cannot be set"
         data = data[parent]
     data.put(path[-1], value, where, where)
     return None

@@ -6,13 +6,11 @@ import re
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, ValidationError
 
-from jobs.sweep.context import STRICT, Positive, Scalar
+from jobs.sweep.context import STRICT, Name, Positive, Scalar
+from jobs.sweep.messages import expected
 
-_LEAST_MEM_GB = 0.001  # a smaller value becomes --mem=0MB, which requests all memory of a node
-# A type of GPU as in Slurm's Gres, such as h100 in gpu:h100:8. ASCII, because it is an option.
-_GPU_TYPE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 # Options with which sbatch does not submit one job per job of the sweep, or does not print its id,
 # or with which the jobs lack their environment or their output.
 _RESERVED = (
@@ -61,28 +59,26 @@ class _Strict(BaseModel):
 class Resources(_Strict):
     """Resources of a job. The keys have the same names as in submitit.
 
-    A value may be `$NAME`, where NAME is a parameter of the benchmark. Each run then uses its own
-    value of this parameter.
+    With `$NAME`, each run uses its own value of the parameter NAME.
     """
 
     nodes: Positive | _Reference = 1
     tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
     gpus_per_node: _Count | _Reference = 0
-    # Ignored without GPUs, because a cluster file sets it for all sweeps.
-    gpu_type: Annotated[str, Field(pattern=_GPU_TYPE)] | _Reference | None = None
+    # As in Slurm's Gres, such as h100 in gpu:h100:8. Ignored without GPUs, because a cluster file
+    # sets it for all sweeps.
+    gpu_type: Name | _Reference | None = None
     cpus_per_task: Positive | _Reference | None = None
-    mem_gb: Annotated[float, Field(ge=_LEAST_MEM_GB)] | _Reference | None = None
+    # A smaller value would become --mem=0MB, which requests all memory of a node.
+    mem_gb: Annotated[float, Field(ge=0.001)] | _Reference | None = None
     timeout_min: Positive | _Reference | None = None  # default: computed from timeout_s
     exclusive: bool = False  # whether no other job runs on the nodes at the same time
 
 
 class Launch(_Strict):
-    """Launch settings of a run.
+    """Launch settings of a run."""
 
-    `nproc_per_node` is the number of processes that torchrun starts on each node. If it is None,
-    the run is one process, started without torchrun.
-    """
-
+    # Processes that torchrun starts on each node. None: one process, without torchrun.
     nproc_per_node: Positive | _Reference | None = None
 
 
@@ -104,18 +100,12 @@ class Slurm(_Strict):
 
 
 def wanted_instead(key: str, given: Any) -> str | None:
-    """Return which values a run can have for a key of `resources` or `launch`, as text.
-
-    None if the given value, of a parameter for `$PARAMETER`, is one of them.
-    """
-    if key == "gpu_type":
-        valid = isinstance(given, str) and re.fullmatch(_GPU_TYPE, given)
-        return None if valid else f"a name that matches the pattern '{_GPU_TYPE}'"
-    number = not isinstance(given, bool) and isinstance(given, (int, float))
-    if key == "mem_gb":
-        return (
-            None if number and given >= _LEAST_MEM_GB else f"a number of at least {_LEAST_MEM_GB}"
-        )
-    least = 0 if key == "gpus_per_node" else 1
-    whole = number and isinstance(given, int) and given >= least
-    return None if whole else f"an integer of at least {least}"
+    """Return which values `$PARAMETER` may have for a key, as text. None: `given` is valid."""
+    model = Launch if key == "nproc_per_node" else Resources
+    if given is None or str(given).startswith("$"):
+        given = []  # refused, too
+    try:
+        model.model_validate({key: given})
+    except ValidationError as error:
+        return expected(error, without="$PARAMETER")
+    return None

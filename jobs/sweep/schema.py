@@ -1,7 +1,6 @@
-"""The keys of a sweep file, with their types, defaults and checks, as pydantic models.
+"""The keys of a sweep file (docs/sweep_files.md), with types and checks, as pydantic models.
 
-`jobs.sweep.load` reads files into these models. docs/sweep_files.md explains the keys. A check that
-needs the benchmarks is left out if the validation has no `Context`.
+A check that needs the benchmarks is left out if the validation has no `Context`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pydantic_core import InitErrorDetails
 from jobs.errors import nearest
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.conditions import ConditionError
-from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar, condition_of, names_of
+from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar, condition_of
 from jobs.sweep.messages import checked, fault, raise_faults
 from jobs.sweep.resources import Launch, Resources, Slurm
 from jobs.sweep.strict_yaml import entries
@@ -34,36 +33,19 @@ Faults = Iterator[InitErrorDetails]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 
 
-def _condition_faults(text: str, benchmarks: Benchmarks, *path: str) -> Faults:
+def _condition_faults(given: Any, benchmarks: Benchmarks, *path: str) -> Faults:
     try:
-        condition_of(text, benchmarks)
+        condition_of(given, benchmarks)
     except ConditionError as error:
         yield fault(str(error), *path)
 
 
 def _exclusion(given: Any, info: Info) -> Any:
-    if info.context is not None:
-        raise_faults(_exclusion_faults(given, info.context.benchmarks))
-    return given
-
-
-def _exclusion_faults(given: dict[str, Any] | str, benchmarks: Benchmarks) -> Faults:
     if not given:
-        yield fault("exclude: an empty entry would exclude every run; remove it")
-    elif isinstance(given, str):
-        yield from _condition_faults(given, benchmarks)
-    else:
-        names = names_of(benchmarks)
-        unknown = [name for name in given if names.full(name) is None]
-        for name in unknown:
-            what = f"exclude: no benchmark of this sweep has a parameter {name!r}"
-            yield fault(what + nearest(name, benchmarks.fields), name, at_key=True)
-        for name in given.keys() - unknown:
-            values = given[name] if isinstance(given[name], list) else [given[name]]
-            for i, value in enumerate(values):
-                wrong = names.wrong(names.full(name) or name, value)
-                if wrong:
-                    yield fault(wrong, name, i)
+        raise_faults([fault("exclude: an empty entry would exclude every run; remove it")])
+    if info.context is not None:
+        raise_faults(_condition_faults(given, info.context.benchmarks))
+    return given
 
 
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
@@ -80,10 +62,7 @@ class Shuffle(_Strict):
 
 
 class Sustained(_Strict):
-    """Runs whose speed over seconds is measured in each round.
-
-    A GPU can be faster for a tenth of a second than it is for seconds, because of its power limit.
-    """
+    """Runs whose speed over seconds, at the power limit of the GPU, is measured in each round."""
 
     seconds: Annotated[float, Field(gt=0, le=60)]  # duration of the measurement of each phase
     where: str | None = None  # condition on the parameters; None: all runs
@@ -96,9 +75,7 @@ class Blocks(_Strict):
     a block is a run with two checkouts of the code, and `interleave` and `baseline` are not used.
     """
 
-    # Names of the compared parameters
     interleave: list[str] = Field([], examples=["[implementation]"])
-    # Values of these parameters in the baseline
     baseline: dict[str, Scalar] = Field({}, examples=["{implementation: naive}"])
     # How often each run is executed. auto: until all its cells are decided, at least 3 times.
     rounds: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = 5
@@ -137,14 +114,11 @@ class Blocks(_Strict):
                 yield fault(f"blocks.interleave: {name!r} is listed twice", "interleave", i)
         for name in self.baseline:
             if name not in self.interleave:
-                hint = nearest(name, self.interleave)
-                if ":" in name:  # YAML reads {mode:fast} as a key without a value
-                    hint = "; put a space after the colon"
                 what = "blocks.baseline must set parameters that blocks.interleave lists"
+                hint = nearest(name, self.interleave)
                 yield fault(f"{what}, got {name!r}{hint}", "baseline", name)
         if self.rounds == 1 and self.margin is not None:
-            what = "blocks.margin requires at least 2 rounds, got rounds: 1"
-            yield fault(f"{what}; the spread of one round is unknown", "margin")
+            yield fault("blocks.margin requires at least 2 rounds, got rounds: 1", "margin")
         if self.sustained is not None and self.sustained.where is not None:
             yield from _condition_faults(self.sustained.where, benchmarks, "sustained", "where")
 
@@ -153,17 +127,12 @@ Values = Annotated[list[Scalar], Field(min_length=1)]
 
 
 class _Scope(_Strict):
-    """What a case, or the top level of the file, says about its runs.
-
-    `fixed` has one value per parameter. `grid` has a list of values per parameter, and the runs
-    have all combinations of these values. `zip` has lists of equal length: the first values form
-    one combination, the second values form the next one, and so on.
-    """
+    """What a case, or the top level of the file, says about its runs."""
 
     benchmark: str | None = None
-    fixed: dict[str, Scalar] = {}
-    grid: dict[str, Values] = {}
-    zip: dict[str, Values] = {}
+    fixed: dict[str, Scalar] = {}  # one value per parameter
+    grid: dict[str, Values] = {}  # the runs have all combinations of these values
+    zip: dict[str, Values] = {}  # lists of equal length; values at one index form a combination
     resources: Resources = Resources()
     launch: Launch = Launch()
 
@@ -175,7 +144,7 @@ class _Scope(_Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: Info) -> Self:
-        """Check names and values of parameters, also in sections with values of wrong types."""
+        """Check names and values, also in sections with values of wrong types."""
         if info.context is None or not isinstance(given, dict):
             return handler(given)
         return cast(Self, checked(handler, given, cls._faults(given, info.context)))
@@ -234,29 +203,18 @@ def _items(given: dict[str, Any], sections: tuple[str, ...]) -> Iterator[tuple[s
 
 
 class Case(_Scope):
-    """An entry of the key `cases` of a sweep file. A case describes a part of the sweep's runs.
-
-    A case inherits the parameters and settings at the top level of the file. If the case sets one
-    of them, the value in the case is used.
-    """
+    """A part of the sweep's runs, which inherits what it does not set from the top level."""
 
     timeout_s: Seconds | None = None
 
     @field_serializer("resources", "launch")
     def _as_given(self, value: Resources | Launch) -> dict[str, Any]:
-        """Return only the keys of `resources` or `launch` that the case sets.
-
-        This mapping is stored in the manifest. A case that is read from the manifest therefore
-        inherits all other keys from the top level.
-        """
+        """Return only the keys that the case sets, so that it inherits all others in a manifest."""
         return value.model_dump(exclude_unset=True)
 
 
 class Sweep(_Scope):
-    """The content of a sweep file, merged with its base file, a cluster file and the overrides.
-
-    A sweep file names its base file in the key `base`. The module `load` merges the files.
-    """
+    """The content of a sweep file, merged with its base file, a cluster file and the overrides."""
 
     name: Name
     description: str = ""

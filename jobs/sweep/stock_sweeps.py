@@ -16,11 +16,7 @@ def stock_sweeps() -> list[Path]:
 def sweep_file(path: Path) -> Path:
     """Return `path` if it exists, or else the path of the stock sweep with this name.
 
-    Stock sweeps are sweep files that are installed with the project, such as sweeps/flash.yaml.
-
-    Raises:
-        InputError: if there is neither a file nor a stock sweep with this path. The message
-            suggests stock sweeps.
+    Raises InputError, which suggests stock sweeps, if there is neither.
     """
     try:
         path.stat()

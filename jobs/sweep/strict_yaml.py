@@ -1,8 +1,6 @@
 """Parses YAML, records the line and column of every value, and rejects ambiguous YAML 1.1 syntax.
 
-`parse(text, source)` returns a `Document`: plain Python values, in mappings and lists that know the
-positions of their items, and a list of all errors. A value is identified by its path, a tuple of
-keys and indices such as `("grid", "seq_len", 2)`.
+A value is identified by its path, a tuple of keys and indices such as `("grid", "seq_len", 2)`.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ class Document:
     def at(self, path: DataPath, key: bool = False) -> Position:
         """Return the position of the value at a path, or of its key.
 
-        A value without a position has that of the innermost enclosing value with one. A value from
-        the command line has one position as a whole.
+        Without one, it is that of the innermost enclosing value. A value from the command line has
+        one position as a whole.
         """
         found, here = self.start or Position(self.source), self.data
         for i, part in enumerate(path):
@@ -77,10 +75,6 @@ class Document:
                 break
         return found
 
-    def at_key(self, path: DataPath) -> Position:
-        """Return the position of the key at a path."""
-        return self.at(path, key=True)
-
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -92,16 +86,12 @@ _PLAIN |= dict.fromkeys(["", "~", "null", "Null", "NULL"])
 _TRAPS = {
     r"y|Y|n|N|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|TRUE|FALSE": "YAML 1.1 reads this as a "
     "boolean; write true or false, or quote it",
-    r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?": "YAML 1.1 reads this as a number in base 60; "
-    "write plain seconds or minutes, or quote it",
-    r"[-+]?0[0-9_]+": "YAML 1.1 reads a leading 0 as octal; write the number without the 0, or "
-    "quote it",
-    r"[-+]?0[xXoObB][0-9a-fA-F_]+": "YAML versions differ in hexadecimal, octal and binary "
-    "numbers; write it in decimal",
-    r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+": "YAML 1.1 reads this as text, not as a number; write it "
-    "with a point and a sign, such as 1.0e-4",
-    r"[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?": "some YAML versions read this as "
-    "a number, others as text; write the number without _",
+    r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9]*)?|[-+]?0[0-9_]+|[-+]?0[xXoObB][0-9a-fA-F_]+"
+    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|[-+]?(\.[0-9]|[0-9])[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?": (
+        "YAML versions read this as different numbers or as text; write it in decimal, without _ "
+        "or a leading 0 and with a point before an exponent (1.0e-4), or quote it"
+    ),
     r"[-+]?\.(inf|Inf|INF|nan|NaN|NAN)": "infinity and NaN are not allowed; write a finite number",
     r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?": "YAML 1.1 reads this as a date; quote it",
 }
@@ -110,8 +100,7 @@ _TRAPS = {
 def parse(text: str, source: str) -> Document:
     """Parse one YAML document. Errors are not raised, but listed in its `problems`.
 
-    `source` is the name of the text in positions. The `data` is None if the text is empty or cannot
-    be parsed.
+    The `data` is None if the text is empty or cannot be parsed.
     """
     document = Document(None, source, Position(source, 1, 1))
     try:
@@ -168,9 +157,8 @@ def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
 
 def entries(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the indices and entries of a list of mappings, without values of another type."""
-    for i, entry in enumerate(data if isinstance(data, list) else []):
-        if isinstance(entry, dict):
-            yield i, entry
+    listed = enumerate(data if isinstance(data, list) else [])
+    return ((i, entry) for i, entry in listed if isinstance(entry, dict))
 
 
 def _marked(source: str, mark: yaml.Mark) -> Position:
@@ -231,29 +219,19 @@ class _Builder:
 
     def mapping(self, node: yaml.Node) -> PlacedDict:
         result = PlacedDict()
-
-        def new_key(node: yaml.Node) -> str:
-            key = _key(node)
-            if key in result:
-                line = result.keys_at[key].line
-                raise _Refused(
-                    f"duplicate key {key!r}, first set on line {line}; remove one of the two"
-                )
-            return key
-
         for key_node, value_node in node.value:
-            key = self.build(key_node, new_key)
-            if key is not None:
-                places = self.position(key_node), self.position(value_node)
-                result.put(key, self.build(value_node), *places)
+            key = self.build(key_node, _key)
+            at = self.position(key_node)
+            if key in result:
+                first = f"first set on line {result.keys_at[key].line}; remove one"
+                self.document.problems.append(Problem(at, f"duplicate key {key!r}, {first}"))
+            elif key is not None:
+                result.put(key, self.build(value_node), at, self.position(value_node))
         return result
 
 
 def _refuse_tag(node: yaml.Node) -> None:
-    """Refuse a node to which the file gives a tag, such as !!int.
-
-    PyYAML assigns a tag to every node. Therefore a tag is searched in the text of the file.
-    """
+    """Refuse a node with a tag in the text. PyYAML gives a tag to every node."""
     written = _WRITTEN_TAG.match(node.start_mark.buffer or "", node.start_mark.pointer)
     if written:
         raise _Refused(f"tag {_short(written[1])!r} is not allowed; write a plain value")

@@ -1,13 +1,13 @@
-"""The keys `tables` and `plots` of a sweep file, and the names that tables show.
+"""The keys `tables` and `plots` of a sweep file, which are views, and the names that tables show.
 
-A view is a table or plot. It is checked against the parameters of the benchmark whose runs it
-shows, if the validation has a `Context`.
+A view is checked against the parameters of its benchmark, if the validation has a `Context`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, model_validator
@@ -35,35 +35,23 @@ TIME_UNITS = ("us", "ms", "s")
 BYTE_UNITS = ("MB", "MiB", "GB", "GiB")
 STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
 PSEUDO = RESERVED  # can be used like parameters in rows and columns of a table
-# Names of values of a record. They can be used like parameters in rows, columns and `where`. If a
-# benchmark has a parameter with such a name, the name stands for the parameter.
+# Values of a record, which can be used like parameters in rows, columns and `where`. A parameter
+# with such a name takes precedence.
 RECORDED = ("commit", "host", "gpu")
 FILTERS = ("device", *RECORDED)  # allowed in `where`, in addition to the parameters
-# Forms of the values that tables show, as regular expressions, each with an example. Without this
-# check, a full hash would match no result.
-_FORMS = {
-    "commit": (r".{1,7}(-dirty\??(\+[0-9a-f]{4})?)?|no record", "'4bb999b' or '4bb999b-dirty'"),
-    "gpu": (
-        r"([0-9a-f]{8}|unknown)(\+([0-9a-f]{8}|unknown))*|no record|–",
-        "'6fb37310', the first 8 digits of the UUID",
-    ),
-}
 # Keys of a table that are not allowed together with `list`.
 _NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
 
-
-# A suffix of a fact's name gives the unit of the fact. In a dotted name, any part may have the
-# suffix: host_ms.forward is in milliseconds.
+# Suffixes of names of facts, with their units. Any part of a dotted name may have one, as in
+# host_ms.forward.
 SUFFIXES = {"_ms": "ms", "_seconds": "s", "_bytes": "bytes"}
 
 
 def measured_in(value: str) -> str:
     """Return the unit that the name of a value contains: "ms", "s", "bytes" or an empty string."""
-    for part in reversed(value.split(".")):
-        for suffix, unit in SUFFIXES.items():
-            if part.endswith(suffix):
-                return unit
-    return ""
+    parts = reversed(value.split("."))
+    found = (unit for part in parts for end, unit in SUFFIXES.items() if part.endswith(end))
+    return next(found, "")
 
 
 def units_of_measure(unit: str) -> tuple[str, ...]:
@@ -97,16 +85,6 @@ def names_in_where(parameters: Collection[str], check: Check | None = None) -> N
     """Return the names that the condition `where` of a view may contain."""
     recorded = [name for name in FILTERS if name not in parameters]
     return Names({"": parameters}, recorded, check)
-
-
-def _recorded_problem(name: str, value: Any) -> str | None:
-    """Return an error message if a name in `FILTERS` can never equal a value, else None."""
-    if not isinstance(value, str):
-        return f"{name}: got {value!r}, expected text; write it in quotes"
-    form, example = _FORMS.get(name, ("", ""))
-    if form and not re.fullmatch(form, value):
-        return f"{name}: got {value!r}, expected a value as in tables, such as {example}"
-    return None
 
 
 Faults = Iterator[InitErrorDetails]
@@ -151,7 +129,7 @@ class _View(BaseModel):
                 yield fault(f"title: no parameter {name!r}{hint}", "title")
         if self.where is not None:
             try:
-                Condition(self.where, names_in_where(benchmark.fields, _check(benchmark)))
+                Condition(self.where, names_in_where(benchmark.fields, partial(_wrong, benchmark)))
             except ConditionError as error:
                 yield fault(str(error), "where")
 
@@ -178,20 +156,13 @@ class _View(BaseModel):
         can = {unit: None for value in values for unit in units_of(value)}
         if self.unit is not None and self.unit not in can:
             given = " and ".join(values)
-            valid = ", ".join(can) or "none; remove this key"
-            what = f"unit: {given} cannot be shown in {self.unit} (valid: {valid})"
-            if any(value.startswith(NAMED) for value in values):
-                what += "; only names with the suffix _ms, _seconds or _bytes have a unit"
-            yield fault(what, "unit")
+            valid = ", ".join(can) or "none; facts need a suffix _ms, _seconds or _bytes"
+            yield fault(f"unit: {given} cannot be shown in {self.unit} (valid: {valid})", "unit")
 
     def _dimension_faults(
         self, benchmark: Benchmark, *keys: str, without: tuple[str, ...] = ()
     ) -> Faults:
-        """Yield the errors in the keys that list parameters, such as `rows` and `columns`.
-
-        Each name must be a parameter of the benchmark, or in `PSEUDO` or `RECORDED` but not in
-        `without`. A name may occur only once.
-        """
+        """Yield the errors in the keys that list parameters, such as `rows` and `columns`."""
         seen: dict[str, str] = {}
         known = [n for n in (*benchmark.fields, *PSEUDO, *RECORDED) if n not in without]
         for key in keys:
@@ -204,29 +175,21 @@ class _View(BaseModel):
                 seen[name] = key
 
 
-def _check(benchmark: Benchmark) -> Check:
-    """Return the check of plain values in the condition of a view."""
-
-    def check(name: str, value: Any) -> str | None:
-        if name in benchmark.fields:
-            return benchmark.never_equals(name, value)
-        return _recorded_problem(name.removeprefix("run."), value)
-
-    return check
+def _wrong(benchmark: Benchmark, name: str, value: Any) -> str | None:
+    """Return an error message if a name in the condition of a view can never equal a value."""
+    if name in benchmark.fields:
+        return benchmark.never_equals(name, value)
+    what = f"{name.removeprefix('run.')}: got {value!r}, expected text; write it in quotes"
+    return None if isinstance(value, str) else what
 
 
 class Table(_View):
-    """A table that shows results of runs.
-
-    If the key `list` is set, the table shows a list that the benchmark returned. Each item of the
-    list then has one row.
-    """
+    """A table of results, or with the key `list` of the items of a list that runs returned."""
 
     rows: list[str] = []
     columns: list[str] = []
     baseline: dict[str, Scalar] | None = None  # speedups are relative to this column
-    # Name of a fact that is a list. The key in the file is `list`. The field has another name,
-    # because `list` is a builtin.
+    # The fact that the key `list`, which is a builtin, names
     list_fact: Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")] | None = Field(
         None, alias="list"
     )
@@ -261,13 +224,9 @@ class Table(_View):
             elif name == "value":
                 what = "'value' is not allowed; columns of 'value' show different quantities"
                 yield fault(f"baseline: {what}", "baseline", name, at_key=True)
-            elif name in benchmark.fields:
-                wrong = benchmark.wrong_value(name, value)
-                if wrong:
-                    yield fault(wrong, "baseline", name)
-            elif name in FILTERS:
-                wrong = _recorded_problem(name, value)
-                if wrong:
+            else:
+                is_checked = name in benchmark.fields or name in FILTERS
+                if is_checked and (wrong := _wrong(benchmark, name, value)):
                     yield fault(f"baseline: {wrong}", "baseline", name)
 
 
@@ -285,8 +244,8 @@ class Plot(_View):
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
     """Yield the path and message of each error of a table or plot on runs of its benchmark.
 
-    It must be possible to evaluate the condition `where` for every run, unless it contains a value
-    of records, such as the commit. A cell for published figures must not match several figures.
+    `where` must be true or false for every run, unless it contains a value of records. A cell for
+    published figures must not match several figures.
     """
     if not runs:  # the filter removed all runs of this benchmark
         return

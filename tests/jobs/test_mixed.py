@@ -242,6 +242,7 @@ def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
         ("mode == exakt or depth == 1", "mode: got 'exakt'"),
         ("benchmark == fsdp", "no run of this sweep has benchmark 'fsdp' (valid: tests.bench"),
         (f"benchmark == '{COUNTER}' and scale == 2", "the sweep has no runs (6 left out by"),
+        ("benchmark == tests.benchmarks.toy", "text in quotes"),
     ],
 )
 def test_a_filter_that_selects_no_run_is_an_error(tmp_path: Path, text: str, words: str) -> None:

@@ -121,12 +121,12 @@ def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:
     assert complete("submit", "--dry") == ["--dry-run"]
     assert complete("submit", "--cluster", "lo") == ["local"]
     assert complete("submit", "m") == ["my.yaml"]
-    assert complete("submit", "st") == ["studies/deep/one.yaml"]
+    assert complete("submit", "studies/deep/") == ["studies/deep/one.yaml"]
     assert complete("submit", ".h") == [".hidden.yaml"]
     assert complete("submit", str(elsewhere / "my")) == [str(elsewhere / "my.yaml")]
     assert complete("submit", "nowhere/") == []
     stock = complete("submit", "sw")
-    assert {"sweeps/flash.yaml", "sweeps/cpu/"} < set(stock)
+    assert {"sweeps/flash.yaml", "sweeps/cpu/flash.yaml"} < set(stock)
     assert complete("tables", "logs/my", "--views", "sweeps/quick") == ["sweeps/quickstart.yaml"]
 
 

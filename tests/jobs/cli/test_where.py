@@ -220,7 +220,7 @@ def test_retry_of_some_runs(tmp_path: Path) -> None:
     count = len(records(out))
     dry = call("jobs", "retry", out, "--where", "tag == 2", "--dry-run")
     assert dry.returncode == 0 and len(records(out)) == count
-    assert "  1 job, at most 0.0 GPU-hours\n" in dry.stdout and dry.stdout.count("what=") == 1
+    assert "to run    1 (" in dry.stdout and dry.stdout.count("what=") == 1
     done = call("jobs", "retry", out, "--where", "tag > 1")
     assert done.returncode == 1 and f"retrying 1 run of {out} (1 error), from subm" in done.stdout
     assert [r.params["tag"] for r in records(out)[count:]] == [2]

@@ -230,7 +230,7 @@ def test_a_text_that_fails_names_sweep_table_and_reason(
     code, _, err = cli(folder.path, "--text", template)
     assert (code, err) == (
         2,
-        f"--text: {template}: block 'u': the sweep has no such table (valid: t)\n",
+        f"{template}: block 'u': the sweep has no such table (valid: t)\n",
     )
 
 

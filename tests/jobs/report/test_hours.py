@@ -107,22 +107,6 @@ def test_a_job_that_was_started_again_waited_until_its_first_start(observe: Obse
     assert only(hours(observe(records, [run]))).queued == pytest.approx(0.75)
 
 
-def test_hours_by_status(observe: Observe) -> None:
-    first, second = sweep_run(1), sweep_run(2)
-    records = [
-        attempt(first, ok(1.0), 1, 1),
-        attempt(second, failed("timeout"), 2, 2),
-        attempt(second, failed("oom"), 4, 3, attempt=2),
-        attempt(first, ok(1.0), 7, 4, attempt=2),
-    ]
-    rows = {row.status: row for row in hours(observe(records, [first, second]), by_status=True)}
-    assert list(rows) == [Status.ok, Status.oom, Status.timeout]
-    assert all(row.queued is None for row in rows.values())
-    assert {s: row.gpu["wasted"] for s, row in rows.items()} == pytest.approx(
-        {"ok": 2, "oom": 0, "timeout": 4}  # the first ok attempt was repeated, oom is a result
-    )
-
-
 @pytest.mark.parametrize(
     ("outcomes", "wasted"),
     [

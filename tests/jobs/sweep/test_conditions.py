@@ -92,7 +92,7 @@ def test_a_comparison_of_a_parameter_that_a_run_lacks_is_neither_true_nor_false(
         ("seq_len == 08", "is not a comparison"),
         ("dtype == 4bb999b", "write 4bb999b in quotes"),
         ("dtype in [2.7b, xl]", "write 2.7b in quotes"),
-        ("dtype == abc-dirty", "write text with other characters"),
+        ("dtype == abc-dirty", "text in quotes"),
         ("seq_len in 128", "is required after 'in'"),
         ("seq_len == [128]", "is required after 'in'"),
         ("seq_len is 128", "must be one of ==, !=, <, <=, >, >=, in, not in"),
@@ -138,7 +138,7 @@ def test_nothing_is_executed(tmp_path: Path) -> None:
 def test_values_without_order_are_an_error_not_false() -> None:
     """A comparison of values without order, such as None and 5, is an error and not False."""
     with pytest.raises(
-        ConditionError, match=r"compares null with 5.*: window != null and window > 5"
+        ConditionError, match=r"compares null with 5.*write window != null and window > 5"
     ):
         Condition("window > 5", NAMES)(RUN)
     assert not Condition("window != null and window > 5", NAMES)(RUN)

@@ -118,7 +118,7 @@ def test_type_of_gpu(tmp_path: Path) -> None:
     assert (run.shape.gpu_type, str(run.shape)) == ("h100", "1 node, 2 h100 GPUs per node")
     (run,) = expand(load(tmp_path, text, "resources.gpus_per_node=0")).runs
     assert run.shape.gpu_type is None
-    with pytest.raises(InputError, match=r"gpu_type must be a name .* got .label = "):
+    with pytest.raises(InputError, match=r"gpu_type must be text that matches .* got .label = "):
         expand(load(tmp_path, text, 'label="a\'b"'))
     with pytest.raises(InputError, match=r"gpu_type: got 'h100:2', expected text"):
         load(tmp_path, text, "resources.gpu_type=h100:2")

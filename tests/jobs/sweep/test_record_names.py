@@ -25,8 +25,6 @@ def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path:
     [
         ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
         ("where: commit == 4bb999b", "write 4bb999b in quotes"),
-        (f"where: commit == '{'a' * 40}'", "such as '4bb999b' or '4bb999b-dirty'"),
-        ("where: gpu == 'GPU-6fb37310-dec1'", "the first 8 digits of the UUID"),
         ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
         ("baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
     ],

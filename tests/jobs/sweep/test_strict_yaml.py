@@ -19,8 +19,8 @@ def problems(text: str) -> list[tuple[int, int, str]]:
 
 TRAPS = [
     ("a: 1e-4", 4, "1.0e-4"),
-    ("a: 1:30:00", 4, "base 60"),
-    ("a: 010", 4, "octal"),
+    ("a: 1:30:00", 4, "in decimal"),
+    ("a: 010", 4, "leading 0"),
     ("a: 0x1F", 4, "decimal"),
     ("a: on", 4, "boolean"),
     ("a: Yes", 4, "boolean"),
@@ -114,7 +114,7 @@ def test_broken_syntax_has_a_place(text: str, line: int, column: int | None) -> 
 def test_positions_of_values_and_keys() -> None:
     document = parse("grid:\n  seq_len: [128, 256]\ncases:\n  - fixed: {a: 1}\n", "s.yaml")
     assert str(document.at(("grid", "seq_len", 1))) == "s.yaml:2:18"
-    assert str(document.at_key(("grid", "seq_len"))) == "s.yaml:2:3"
+    assert str(document.at(("grid", "seq_len"), key=True)) == "s.yaml:2:3"
     assert str(document.at(("cases", 0, "fixed", "a"))) == "s.yaml:4:16"
     assert str(document.at(("cases", 0, "grid", "b"))) == "s.yaml:4:5"  # the enclosing value
     assert str(document.at(("cases", 0, "fixed", "a", 7, "x"))) == "s.yaml:4:16"
