@@ -1,11 +1,8 @@
-"""Writes the files of a repository to a folder: those of a revision, or of the working tree.
-
-Both are trees of git. git writes its index and new objects to a temporary folder, and nothing to
-the repository. The files are as after `git checkout`, so attributes for archives do not matter.
-"""
+"""Writes the files of a repository to a folder: those of the working tree, or of a revision."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,56 +11,59 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.code.git import git
+from jobs.code.git import GitError, git, tracked_files
+from jobs.whole_files import file_hash
 
 TIMEOUT_S = 600.0  # of a git command that writes many files
 
 
-def export(
-    root: Path, target: Path, revision: str | None = None, left_out: Sequence[str] = ()
-) -> str:
-    """Write the files of a repository to a new folder. Return a hash of names, contents and modes.
+def export_working_tree(root: Path, target: Path, left_out: Sequence[str] = ()) -> None:
+    """Copy the files that git tracks, also those of submodules, as they are in the working tree.
 
-    Args:
-        revision: commit whose files are written, without those of submodules. None: the files that
-            git tracks, as they are in the working tree, with those of submodules.
-        left_out: files and folders that are not written, relative to the root.
+    They are copied without git, whose filters and bits (skip-worktree) would write other contents.
+    `left_out` are files and folders, relative to the root.
     """
     target.mkdir(parents=True)
-    asked = ("--absolute-git-dir", "--git-path", "index", "--git-path", "objects")
-    found = os.fsdecode(git(root, "rev-parse", *asked)).splitlines()
-    folder, present, objects = (os.path.join(root, line) for line in found)
+    for name in tracked_files(root, list(left_out)):
+        source, copy = root / name, target / name
+        if source.is_symlink() or source.is_file():  # else it was deleted, or is a submodule
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy, follow_symlinks=False)
+            if os.access(source, os.X_OK) and not copy.is_symlink():
+                mode = copy.stat().st_mode
+                copy.chmod(mode | (mode & 0o444) >> 2)  # executable for those who may read it
+
+
+def export_revision(root: Path, target: Path, commit: str) -> None:
+    """Write the files of a commit, without those of submodules, as `git checkout` would.
+
+    git writes its index to a temporary folder, and nothing to the repository. Attributes for
+    archives do not matter.
+    """
+    target.mkdir(parents=True)
+    folder = os.fsdecode(git(root, "rev-parse", "--absolute-git-dir")).removesuffix("\n")
     with tempfile.TemporaryDirectory(prefix="export-") as scratch:
-        index, new_objects = Path(scratch, "index"), Path(scratch, "objects")
-        new_objects.mkdir()
         environment = {
             "GIT_DIR": folder,
-            "GIT_WORK_TREE": str(root),
-            "GIT_INDEX_FILE": str(index),
-            "GIT_OBJECT_DIRECTORY": str(new_objects),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": json.dumps(objects, ensure_ascii=False),
+            "GIT_WORK_TREE": str(target),
+            "GIT_INDEX_FILE": os.path.join(scratch, "index"),
         }
+        for arguments in (("read-tree", commit), ("checkout-index", "--all")):
+            try:
+                git(root, *arguments, environment=environment, timeout_s=TIMEOUT_S)
+            except GitError:
+                if not shutil.disk_usage(target).free:
+                    full = os.strerror(errno.ENOSPC)
+                    raise OSError(errno.ENOSPC, full, str(target)) from None
+                raise
 
-        def call(*arguments: str, **more: str) -> str:
-            given = environment | more
-            return os.fsdecode(git(root, *arguments, environment=given, timeout_s=TIMEOUT_S))
 
-        if revision is not None:
-            call("read-tree", revision)
-        elif os.path.exists(present):
-            # With its time, from which git knows which files may have changed since.
-            shutil.copy2(present, index)
-        if left_out:
-            names = [f":(literal){name}" for name in left_out]
-            call("rm", "-rfq", "--cached", "--ignore-unmatch", "--", *names)
-        if revision is None:
-            call("add", "--update")
-        lines = [call("write-tree").strip()]
-        call("checkout-index", "--all", GIT_WORK_TREE=str(target))
-        for line in call("ls-files", "--stage", "-z").split("\0"):
-            name = line.partition("\t")[2]
-            is_submodule = line.startswith("160000 ") and (root / name / ".git").exists()
-            if is_submodule and revision is None:
-                (target / name).rmdir()
-                lines.append(f"{name} {export(root / name, target / name)}")
-    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+def hash_of(folder: Path) -> str:
+    """Return a hash of the names, contents and permissions of the files in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or path.is_file():
+            executable = os.access(path, os.X_OK) and not path.is_symlink()
+            line = json.dumps([str(path.relative_to(folder)), file_hash(path), executable])
+            digest.update(line.encode())
+    return digest.hexdigest()

@@ -23,7 +23,7 @@ from typing import Any
 from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
-from jobs.code.export import export
+from jobs.code.export import export_revision
 from jobs.code.imports import read_source
 from jobs.code.state import CodeState, repository_root
 from jobs.errors import CommandError
@@ -105,10 +105,10 @@ def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[s
     try:
         wanted = f"{revision}^{{commit}}"
         name = git.git(root, "rev-parse", "--verify", "--end-of-options", wanted).decode().strip()
-        export(root, target, name)
     except git.GitError as error:
         what = f"--against must be a git revision or a folder, got {revision!r}"
         raise CommandError(f"{what}: {error}") from None
+    export_revision(root, target, name)
     state = CodeState(commit=name, dirty=False, untracked=(), source="git")
     return name[:10], state.entry(target)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jobs import ROOT
 from jobs.launch.protection import make_own
-from jobs.whole_files import file_hash
 
 
 def store(copy: Path, final: Path) -> None:
@@ -30,12 +29,6 @@ def store(copy: Path, final: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     make_own(final)
-
-
-def has_all(folder: Path, copy: Path) -> bool:
-    """Return whether a folder has all files of a copy, with the same contents."""
-    files = (path for path in copy.rglob("*") if path.is_symlink() or path.is_file())
-    return all(file_hash(folder / path.relative_to(copy)) == file_hash(path) for path in files)
 
 
 def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], list[str]]:

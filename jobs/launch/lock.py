@@ -165,8 +165,8 @@ def _create(path: Path, text: str) -> bool:
     draft = path.with_name(f".{path.name}.{os.uname().nodename}.{os.urandom(4).hex()}")
     try:
         while True:
+            draft.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # another process has removed the empty folder
-                draft.parent.mkdir(parents=True, exist_ok=True)
                 draft.write_text(text, encoding="utf-8")
                 break
         try:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from jobs import ROOT
 from jobs.code import git
-from jobs.code.export import export
+from jobs.code.export import export_working_tree, hash_of
 from jobs.code.measured_files import find, is_project
 from jobs.code.state import CodeState, ignored_in, is_tracked, read_state, repository_root
 from jobs.errors import CommandError
-from jobs.launch.copies import has_all, import_paths, store
+from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Manifest, Snapshot
 from jobs.run import Run
 from jobs.whole_files import write_json
@@ -71,20 +71,19 @@ def take(manifest: Manifest) -> Manifest:
     folder = manifest.folder / SNAPSHOTS
     folder.mkdir(parents=True, exist_ok=True)
     sources = _sources(manifest.folder)
-    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(prefix=f".{manifest.id}-", dir=folder) as temporary:
         copy = Path(temporary, "code")
         for source in sources:
             left_out = ignored_in(source.root, manifest.folder)
-            tree = export(source.root, copy / source.name, left_out=left_out)
-            digest.update(f"{source.name} {tree}\n".encode(errors="surrogateescape"))
+            export_working_tree(source.root, copy / source.name, left_out)
         now = [source.state.fingerprint for source in _sources(manifest.folder)]
         if now != [source.state.fingerprint for source in sources]:
             roots = ", ".join(str(source.root) for source in sources)
             raise CommandError(f"files in {roots} changed while they were copied; try again")
-        final = folder / digest.hexdigest()[:16]
-        store(copy, final)
-        if copy.exists() and not has_all(final, copy):  # an earlier submission stored it
+        hashes = {source.name: hash_of(copy / source.name) for source in sources}
+        final = folder / hashlib.sha256(repr(hashes).encode()).hexdigest()[:16]
+        store(copy, final)  # unless an earlier submission did
+        if any(hash_of(final / name) != found for name, found in hashes.items()):
             raise CommandError(
                 f"files in {final} were modified after they were copied; remove this folder when "
                 "no job uses it"

@@ -142,13 +142,6 @@ class BlockPlace(_Part):
     trial: bool = False  # whether it is thrown away; `round` is then the round after the trial
 
 
-class Imported(_Part):
-    """The sources that a run imported, if it did not import all that count for `source_hash`."""
-
-    hash: str  # hash of the sources that were imported
-    without: tuple[str, ...]  # the others, relative to this project or to the current folder
-
-
 class Record(_Part):
     """The outcome of one attempt. It has `measurements` if and only if its status is ok."""
 
@@ -178,8 +171,6 @@ class Record(_Part):
     # see `jobs.worker.conditions`.
     conditions: dict[str, dict[str, Any]] = {}
     source_hash: str | None = None  # hash of the sources that were measured; None: unknown
-    # None: all sources count. The attempt failed, was in a block, or imported all of them.
-    imported: Annotated[Imported | None, AfterValidator(_shared)] = None
     log: str | None = None  # path of the log, relative to the results folder
     artifacts: str | None = None  # folder of the run's files, relative to the results folder
 

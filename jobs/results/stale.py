@@ -1,7 +1,6 @@
 """Results of older code: records whose sources are not the present ones, see `jobs.code.sources`.
 
-A record without a hash of its sources counts as older code. An edit of sources that a run did not
-import does not make its record older.
+A record without a hash of its sources counts as older code.
 """
 
 from __future__ import annotations
@@ -20,19 +19,14 @@ class Staleness:
     """Tells which records are from older code. Sources are read once, when an object is created."""
 
     def __init__(self, runs: Iterable[Run]):
-        self._sources = RunSources()
-        self._runs = {run.id: run for run in runs}
-        self.now = {id: self._sources.source_hash(run) for id, run in self._runs.items()}
+        sources = RunSources()
+        by_id = {run.id: run for run in runs}
+        self.now = {id: sources.source_hash(run) for id, run in by_id.items()}
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is from older code. False if the present sources are unknown."""
         now = self.now.get(record.run)
-        if now is None or record.source_hash == now:
-            return False
-        run, imported = self._runs[record.run], record.imported
-        return imported is None or (
-            self._sources.hash_without(run, imported.without) != imported.hash
-        )
+        return now is not None and record.source_hash != now
 
 
 def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:

@@ -10,14 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jobs import ROOT
 from jobs.code.measured_files import find
 from jobs.code.sources import SourceTree
 from jobs.run import Run
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 
-# Code in another process is not seen among the modules that a run has imported.
-_OTHER_PROCESSES = {"concurrent", "multiprocessing", "subprocess", "torch.multiprocessing"}
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -28,7 +25,6 @@ class RunSources:
         self._tree = SourceTree()
         self._files_of = cache(self._find_files)
         self._hash_of = cache(self._tree.hash_of)
-        self._hash_without = cache(self._find_hash_without)
         self._function = cache(self._find_function)
 
     def source_hash(self, run: Run) -> str | None:
@@ -46,24 +42,6 @@ class RunSources:
         key = self._key(run)
         files = None if key is None else self._files_of(key)
         return None if files is None else sorted(files)
-
-    def hash_without(self, run: Run, paths: tuple[str, ...]) -> str | None:
-        """Return the hash of the sources of a run except some files, given as by `shown_path`.
-
-        None if it is unknown, or if another file can start processes, which may import these.
-        """
-        key = self._key(run)
-        return None if key is None else self._hash_without(key, paths)
-
-    def _find_hash_without(self, key: _Key, paths: tuple[str, ...]) -> str | None:
-        files = {path for path in self._files_of(key) or () if shown_path(path) not in paths}
-        starts = any(
-            {item.module, item.module.split(".")[0]} & _OTHER_PROCESSES
-            for path in files
-            if (source := self._tree.source(path))
-            for item in source.imports
-        )
-        return None if starts or not files else self._hash_of(frozenset(files))
 
     def _key(self, run: Run) -> _Key | None:
         """Return what determines the files of a run. None if it is unknown."""
@@ -109,11 +87,3 @@ def _sources_of(name: str) -> Callable[[dict[str, Any]], Any]:
         return function(made)
 
     return sources
-
-
-def shown_path(path: Path) -> str:
-    """Return the path of a source file, relative to this project or to the current folder."""
-    for folder in (ROOT, Path.cwd()):
-        if path.is_relative_to(folder):
-            return str(path.relative_to(folder))
-    return str(path)

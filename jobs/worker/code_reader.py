@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from jobs import ROOT
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
-from jobs.results.record import Imported
 from jobs.results.stale import Staleness
 from jobs.run import Run
-from jobs.sweep.run_sources import RunSources, shown_path
+from jobs.sweep.run_sources import RunSources
 from jobs.whole_files import file_hash
 
 _NOWHERE = {"tracked": False, "repository": None}  # a file in no repository
@@ -48,22 +46,14 @@ class CodeReader:
         code = [self._of_file(name, path, states) for name, path in measured_files(run).items()]
         return found | ({"code": code} if code else {})
 
-    def sources(self, run: Run) -> tuple[str | None, list[Path]]:
-        """Return the hash of the sources that a run measures, and their files.
+    def source_hash(self, run: Run) -> str | None:
+        """Return the hash of the sources that a run measures.
 
-        The hash is None if the sources have changed since the start of the job, which imports
-        modules only once and so may execute old and new code together.
+        It is None if they have changed since the start of the job, which imports modules only once
+        and so may execute old and new code together.
         """
-        sources = RunSources()
-        now = sources.source_hash(run)
-        is_same = self.staleness.now.get(run.id, now) == now
-        return (now if is_same else None), sources.files(run) or []
-
-    def imported(self, run: Run, not_imported: Iterable[str]) -> Imported | None:
-        """Return what a record says about sources that a run has not imported."""
-        without = tuple(shown_path(Path(path)) for path in not_imported)
-        known = RunSources().hash_without(run, without) if without else None
-        return None if known is None else Imported(hash=known, without=without)
+        now = RunSources().source_hash(run)
+        return now if self.staleness.now.get(run.id, now) == now else None
 
     def _of_project(self, states: dict[Path, CodeState]) -> dict[str, Any]:
         """Return the entry of this project for a record. Its state is added to `states`."""

@@ -54,7 +54,6 @@ class Request(Message):
     checkout: str = ""  # name of another checkout of the code; empty: the present code
     # What this round of a block includes, see `systems.benchmark.round_options`. None: no block.
     round_options: dict[str, Any] | None = None
-    sources: list[str] = []  # files of which to tell whether they were imported
     # For runs of several processes (jobs.worker.torchrun):
     nproc_per_node: int | None = None
     nodes: int = 1
@@ -84,7 +83,6 @@ class Outcome(Message):
     versions: dict[str, Any] = {}  # versions of the libraries that were loaded
     # Start and end of the windows in which each phase was measured, on the monotonic clock.
     windows: dict[str, list[tuple[float, float]]] = {}
-    not_imported: list[str] = []  # those of the request's sources that were not imported
     rank: int = 0
     lost_peer: bool = False  # whether a collective failed, as when another rank ends
 

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,6 @@ class Attempt:
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
     source_hash: str | None = None  # hash of the sources when the attempt began; None: unknown
-    sources: list[Path] = field(default_factory=list)  # their files
     place: BlockPlace | None = None  # where the attempt is executed in its block, if it has one
 
     def as_state(self) -> RunningAttempt:
@@ -106,12 +105,10 @@ class Recorder:
         code = self.code.environment(run)
         # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
         with blocked_signals():
-            digest, files = self.code.sources(run)
+            digest = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
-        return Attempt(
-            run, repeat, number, log, artifacts, before, code, now, clock, digest, files, place
-        )
+        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, digest, place)
 
     def write(
         self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
@@ -179,10 +176,9 @@ class Recorder:
         compiling = measurements.compiling_seconds if measurements else None
         after = provenance.gpu_states(self._gpus)
         folder = manifest.folder
-        sources = self.code.sources(run)[0]
+        sources = self.code.source_hash(run)
         if sources != attempt.source_hash:  # a benchmark imports modules while it runs
             sources = None
-        is_known = status is Status.ok and sources is not None
         return Record(
             run=run.id,
             repeat=attempt.repeat,
@@ -212,7 +208,6 @@ class Recorder:
             block=attempt.place,
             checkout=run.checkout,
             source_hash=sources,
-            imported=self.code.imported(run, outcome.not_imported) if is_known else None,
             log=str(attempt.log.relative_to(folder)) if attempt.log.exists() else None,
             artifacts=(
                 str(attempt.artifacts.relative_to(folder)) if _holds(attempt.artifacts) else None

@@ -114,7 +114,6 @@ def execute(request: Request) -> Outcome:
         "measuring": measuring,
         "versions": _loaded_versions(),
         "windows": _noted("windows") or {},
-        "not_imported": _not_imported(request.sources) if outcome.is_ok else [],
         "ended_at": time.time(),
     }
     return outcome.model_copy(update=known)
@@ -124,24 +123,6 @@ def _noted(function: str) -> Any:
     """Call a function of `systems.measure.windows`, if the benchmark has imported this module."""
     module = sys.modules.get("systems.measure.windows")
     return None if module is None else getattr(module, function)()
-
-
-def _not_imported(sources: list[str]) -> list[str]:
-    """Return those of some files of which this process has no module."""
-    if not sources:
-        return []
-    modules = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
-    files = {str(file) for module in modules if (file := module.get("__file__"))}
-    imported = {None, *map(_identity, files)}
-    return [path for path in sources if path not in files and _identity(path) not in imported]
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        about = os.stat(path)
-    except (OSError, ValueError):  # gone, or not a path
-        return None
-    return about.st_dev, about.st_ino
 
 
 def _check_plain(fact: Any, name: str) -> None:

@@ -336,7 +336,6 @@ class Worker:
             log=None if self.in_process else str(attempt.log),
             round_options=options,
             # What a round imports depends on its options. All rounds need the same code anyway.
-            sources=[] if attempt.place else [str(path) for path in attempt.sources],
             checkout=run.checkout,
             nproc_per_node=run.shape.nproc_per_node,
             nodes=run.shape.nodes,

@@ -116,6 +116,5 @@ def merge_ranks(outcomes: list[Outcome]) -> Outcome:
                 return failed(Status.error, "RanksDisagree", message, rank=rank)
         merged[name] = {phase: [phases[phase] for phases in by_rank] for phase in by_rank[0]}
     slowest = max(outcome.measuring or 0.0 for outcome in outcomes)
-    unused = set[str].intersection(*(set(outcome.not_imported) for outcome in outcomes))
-    known = {"measurements": merged, "measuring": slowest, "not_imported": sorted(unused)}
+    known = {"measurements": merged, "measuring": slowest}
     return outcomes[0].model_copy(update=known)

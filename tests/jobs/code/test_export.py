@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.code.export import export
+from jobs.code.export import export_revision, export_working_tree, hash_of
 from jobs.code.git import GitError
 from jobs.code.state import is_tracked
 from tests.jobs.checkout import Checkout
@@ -47,7 +47,6 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 SAME = {
     ".gitattributes": b"*.py export-ignore\nid.txt export-subst\ndos.txt text eol=crlf\n",
     "id.txt": b"$Format:%H$\n",
-    "dos.txt": b"one\r\n",
     "run.sh": b"#!/bin/sh\n",
     "link": "nowhere",
 }
@@ -62,17 +61,35 @@ def test_a_tree_is_written_and_the_repository_stays(own: Checkout, tmp_path: Pat
     own.write(".git/index.lock", "")
     own.git("config", "core.safecrlf", "true")
     before = contents(own.folder)
-    tree = export(own.folder, tmp_path / "now", left_out=["logs", "no-such-file"])
-    assert contents(tmp_path / "now") == SAME | EDITED
+    export_working_tree(own.folder, tmp_path / "now", ["logs", "no-such-file"])
+    assert contents(tmp_path / "now") == SAME | EDITED | {"dos.txt": b"one\n"}
     assert (tmp_path / "now/run.sh").stat().st_mode & 0o100
     assert not (tmp_path / "now/edited.py").stat().st_mode & 0o111
-    revision = export(own.folder, tmp_path / "old", "HEAD")
-    assert contents(tmp_path / "old") == SAME | OLD
+    export_revision(own.folder, tmp_path / "old", "HEAD")
+    assert contents(tmp_path / "old") == SAME | OLD | {"dos.txt": b"one\r\n"}  # as in a checkout
     assert contents(own.folder) == before and not (tmp_path / "executed").exists()
+
+
+def test_the_working_tree_is_copied_as_it_is(own: Checkout, tmp_path: Path) -> None:
+    """Also files that git would write with other contents, or not at all."""
+    own.git("config", "filter.zero.clean", "sed s/new/old/")
+    own.write(".git/info/attributes", "intended.py filter=zero\n")
+    own.git("update-index", "--skip-worktree", "edited.py")
+    own.git("update-index", "--assume-unchanged", "staged.py")
+    export_working_tree(own.folder, tmp_path / "now", ["logs"])
+    assert contents(tmp_path / "now") == SAME | EDITED | {"dos.txt": b"one\n"}
+
+
+def test_equal_copies_have_equal_hashes(own: Checkout, tmp_path: Path) -> None:
+    def found(name: str) -> str:
+        export_working_tree(own.folder, tmp_path / name, ["logs"])
+        return hash_of(tmp_path / name)
+
+    tree = found("first")
     own.write("logs/result", "2\n")
-    assert export(own.folder, tmp_path / "again", left_out=["logs"]) == tree != revision
+    assert found("again") == tree
     (own.folder / "run.sh").chmod(0o644)
-    assert export(own.folder, tmp_path / "other", left_out=["logs"]) != tree
+    assert found("other") != tree
 
 
 def test_files_of_submodules_as_they_are(own: Checkout, tmp_path: Path) -> None:
@@ -82,13 +99,13 @@ def test_files_of_submodules_as_they_are(own: Checkout, tmp_path: Path) -> None:
     own.git(*allow, "submodule", "--quiet", "add", str(library.folder), "inner/lib")
     assert is_tracked(own.folder, "inner/lib/lib.py") and is_tracked(own.folder, "id.txt")
     assert not is_tracked(own.folder, "inner/lib/other.py")
-    first = export(own.folder, tmp_path / "first")
+    export_working_tree(own.folder, tmp_path / "first")
     own.write("inner/lib/lib.py", "new\n")
-    assert export(own.folder, tmp_path / "second") != first
+    export_working_tree(own.folder, tmp_path / "second")
     found = [contents(tmp_path / name)["inner/lib/lib.py"] for name in ("first", "second")]
     assert found == [b"old\n", b"new\n"]
 
 
 def test_what_is_no_revision(own: Checkout, tmp_path: Path) -> None:
     with pytest.raises(GitError, match="Not a valid object name"):
-        export(own.folder, tmp_path / "copy", "no-such-revision")
+        export_revision(own.folder, tmp_path / "copy", "no-such-revision")

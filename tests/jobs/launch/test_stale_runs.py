@@ -40,52 +40,6 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
 
 
-LAZY = """\
-from systems.benchmark import BenchmarkParams
-
-PRELOAD = ()
-
-class Params(BenchmarkParams):
-    variant: str
-
-def run(params):
-    if params.variant == "a":
-        import variant_a as variant
-    else:
-        import variant_b as variant
-    return {"samples_ms": {"forward": [variant.TIME]}}
-"""
-
-
-@pytest.mark.parametrize("ranks", [None, pytest.param(2, marks=pytest.mark.slow)])
-def test_an_edit_of_a_module_that_a_run_has_not_imported(tmp_path: Path, ranks: int | None) -> None:
-    own = Checkout(tmp_path / "own")
-    own.write("own/bench.py", LAZY)
-    launch = "" if ranks is None else f", launch: {{nproc_per_node: {ranks}}}"
-    own.write("own.yaml", f"{{name: own, benchmark: own.bench, grid: {{variant: [a, b]}}{launch}}}")
-    own.commit(variant_a="TIME = 1.0\n", variant_b="TIME = 2.0\n")
-    out = own.folder / "logs" / "own"
-
-    def measured() -> list[str]:
-        known = len(records(out)) if out.exists() else 0
-        submit(own)
-        return [record.params["variant"] for record in records(out)[known:]]
-
-    assert sorted(measured()) == ["a", "b"]
-    first = {record.params["variant"]: record for record in records(out)}
-    assert first["a"].source_hash == first["b"].source_hash
-    assert [r.imported.without for _, r in sorted(first.items()) if r.imported] == [
-        ("variant_b.py",), ("variant_a.py",),
-    ]  # fmt: skip
-    own.write("variant_b.py", "TIME = 3.0\n")
-    assert measured() == ["b"]
-    own.write("variant_b.py", "import subprocess\nTIME = 3.0\n")
-    assert measured() == ["b"]
-    assert records(out)[-1].imported is None  # another process may import anything
-    (own.folder / "variant_a.py").unlink()
-    assert "2 results of older code measured again" in submit(own, "--dry-run")
-
-
 @pytest.mark.parametrize("keep_stale", [False, True])
 def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_stale: bool) -> None:
     """While a job waits, other submissions measure its runs, with the same code or other code."""
