@@ -41,6 +41,7 @@ class WorkerState(BaseModel):
     running: RunningAttempt | None = None
     # Number of workers that died during a run without writing a record, by "run/repeat".
     deaths: dict[str, int] = {}
+    pid: int | None = None  # of the worker
 
 
 class WorkerEnd(BaseModel):
