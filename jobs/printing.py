@@ -15,13 +15,16 @@ _waits: list[str] = []  # what is waited for now, the innermost last
 def say(text: str, stream: TextIO | None) -> None:
     """Print a line to a stream, or nothing if that fails, e.g. if its file is on a full disk.
 
-    Characters that the encoding of the stream does not have are written as escapes.
+    Characters that the encoding of the stream does not have are written as escapes. What was
+    printed to stdout before comes first.
     """
     # A benchmark may have closed the stream (ValueError, or None) or replaced it by any object.
     with suppress(AttributeError, OSError, ValueError):
         encoding = getattr(stream, "encoding", None) or "utf-8"
         line = text.encode(encoding, "backslashreplace").decode(encoding)
         if stream is not None:
+            if stream is sys.stderr and sys.stdout is not None:
+                sys.stdout.flush()
             print(line, file=stream, flush=True)
 
 

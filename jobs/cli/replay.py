@@ -29,6 +29,8 @@ def replay(run: RunId, folder: In = None) -> None:
         other = f"got run {task.run.id} with the checkout {task.run.checkout}"
         fail(f"replay must be given a run with the present code, {other}")
     shape = task.run.shape
+    if shape.nodes > 1:
+        fail(f"replay executes a run on this machine, got run {task.run.id} with {shape}")
     try:
         defaults = load_benchmark(task.run.benchmark).json_defaults
     except NoBenchmark as error:

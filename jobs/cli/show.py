@@ -10,6 +10,7 @@ from jobs.cli.arguments import In, RunId
 from jobs.cli.invocation import command
 from jobs.cli.observed import found_run
 from jobs.cli.output import columns, width
+from jobs.errors import shown
 from jobs.formatting import format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples
 from jobs.frame.recorded import shown_commit
@@ -63,7 +64,7 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
     if path is not None:
         lines = text_of(path).splitlines()
         rest = f", its last {LOG_LINES} of {len(lines)} lines" if lines[LOG_LINES:] else ""
-        yield "\n".join([f"Log {relative(path)}{rest}", *lines[-LOG_LINES:]])
+        yield "\n".join([f"Log {relative(path)}{rest}", *map(shown, lines[-LOG_LINES:])])
     yield "\n".join(["To repeat it", *_again(seen, task, manifest)])
 
 
@@ -77,7 +78,9 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
     yield _line("benchmark", f"{run.benchmark}, version {run.version}")
     params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())
     yield _line("parameters", " ".join(params))
-    yield _line("resources", f"{run.shape}, at most {run.timeout_s:g} s")
+    more = {"CPUs per node": run.shape.cpus_per_task, "GiB of memory": run.shape.mem_gb}
+    asked = [str(run.shape), *(f"{count:g} {what}" for what, count in more.items() if count)]
+    yield _line("resources", f"{', '.join(asked)}, at most {run.timeout_s:g} s")
     if run.checkout:
         yield _line("code", f"the checkout {run.checkout}")
     for left in sorted(seen.folder.glob(f"{ARTIFACTS}/{run.id}-{task.repeat}-*")):
@@ -135,7 +138,7 @@ def _environment(record: Record) -> Iterator[str]:
 
 def _again(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
     place = shlex.quote(str(relative(seen.folder)))
-    if not task.run.checkout:
+    if not task.run.checkout and task.run.shape.nodes == 1:
         yield f"  {command('replay')} {task.run.id} --in {place}    # here, in the foreground"
     yield f"  {manifest.command}    # its submission"
 

@@ -72,11 +72,13 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
     reports = ("compare", "tables") if manifest.blocks else ("tables",)
     if options.executor is not Executor.slurm:
         return _report_here(prepared, records, reports)
-    if manifest.jobs:
-        runs = counted(sum(len(job.tasks) for job in manifest.jobs), "run")
-        where = f"as {counted(len(manifest.jobs), 'job')}; results go to"
-        print(f"submitted {runs} {where} {relative(manifest.folder)}")
-        print(f"Slurm jobs: {compact_ids(manifest.slurm_ids.values())}")
+    if not manifest.jobs:
+        _follow_up(manifest, "status", *reports)
+        return 1 if prepared.failed_before else 0
+    runs = counted(sum(len(job.tasks) for job in manifest.jobs), "run")
+    where = f"as {counted(len(manifest.jobs), 'job')}; results go to"
+    print(f"submitted {runs} {where} {relative(manifest.folder)}")
+    print(f"Slurm jobs: {compact_ids(manifest.slurm_ids.values())}")
     _follow_up(manifest, "status", "cancel", *reports)
     return 0
 

@@ -210,4 +210,6 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
     if done.returncode != 0:
         lines = [*done.stdout.splitlines()[:1], *done.stderr.strip().splitlines()[-1:]]
         ended = f"cannot be checked: the process that loads it ended with {done.returncode}"
-        raise CommandError(f"{has} {next(iter(lines), ended)}")
+        # Files that git does not track are in no revision.
+        why = next(iter(lines), ended).replace(str(other.folder), f"the checkout {other.name}")
+        raise CommandError(f"{has} {why}")

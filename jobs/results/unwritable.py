@@ -45,7 +45,7 @@ def problem(folder: Path, submission: Path) -> str | None:
 
 def message(folder: Path, number: int | None) -> str:
     """Return the error message for a results folder that cannot be written, by errno if known."""
-    if number == errno.ENOENT or not os.path.isdir(folder):
+    if number == errno.ENOENT or (number not in FULL and not os.path.isdir(folder)):
         return f"{folder} was moved or removed while its runs executed; repeat the command"
     why = "see the log of the job" if number is None else os.strerror(number)
     remedy = "free space" if number in FULL else "correct this"

@@ -111,8 +111,9 @@ class Condition:
         )
 
     def _comparison(self, node: ast.Compare) -> _Decide:
-        # The first name. Only a number may come before it.
-        first = node.comparators[0] if _number(node.left) is not None else node.left
+        # The first name. Only a number or a text in quotes may come before it.
+        is_value = isinstance(node.left, ast.Constant) or _number(node.left) is not None
+        first = node.comparators[0] if is_value else node.left
         subject = _Term(self._subject(first))
         terms = [
             subject if each is first else self._term(each, str(subject.name))
@@ -223,6 +224,10 @@ def _parse(text: str, most: float) -> ast.expr:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)  # such as 4bb999b
         hint = f"; write {word[0]} in quotes" if word else ""
+        if re.search(r"(?<![=!<>])=(?!=)", text):
+            hint = "; write == to compare"
+        elif not hint:
+            hint = "; write text with other characters than letters, digits and _ in quotes"
         example = "expected for example 'seq_len > 4096 and dtype == bf16'"
         raise ConditionError(f"{text!r} is not a comparison; {example}{hint}") from None
     level: list[ast.AST] = [tree]

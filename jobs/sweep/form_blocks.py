@@ -10,7 +10,7 @@ from jobs.code.short_names import as_in_runs
 from jobs.errors import ENOUGH, InputError, Problem, nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
-from jobs.sweep.conditions import Condition
+from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
@@ -102,9 +102,12 @@ class _Former:
     def is_sustained(self, run: Run) -> bool:
         if self.keys.sustained is None:
             return False
-        return self.sustained is None or self.sustained(
-            {"run.benchmark": run.benchmark, **run.params}
-        )
+        try:
+            known = {"run.benchmark": run.benchmark, **run.params}
+            return self.sustained is None or self.sustained(known)
+        except ConditionError as error:
+            self.at(("sustained", "where"), str(error))
+            return False
 
     def wrong_baseline(self, members: list[Run], baselines: list[Run]) -> str:
         wanted = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.keys.baseline.items())

@@ -41,6 +41,9 @@ def apply_override(
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
         problems.append(Problem(where, what + nearest(path[0], known)))
         return
+    elif path[0] in AXES and len(path) == 2:
+        for _, case in entries(data.get("cases")):
+            remove_parameters(case, {path[1]})
     elif path[0] in ("resources", "launch", "timeout_s"):
         _remove_from_cases(data, path)
     wrong = _set(data, path, given.data, where)

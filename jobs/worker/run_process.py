@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ from jobs.worker.outcome import outcome_of
 from jobs.worker.scratch import deliver, outcome_file, watch_stacks
 from systems.benchmark import ARTIFACTS
 
+MAX_DEPTH, MAX_BITS = 100, 1024  # of facts; JSON readers have such limits
 # Environment variable that `systems.benchmark.round_options` reads. It is not imported from there,
 # because `systems` may come from an older checkout.
 ROUND = "RUN_ROUND"
@@ -105,6 +107,8 @@ def execute(request: Request) -> Outcome:
         _check_plain(facts, "facts")
         outcome = Outcome(status=Status.ok, measurements=facts)
     except BaseException as error:  # also SystemExit: a run that exits early has no result
+        if request.agent is not None:  # torchrun ends all ranks, but this one must say why first
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if called is not None:
             measuring = time.monotonic() - called
         outcome = outcome_of(error, oom, _noted("failed_phase"))
@@ -125,24 +129,32 @@ def _noted(function: str) -> Any:
     return None if module is None else getattr(module, function)()
 
 
-def _check_plain(fact: Any, name: str) -> None:
+def _check_plain(fact: Any, name: str, depth: int = 0) -> None:
     """Raise an error if a value that a benchmark returned cannot be stored as JSON."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"facts must not be nested more than {MAX_DEPTH} levels deep")
     if isinstance(fact, dict):
         for key, value in fact.items():
             if not isinstance(key, str):
                 raise TypeError(f"keys of {name} must be strings, got {key!r}")
-            _check_plain(value, f"{name}.{key}")
+            _check_plain(value, f"{name}.{key}", depth + 1)
     elif isinstance(fact, (list, tuple)):
         for i, value in enumerate(fact):
-            _check_plain(value, f"{name}[{i}]")
+            _check_plain(value, f"{name}[{i}]", depth + 1)
     elif isinstance(fact, float):
         if not math.isfinite(fact):
             raise ValueError(f"{name} must be a finite number, got {fact}")
+    elif isinstance(fact, int):
+        if fact.bit_length() > MAX_BITS:
+            raise ValueError(f"{name} must have at most {MAX_BITS} bits, got {fact.bit_length()}")
     elif isinstance(fact, str):
         fact.encode()
-    elif not isinstance(fact, (int, type(None))):
+    elif fact is not None:
         kind = f"{type(fact).__module__}.{type(fact).__name__}"
-        raise TypeError(f"{name} must be a number, string, list, dict or None, got a {kind}")
+        raise TypeError(
+            f"{name} must be a number, string, list, dict or None, got a {kind}; "
+            "convert it to one of these types"
+        )
 
 
 def _check_gpus(gpus: list[str]) -> None:
