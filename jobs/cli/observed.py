@@ -39,9 +39,10 @@ def observed_in(
     for place in places:
         if place != LOGS and not place.is_dir():
             fail(f"there is no folder {place}; give a results folder, or one that contains some")
-        for folder in [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad):
+        found = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
+        for folder in dict.fromkeys(map(Path.resolve, found)):
             try:
-                seen = observe(folder.resolve(), shorten)
+                seen = observe(folder, shorten)
             except CommandError as error:
                 bad.append(BadLine(folder, 0, str(error)))
             else:

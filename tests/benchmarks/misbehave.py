@@ -354,6 +354,14 @@ def nan(params: Params) -> dict[str, Any]:
 
 
 @action
+def deep(params: Params) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for _ in range(500):
+        facts = {"inner": facts}
+    return {"facts": facts}
+
+
+@action
 def tensor(params: Params) -> dict[str, Any]:
     import torch
 

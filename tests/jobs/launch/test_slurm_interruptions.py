@@ -133,7 +133,7 @@ def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
     attacked, lost = ({"rank": 3, "path": str(fifo.path)} for fifo in fifos.values())
     return [
         {"fixed": {"what": "pause", **attacked}},
-        {"fixed": {"what": "sigkill", "rank": 3}},
+        {"fixed": {"what": "raises", "rank": 3}},
         {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 12},
         {"fixed": {"what": "wait", **lost}},
         {"fixed": {"what": "ok", "artifact": "trace", "gloo": True}},
@@ -159,11 +159,12 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]
     os.kill(follower, signal.SIGKILL)
     await_true(lambda: not any(map(alive, pids)), "what the follower had started ended")
 
-    attacked, killed, hung, lost, measured = scenario.finish()
+    attacked, raised, hung, lost, measured = scenario.finish()
     assert attacked.status == "ok", attacked.failure
     assert facts(attacked)["environment"]["MASTER_ADDR"] == address
     assert attacked.slurm["job_nodelist"].count("127") == 1  # 127.0.0.[2-3]
-    assert killed.status == "killed" and killed.failure and killed.failure.rank == 3
+    assert raised.status == "error" and raised.failure and raised.failure.rank == 3
+    assert "in raises" in str(raised.failure.traceback)
     assert hung.status == "timeout" and hung.failure is not None
     ranks = re.split(r"\[rank \d\]", str(hung.failure.traceback))[1:]
     assert len(ranks) == 4 and "in hang_in_a_lock" in ranks[0] and "in barrier" in ranks[3]

@@ -54,6 +54,7 @@ ENDINGS = {
     "memory_error": "oom",
     "torch_memory_error": "oom",
     "nan": "error",
+    "deep": "error",
     "tensor": "error",
     "undecodable_fact": "error",
     "misspelt": "error",
@@ -168,6 +169,7 @@ def test_out_of_memory_on_the_host(endings: Endings) -> None:
 
 def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
     assert "facts.loss[1] must be a finite number, got nan" in failure_of(endings.of("nan"))[1]
+    assert "nested more than" in failure_of(endings.of("deep"))[1]
     assert "got a torch.Tensor" in failure_of(endings.of("tensor"))[1]
     assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
     assert "did you mean 'samples_ms'?" in failure_of(endings.of("misspelt"))[1]
