@@ -153,7 +153,7 @@ def test_a_folder_of_another_user_is_an_error(folder_of_all: Path) -> None:
         ("odd.needy", "import sys\n\nsys.exit(3)\n", "SystemExit: 3 (FILE:3)"),
         ("odd.needy", "x = 1\n", "it must define run(params) and Params"),
         ("odd.needs", "", "did you mean 'odd.needy'? (valid: odd.needy, odd.other)"),
-        ("odder.needy", "", "there is no package 'odder'"),
+        ("odder.needy", "", "No module named 'odder'"),
     ],
 )
 def test_a_module_that_is_no_benchmark_is_an_error_of_the_sweep(
