@@ -66,9 +66,9 @@ class Document:
         for i, part in enumerate(path):
             places = getattr(here, "values_at", {})
             keys = getattr(here, "keys_at", {}) if key and i == len(path) - 1 else {}
-            found = keys.get(part) or places.get(part) or found
-            if not found.line:
-                break
+            inner = keys.get(part) or places.get(part) or found
+            if found.line or inner.source != found.source:
+                found = inner
             try:
                 here = here[part]
             except (LookupError, TypeError):

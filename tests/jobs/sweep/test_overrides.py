@@ -197,6 +197,13 @@ def test_an_override_meets_the_checks_of_a_file(tmp_path: Path, argument: str, w
     assert problems[0].startswith("command line: " + argument) or "window" in words
 
 
+def test_an_error_in_a_mapping_names_the_override_of_its_value(tmp_path: Path) -> None:
+    sweep = write(tmp_path, TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n")
+    baseline = "blocks.baseline.mode=fats"
+    (problem,) = errors(sweep, "blocks.interleave=[mode]", baseline)
+    assert problem.startswith(f"command line: {baseline}: ")
+
+
 def test_overrides_of_a_broken_file_only_add_errors(tmp_path: Path) -> None:
     """Overrides of an invalid file raise InputError and no other exception."""
     for text in ("grid: [1]\n", "fixed: 5\ncases: 5\n", "grid: {size: 5}\ncases: {a: 1}\n"):
