@@ -58,12 +58,16 @@ def export_revision(root: Path, target: Path, commit: str) -> None:
                 raise
 
 
-def hash_of(folder: Path) -> str:
-    """Return a hash of the names, contents and permissions of the files in a folder."""
+def hash_of(folder: Path, like: Path | None = None) -> str:
+    """Return a hash of the names, contents and permissions of the files in a folder.
+
+    Those that the folder `like` lacks do not count, such as the bytecode that jobs have written.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or path.is_file():
+    for known in sorted((like or folder).rglob("*")):
+        if known.is_symlink() or known.is_file():
+            name = known.relative_to(like or folder)
+            path = folder / name
             executable = os.access(path, os.X_OK) and not path.is_symlink()
-            line = json.dumps([str(path.relative_to(folder)), file_hash(path), executable])
-            digest.update(line.encode())
+            digest.update(json.dumps([str(name), file_hash(path), executable]).encode())
     return digest.hexdigest()

@@ -82,8 +82,10 @@ def take(manifest: Manifest) -> Manifest:
             raise CommandError(f"files in {roots} changed while they were copied; try again")
         hashes = {source.name: hash_of(copy / source.name) for source in sources}
         final = folder / hashlib.sha256(repr(hashes).encode()).hexdigest()[:16]
-        store(copy, final)  # unless an earlier submission did
-        if any(hash_of(final / name) != found for name, found in hashes.items()):
+        store(copy, final)
+        if copy.exists() and any(  # an earlier submission stored it
+            hash_of(final / name, copy / name) != found for name, found in hashes.items()
+        ):
             raise CommandError(
                 f"files in {final} were modified after they were copied; remove this folder when "
                 "no job uses it"
