@@ -1,6 +1,7 @@
 """The commands of this project, as one application.
 
-The module of a command is imported when it is called. It has its function and its EXAMPLES.
+The module of a command is imported when it is called. It has a function of the same name (list_
+for list, which is a builtin) and its EXAMPLES.
 """
 
 from __future__ import annotations

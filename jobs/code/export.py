@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -11,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.code.git import GitError, git, tracked_files
+from jobs.code.git import git, tracked_files
 from jobs.whole_files import file_hash
 
 TIMEOUT_S = 600.0  # of a git command that writes many files
@@ -49,13 +48,7 @@ def export_revision(root: Path, target: Path, commit: str) -> None:
             "GIT_INDEX_FILE": os.path.join(scratch, "index"),
         }
         for arguments in (("read-tree", commit), ("checkout-index", "--all")):
-            try:
-                git(root, *arguments, environment=environment, timeout_s=TIMEOUT_S)
-            except GitError:
-                if not shutil.disk_usage(target).free:
-                    full = os.strerror(errno.ENOSPC)
-                    raise OSError(errno.ENOSPC, full, str(target)) from None
-                raise
+            git(root, *arguments, environment=environment, timeout_s=TIMEOUT_S)
 
 
 def hash_of(folder: Path, like: Path | None = None) -> str:
