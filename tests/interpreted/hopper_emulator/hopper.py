@@ -69,9 +69,7 @@ def wait(barrier: Barrier, phase: int, pred: bool = True) -> None:
 # ---- TMA -----------------------------------------------------------------------------------------
 
 
-def async_copy_global_to_shared(
-    desc: Descriptor, coord: Sequence[int], barrier: Barrier, tile: SharedTile
-) -> None:
+def async_load(desc: Descriptor, coord: Sequence[int], barrier: Barrier, tile: SharedTile) -> None:
     """Start to copy the tile of a tensor at `coord` to shared memory."""
     schedule = active()
     schedule.switch()
@@ -86,9 +84,14 @@ def async_copy_global_to_shared(
     schedule.detached.append(schedule.operation(load))
 
 
-def async_copy_shared_to_global(desc: Descriptor, coord: Sequence[int], tile: SharedTile) -> None:
+def async_store(desc: Descriptor, coord: Sequence[int], tile: SharedTile) -> None:
     """Start to copy a tile in shared memory to a tensor at `coord`."""
     _copy_to_global(desc, coord, tile, adds=False)
+
+
+def async_atomic_add(desc: Descriptor, coord: Sequence[int], tile: SharedTile) -> None:
+    """Start to add a tile in shared memory to a tensor at `coord`."""
+    _copy_to_global(desc, coord, tile, adds=True)
 
 
 def _copy_to_global(desc: Descriptor, coord: Sequence[int], tile: SharedTile, adds: bool) -> None:
@@ -122,21 +125,6 @@ def wait_until_written(pendings: int) -> None:
     """Wait until all copies of this agent except the last ones have changed global memory."""
     store_wait(pendings)
     complete_except_last(active().running.writes, pendings)
-
-
-class Semantic:
-    """Substitute for the object with which a `builtin` function of Gluon generates code."""
-
-    def __init__(self) -> None:
-        self.builder = SimpleNamespace(create_async_tma_reduce=self._reduce)
-
-    def _convert_to_ir_values(self, values: Sequence[int], require_i64: bool) -> Sequence[int]:
-        return values
-
-    def _reduce(self, kind: str, desc: Descriptor, coord: Sequence[int], tile: SharedTile) -> None:
-        """Start to add a tile in shared memory to a tensor at `coord`."""
-        assert kind == "add"
-        _copy_to_global(desc, coord, tile, adds=True)
 
 
 # ---- WGMMA ---------------------------------------------------------------------------------------
@@ -197,8 +185,7 @@ def namespace() -> SimpleNamespace:
             wait=wait,
         ),
         tma=SimpleNamespace(
-            async_copy_global_to_shared=async_copy_global_to_shared,
-            async_copy_shared_to_global=async_copy_shared_to_global,
+            async_load=async_load, async_store=async_store, async_atomic_add=async_atomic_add,
             store_wait=store_wait,
         ),
         warpgroup_mma=warpgroup_mma,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.interpreted.hopper_emulator.hopper import wait_until_written
 from tests.interpreted.hopper_emulator.schedule import Agent, active
-from tests.interpreted.hopper_emulator.shared_memory import allocate
+from tests.interpreted.hopper_emulator.shared_memory import SharedTile, allocate
 from tests.interpreted.hopper_emulator.values import DTYPES, DType, Int, Pointer, Tile, data_of
 
 
@@ -137,7 +137,7 @@ def static_range(*bounds: int) -> range:
     return range(*bounds)
 
 
-def thread_barrier() -> None:
+def barrier() -> None:
     """Do nothing. The four warps of a warpgroup are one agent."""
 
 
@@ -218,7 +218,8 @@ def namespace(shared_layout: Any) -> SimpleNamespace:
         NVMMASharedLayout=SimpleNamespace(
             get_default_for=lambda shape, dtype: shared_layout(shape, dtype.torch)
         ),
-        allocate_shared_memory=allocate, max=reduce_max, sum=reduce_sum, shared_memory_descriptor=0,
+        allocate_shared_memory=allocate, max=reduce_max, sum=reduce_sum,
+        shared_memory_descriptor=SharedTile,
         tensor=0, **{dtype.name: dtype for dtype in DTYPES.values()},
     )  # fmt: skip
     for layout in ("NVMMADistributed", "DotOperand", "Slice", "Blocked", "DistributedLinear"):
@@ -227,7 +228,7 @@ def namespace(shared_layout: Any) -> SimpleNamespace:
     for function in (
         constexpr, to_tensor, program_id, num_programs, cdiv, minimum, maximum, where, exp2, log2,
         arange, full, zeros, expand_dims, broadcast, split, join, convert_layout, load, store,
-        atomic_add, static_assert, static_range, thread_barrier, warp_specialize,
+        atomic_add, static_assert, static_range, barrier, warp_specialize,
         inline_asm_elementwise,
     ):  # fmt: skip
         setattr(names, function.__name__, function)

@@ -131,24 +131,16 @@ def _substitutes() -> SimpleNamespace:
         lambda shape, dtype: real.NVMMASharedLayout.get_default_for(list(shape), kinds[dtype])
     )
     gl.nvidia = SimpleNamespace(hopper=hopper.namespace())
-    gl._core = SimpleNamespace(builtin=_builtin)
     gluon = SimpleNamespace(jit=_unchanged, constexpr_function=_unchanged, language=gl)
     gl.core = SimpleNamespace(_aggregate=_unchanged)
-    ir = SimpleNamespace(DESCRIPTOR_REDUCE_KIND=SimpleNamespace(ADD="add"))
     return SimpleNamespace(
-        jit=_unchanged, cdiv=language.cdiv, language=gl, experimental=SimpleNamespace(gluon=gluon),
-        _C=SimpleNamespace(libtriton=SimpleNamespace(ir=ir)),
-    )  # fmt: skip
+        jit=_unchanged, cdiv=language.cdiv, language=gl, experimental=SimpleNamespace(gluon=gluon)
+    )
 
 
 def _unchanged(function: Any = None, **options: Any) -> Any:
     """Return the Python function or class, as a decorator with or without options."""
     return function if function is not None else _unchanged
-
-
-def _builtin(function: Any) -> Any:
-    """Let a function that generates code be called like other functions of a kernel."""
-    return lambda *arguments: function(*arguments, _semantic=hopper.Semantic())
 
 
 @contextlib.contextmanager

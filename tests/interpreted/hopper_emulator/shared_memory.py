@@ -76,8 +76,10 @@ class SharedTile:
     def reshape(self, shape: Sequence[int]) -> SharedTile:
         return self._view(self.elements.reshape(tuple(shape)))
 
-    def _reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> SharedTile:
-        """Return a tile of another dtype and shape that starts at the same address."""
+    def reinterpret(self, dtype: DType, shape: Sequence[int], layout: Any) -> SharedTile:
+        """Return a tile of another dtype and shape that has the same bytes."""
+        size = math.prod(shape) * dtype.torch.itemsize
+        assert size == self.elements.numel() * self.dtype.torch.itemsize  # as Triton 3.8 demands
         start = int(self.elements.min()) * self.dtype.torch.itemsize
         assert start % dtype.torch.itemsize == 0
         elements = element_numbers(tuple(shape), contiguous_columns(layout, dtype))

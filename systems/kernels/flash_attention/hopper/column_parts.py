@@ -6,8 +6,9 @@ adds a product of a left operand in registers and a tile in shared memory.
 The number of columns of a tensor in registers is a power of two. A sum with three quarters of the
 columns of a tile is therefore a tuple of two tensors: 192 columns are 128 and 64, and 96 columns
 are 64 and 32. Otherwise, the sum is a tuple of one tensor. In this module, IN_PARTS is True for two
-tensors. TILE is the number of columns of the tiles in shared memory: 256 or 128 for a sum in parts,
-otherwise the number of columns of the sum.
+tensors. A tile is then a tuple of two parts with these columns. TILE is the number of columns of
+the tiles in shared memory: 256 or 128 for a sum in parts, otherwise the number of columns of the
+sum.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -63,21 +64,30 @@ def operands(p, TILE: gl.constexpr, IN_PARTS: gl.constexpr):
 
 
 @gluon.jit
-def add_product(p, tile, sums, IN_PARTS: gl.constexpr):
-    """Issue the asynchronous WGMMAs that add p times a tile (n, TILE) in shared memory to a sum.
+def parts_of(tile, IN_PARTS: gl.constexpr):
+    """Return the parts of a tile (n, TILE) in shared memory, a tuple with one for each tensor."""
+    if IN_PARTS:
+        TILE: gl.constexpr = tile.shape[1]
+        parts = tile.slice(0, TILE // 2, 1), tile.slice(TILE // 2, TILE // 4, 1)
+    else:
+        parts = (tile,)
+    return parts
 
-    p is the result of `operands`. Its registers must not change before the WGMMAs are complete. The
-    new sum is returned, and is valid after a wait.
+
+@gluon.jit
+def add_product(p, tile, sums, IN_PARTS: gl.constexpr):
+    """Issue the asynchronous WGMMAs that add p times a tile in shared memory to a sum.
+
+    p is the result of `operands`, and `tile` that of `parts_of`. The registers of p must not change
+    before the WGMMAs are complete. The new sum is returned, and is valid after a wait.
     """
     if IN_PARTS:
-        LOW: gl.constexpr = sums[0].shape[1]
-        HIGH: gl.constexpr = sums[1].shape[1]
         issued = (
-            warpgroup_mma(p[0], tile.slice(0, LOW, 1), sums[0], is_async=True),
-            warpgroup_mma(p[1], tile.slice(LOW, HIGH, 1), sums[1], is_async=True),
+            warpgroup_mma(p[0], tile[0], sums[0], is_async=True),
+            warpgroup_mma(p[1], tile[1], sums[1], is_async=True),
         )
     else:
-        issued = (warpgroup_mma(p[0], tile, sums[0], is_async=True),)
+        issued = (warpgroup_mma(p[0], tile[0], sums[0], is_async=True),)
     return issued
 
 

@@ -72,11 +72,13 @@ from systems.kernels.flash_attention.hopper.backward.work import (
 from systems.kernels.flash_attention.hopper.column_parts import (
     add_product,
     operands,
+    parts_of,
     scale_all,
     store_to_shared,
     wait_for_both,
     zeros,
 )
+from systems.kernels.flash_attention.hopper.gluon_names import async_store, reinterpret
 from systems.kernels.flash_attention.hopper.registers import in_elements, store_rows
 
 HEAD_DIM = gl.constexpr(128)
@@ -162,8 +164,8 @@ def _send(desc, coord, sums, buffer, IN_PARTS: gl.constexpr):
     """
     store_to_shared(buffer, sums, IN_PARTS)
     fence_async_shared()
-    tile = buffer._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-    tma.async_copy_shared_to_global(desc, coord, tile)
+    tile = reinterpret(buffer, desc.dtype, desc.block_type.shape, desc.layout)
+    async_store(desc, coord, tile)
 
 
 @gluon.jit
@@ -213,11 +215,11 @@ def _step(
     minus_delta = row_of(shared.minus_delta.index(q_slot), layout)
     dp, _ = gl.broadcast(minus_delta[None, :], p)
     dp = add_times(v, do, dp, COLUMNS)
-    dv = add_product(p16, do, dv, IN_PARTS)
+    dv = add_product(p16, parts_of(do, IN_PARTS), dv, IN_PARTS)
     dp = warpgroup_mma_wait(2 if IN_PARTS else 1, deps=[dp])  # dV stays in flight
     ds = (weighted * dp).to(dtype)
     ds16 = operands(ds, HEAD_DIM, IN_PARTS)
-    dk = add_product(ds16, q, dk, IN_PARTS)
+    dk = add_product(ds16, parts_of(q, IN_PARTS), dk, IN_PARTS)
     # Pass dS^T to both consumers while dV and dK are in flight. fence_async_shared makes the stores
     # visible to the WGMMAs that read them.
     mbarrier.wait(shared.ds_empty.index(ds_slot), (i // DS_SLOTS) & 1 ^ 1)

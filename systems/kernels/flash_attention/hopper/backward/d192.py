@@ -70,6 +70,7 @@ from systems.kernels.flash_attention.hopper.backward.d192_tiles import (
     SLOTS,
     WIDE,
     allocate,
+    copies_in,
     copy_keys,
     copy_queries,
     keys_of_box,
@@ -81,6 +82,7 @@ from systems.kernels.flash_attention.hopper.backward.work import (
     BackwardProblem,
     row_before,
 )
+from systems.kernels.flash_attention.hopper.gluon_names import async_store, barrier, reinterpret
 
 KEYS = gl.constexpr(96)  # number of keys of a work item
 COLUMNS = gl.constexpr(192)
@@ -257,7 +259,7 @@ def _begin_dq(shared, zero, PART: gl.constexpr):
 @gluon.jit
 def _buffer(shared, dq_desc, WHICH: gl.constexpr):
     """Return the buffer of dQ^T of a consumer, float32 (64, 64)."""
-    return shared.dq.index(4 * WHICH)._reinterpret(gl.float32, [BOX, BLOCK_Q], dq_desc.layout)
+    return reinterpret(shared.dq.index(WHICH), gl.float32, [BOX, BLOCK_Q], dq_desc.layout)
 
 
 @gluon.jit
@@ -303,7 +305,7 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
     p[1].store(p_narrow.to(dtype))
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     mbarrier.arrive(shared.p_full.index(0), count=1)
     mbarrier.wait(shared.ds_full.index(0), (i & 1) ^ 1, pred=i > 0)
     dq = _begin_dq(shared, zero, 0)
@@ -353,7 +355,7 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     ds[0].store(ds_wide)
     ds[1].store(ds_narrow)
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     mbarrier.arrive(shared.ds_full.index(0), count=1)
     dq_middle = _begin_dq(shared, zero, 1)
     dq_last = _begin_dq(shared, zero, 2)
@@ -375,23 +377,20 @@ def _step_of_ds(shared, dq_desc, i, sums, zero, row):
 def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.constexpr):
     """Store 64 columns of dK or dV to global memory by TMA, asynchronously.
 
-    The tiles of `desc` are (1, 1, 32, 64), and each fits in an index of shared.dq. `wide` and
+    The tiles of `desc` are (1, 1, 32, 64), and a buffer of dQ^T has room for four. `wide` and
     `narrow` are dK^T or dV^T of the columns, float32 (64 columns, 64 or 32 keys).
     """
     dtype: gl.constexpr = desc.dtype
-    wide_swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
-    narrow_swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
-    wide_rows = shared.dq.index(4 * WHICH)._reinterpret(dtype, [WIDE, BOX], wide_swizzle)
-    narrow_rows = shared.dq.index(4 * WHICH + 2)._reinterpret(dtype, [NARROW, BOX], narrow_swizzle)
+    swizzle: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
+    copies = copies_in(shared.dq.index(WHICH), desc, 4)
+    pairs = reinterpret(shared.dq.index(WHICH), dtype, [2, WIDE, BOX], swizzle)
     tma.store_wait(pendings=0)
-    wide_rows.permute((1, 0)).store(wide.to(dtype))
-    narrow_rows.permute((1, 0)).store(narrow.to(dtype))
+    pairs.index(0).permute((1, 0)).store(wide.to(dtype))
+    copies.index(2).reshape([NARROW, BOX]).permute((1, 0)).store(narrow.to(dtype))
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     for part in gl.static_range(3):
-        tile = shared.dq.index(4 * WHICH + part)
-        tile = tile._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-        tma.async_copy_shared_to_global(desc, [batch, head, row + part * NARROW, column], tile)
+        async_store(desc, [batch, head, row + part * NARROW, column], copies.index(part))
 
 
 @gluon.jit

@@ -17,6 +17,7 @@ from triton.language.core import _aggregate as aggregate
 
 from systems.kernels.flash_attention.hopper.backward.rings import barriers, copy
 from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q
+from systems.kernels.flash_attention.hopper.gluon_names import async_load, reinterpret
 
 WIDE = gl.constexpr(64)  # number of keys of the wide part
 NARROW = gl.constexpr(32)  # number of keys of the narrow part, and of a TMA copy of keys
@@ -29,11 +30,10 @@ SLOTS = gl.constexpr(2)  # number of slots of Q, dO, lse and -delta
 class Shared:
     """Tiles in shared memory and their mbarriers.
 
-    Tiles of keys consist of boxes of (32 keys, 64 columns). In a wide part, the boxes 2 c and 2 c +
-    1 have the same columns.
+    Tiles of keys consist of boxes of 64 columns.
     """
 
-    k_wide: gl.shared_memory_descriptor  # (6, 32, 64)
+    k_wide: gl.shared_memory_descriptor  # (3, 64, 64)
     k_narrow: gl.shared_memory_descriptor  # (3, 32, 64)
     v_wide: gl.shared_memory_descriptor  # as k_wide
     v_narrow: gl.shared_memory_descriptor  # as k_narrow
@@ -45,7 +45,7 @@ class Shared:
     p_narrow: gl.shared_memory_descriptor  # (1, 64 queries, 32)
     ds_wide: gl.shared_memory_descriptor  # as p_wide
     ds_narrow: gl.shared_memory_descriptor  # as p_narrow
-    dq: gl.shared_memory_descriptor  # float32 (8, 16, 64), four for each consumer
+    dq: gl.shared_memory_descriptor  # float32 (2, 64, 64), one for each consumer
     k_full: gl.shared_memory_descriptor  # (1)
     v_full: gl.shared_memory_descriptor  # (1)
     q_full: gl.shared_memory_descriptor  # (slots), for q and lse
@@ -92,16 +92,17 @@ class Shared:
 def allocate(k_desc, lse_desc):
     """Allocate the tiles in shared memory and their mbarriers, and return `Shared`."""
     dtype: gl.constexpr = k_desc.dtype
-    keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
+    wide_keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], dtype)
+    narrow_keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NARROW, BOX], dtype)
     queries: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, BOX], dtype)
     wide: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, WIDE], dtype)
     narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_Q, NARROW], dtype)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     return Shared(
-        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [2 * BOXES, NARROW, BOX], keys),
-        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], keys),
+        gl.allocate_shared_memory(dtype, [BOXES, WIDE, BOX], wide_keys),
+        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], narrow_keys),
+        gl.allocate_shared_memory(dtype, [BOXES, WIDE, BOX], wide_keys),
+        gl.allocate_shared_memory(dtype, [BOXES, NARROW, BOX], narrow_keys),
         gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
         gl.allocate_shared_memory(dtype, [BOXES * SLOTS, BLOCK_Q, BOX], queries),
         gl.allocate_shared_memory(gl.float32, [SLOTS, BLOCK_Q], lse_desc.layout),
@@ -110,7 +111,7 @@ def allocate(k_desc, lse_desc):
         gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
         gl.allocate_shared_memory(dtype, [1, BLOCK_Q, WIDE], wide),
         gl.allocate_shared_memory(dtype, [1, BLOCK_Q, NARROW], narrow),
-        gl.allocate_shared_memory(gl.float32, [8, 16, BLOCK_Q], plain),
+        gl.allocate_shared_memory(gl.float32, [2, BOX, BLOCK_Q], plain),
         barriers(1, 1),
         barriers(1, 1),
         barriers(SLOTS, 1),
@@ -130,9 +131,16 @@ def keys_of_box(wide, narrow, box):
 
     `wide` and `narrow` are its parts in `Shared`, and `box` is the index of the 64 columns, 0 to 2.
     """
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([WIDE, BOX], wide.dtype)
-    both = wide.index(2 * box)._reinterpret(wide.dtype, [WIDE, BOX], layout)  # two boxes
-    return both.permute((1, 0)), narrow.index(box).permute((1, 0))
+    return wide.index(box).permute((1, 0)), narrow.index(box).permute((1, 0))
+
+
+@gluon.jit
+def copies_in(tile, desc, N: gl.constexpr):
+    """Return a tile in shared memory as an array of N tiles of (32 rows, 64 columns).
+
+    TMA copies these one by one. Their dtype and layout are those of `desc`.
+    """
+    return reinterpret(tile, desc.dtype, [N, 1, 1, NARROW, BOX], desc.layout)
 
 
 @gluon.jit
@@ -140,8 +148,9 @@ def copy_keys(desc, batch, head, row, barrier, wide, narrow):
     """Load 96 rows of K or V by TMA, asynchronously."""
     mbarrier.expect(barrier, 3 * BOXES * desc.block_type.nbytes)
     for box in gl.static_range(BOXES):
-        copy(desc, [batch, head, row, box * BOX], barrier, wide.index(2 * box))
-        copy(desc, [batch, head, row + NARROW, box * BOX], barrier, wide.index(2 * box + 1))
+        halves = copies_in(wide.index(box), desc, 2)
+        async_load(desc, [batch, head, row, box * BOX], barrier, halves.index(0))
+        async_load(desc, [batch, head, row + NARROW, box * BOX], barrier, halves.index(1))
         copy(desc, [batch, head, row + WIDE, box * BOX], barrier, narrow.index(box))
 
 

@@ -70,6 +70,7 @@ from systems.kernels.flash_attention.hopper.backward.work import (
     BackwardProblem,
     row_before,
 )
+from systems.kernels.flash_attention.hopper.gluon_names import async_store, barrier, reinterpret
 from systems.kernels.flash_attention.hopper.registers import in_elements, store_rows
 
 KEYS = gl.constexpr(64)  # number of keys of a work item
@@ -274,12 +275,12 @@ def _step(
     shared.ds.index(WHICH).store(ds)
     # Make the stores of all warps visible to the WGMMAs that read them.
     fence_async_shared()
-    gl.thread_barrier()
+    barrier()
     if HAS_DV:
         dv, p16 = warpgroup_mma_wait(1, deps=[dv, p16])
         # Each warp has waited separately. The compiler adds no barrier before the arrival, because
         # there is one above.
-        gl.thread_barrier()
+        barrier()
     mbarrier.arrive(shared.do_empty.index(0), count=1)
     dk, ds16 = warpgroup_mma_wait(0, deps=[dk, ds16])
     mbarrier.arrive(shared.q_empty.index(slot), count=1)
@@ -293,11 +294,11 @@ def _send(desc, coord, value, buffer):
     The tiles of `desc` are (1, 1, 64, 128), and `value` has the first 64 or 128 columns. The tensor
     must not have the others. `buffer` is float32 (64, 64), in shared memory.
     """
-    tile = buffer._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
+    tile = reinterpret(buffer, desc.dtype, desc.block_type.shape, desc.layout)
     columns = tile.reshape([KEYS, HALF]).slice(0, value.shape[1], 1)
     columns.store(value.to(desc.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(desc, coord, tile)
+    async_store(desc, coord, tile)
     tma.store_wait(pendings=0)
 
 

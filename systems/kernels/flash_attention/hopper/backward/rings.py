@@ -20,14 +20,17 @@ The module `backward.work` describes work items and their halves.
 # mypy: disallow-untyped-decorators=False
 
 # No `from __future__ import annotations`: an aggregate needs the types of its fields, not strings.
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q, HALF_K
+from systems.kernels.flash_attention.hopper.gluon_names import (
+    async_atomic_add,
+    async_load,
+    reinterpret,
+)
 
 
 @aggregate
@@ -140,8 +143,8 @@ def copy(desc, coord, barrier, shared):
     TMA notifies the barrier when it has written the tile. `shared` may lack leading dimensions of
     size 1 that the tiles of desc have.
     """
-    tile = shared._reinterpret(desc.dtype, desc.block_type.shape, desc.layout)
-    tma.async_copy_global_to_shared(desc, coord, barrier, tile)
+    tile = reinterpret(shared, desc.dtype, desc.block_type.shape, desc.layout)
+    async_load(desc, coord, barrier, tile)
 
 
 @gluon.jit
@@ -204,18 +207,6 @@ def row_of(shared, layout: gl.constexpr):
     return gl.convert_layout(row.reshape([BLOCK_Q]), gl.SliceLayout(0, layout), assert_trivial=True)
 
 
-@builtin
-def reduce_add(tensor_desc, coord, src, _semantic=None):
-    """Add a tile in shared memory to global memory by TMA, asynchronously.
-
-    Gluon's `tma` module has no function that adds.
-    """
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(
-        ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle
-    )
-
-
 @gluon.jit
 def store_dq(dq, shared):
     """Store a tile of dQ^T in shared memory, from where it is added to global memory.
@@ -226,7 +217,7 @@ def store_dq(dq, shared):
     head_dim, 64 queries), in registers.
     """
     order: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[2, 1, 0])
-    tile = shared._reinterpret(gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
+    tile = reinterpret(shared, gl.float32, [BLOCK_Q // 8, dq.shape[0], 8], order)
     tile.store(dq.reshape([dq.shape[0], BLOCK_Q // 8, 8]).permute((1, 0, 2)))
 
 
@@ -239,4 +230,4 @@ def add_dq(dq_desc, dq, row, shared):
     """
     store_dq(dq, shared)
     fence_async_shared()
-    reduce_add(dq_desc, [row, 0], shared)
+    async_atomic_add(dq_desc, [row, 0], shared)

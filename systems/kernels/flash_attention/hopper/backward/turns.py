@@ -29,8 +29,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from systems.kernels.flash_attention.hopper.backward.rings import reduce_add, store_dq
+from systems.kernels.flash_attention.hopper.backward.rings import store_dq
 from systems.kernels.flash_attention.hopper.backward.work import BLOCK_Q, HALF_K
+from systems.kernels.flash_attention.hopper.gluon_names import async_atomic_add, barrier
 
 
 @gluon.jit
@@ -69,7 +70,7 @@ def add_in_order(
             for half in gl.static_range(HALVES):
                 place = n % SLOTS * HALVES + half
                 mbarrier.wait(shared.dq_full.index(place), n // SLOTS & 1)
-                reduce_add(dq_desc, [row + half * 64, 0], shared.dq.index(place))
+                async_atomic_add(dq_desc, [row + half * 64, 0], shared.dq.index(place))
             tma.store_wait(pendings=0)  # until TMA has read the tile, not until it has added it
             for half in gl.static_range(HALVES):
                 mbarrier.arrive(shared.dq_empty.index(n % SLOTS * HALVES + half), count=1)
@@ -117,7 +118,7 @@ def _when_added(value, PENDING: gl.constexpr):
 @gluon.jit
 def _set(counter, value):
     """Set the counter of a work item to `value`, after the additions for which the adder waited."""
-    gl.thread_barrier()  # only one thread has issued the additions, and waited for them
+    barrier()  # only one thread has issued the additions, and waited for them
     # The maximum, so that a wrong list of sequences, which may overlap, cannot make a block wait
     # forever.
     gl.inline_asm_elementwise(

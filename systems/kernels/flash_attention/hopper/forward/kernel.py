@@ -95,6 +95,7 @@ from systems.kernels.flash_attention.hopper.column_parts import (
     zeros,
 )
 from systems.kernels.flash_attention.hopper.forward.rings import (
+    allocate_ring,
     place_of_keys,
     place_of_values,
     produce,
@@ -106,6 +107,7 @@ from systems.kernels.flash_attention.hopper.forward.work import (
     ForwardProblem,
     next_work,
 )
+from systems.kernels.flash_attention.hopper.gluon_names import async_store, barrier
 from systems.kernels.flash_attention.hopper.registers import (
     column_sums,
     in_elements,
@@ -149,21 +151,15 @@ def _visible(item, problem, first_query, first_key, layout: gl.constexpr):
 
 
 @gluon.jit
-def _scores(q, k, nothing, COLUMNS: gl.constexpr):
-    """Issue the WGMMAs of q k^T, without the last quarter of the columns if all of it is padding.
+def _scores(q, k, nothing, IN_PARTS: gl.constexpr):
+    """Issue the WGMMAs of q k^T.
 
-    q is (64, HEAD_DIM) and k is (HEAD_DIM, BLOCK_K), both in shared memory. The values of
-    `nothing`, float32 (64, BLOCK_K) in registers, are not used. For COLUMNS, see
-    `hopper_forward_kernel`.
+    q is (64, HEAD_DIM) and k is (BLOCK_K, HEAD_DIM), both as `rings.tile_at` returns them. The
+    values of `nothing`, float32 (64, BLOCK_K) in registers, are not used.
     """
-    LOW: gl.constexpr = q.shape[1] // 2
-    HIGH: gl.constexpr = q.shape[1] // 4
-    if COLUMNS <= LOW + HIGH:
-        low, high = q.slice(0, LOW, 1), q.slice(LOW, HIGH, 1)
-        s = warpgroup_mma(low, k.slice(0, LOW, 0), nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma(high, k.slice(LOW, HIGH, 0), s, is_async=True)
-    else:
-        s = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+    s = warpgroup_mma(q[0], k[0].permute((1, 0)), nothing, use_acc=False, is_async=True)
+    if IN_PARTS:
+        s = warpgroup_mma(q[1], k[1].permute((1, 0)), s, is_async=True)
     return s
 
 
@@ -180,18 +176,18 @@ def _consumer(
     The tuples `tensors`, `barriers` and `strides` are unpacked in the first lines of the function
     and where they are used. `hopper_forward_kernel` describes the constants.
     """
-    out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem = tensors
+    out_desc, out, partials, lse, q_ring, k_ring, v_ring, o_smem, work_smem = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
     Q_SLOTS: gl.constexpr = q_full.shape[0]
-    KEY_BOXES: gl.constexpr = q_smem.shape[0] // Q_SLOTS
-    VALUE_BOXES: gl.constexpr = v_smem.shape[0] // STAGES
-    HEAD_DIM: gl.constexpr = q_smem.shape[4] if KEY_BOXES == 1 else 256
-    VALUE_DIM: gl.constexpr = v_smem.shape[4] if VALUE_BOXES == 1 else 256
+    HEAD_DIM: gl.constexpr = 256 if SHARED_RING else q_ring[0].shape[4]
+    VALUE_DIM: gl.constexpr = 256 if SHARED_RING else v_ring[0].shape[4]
+    # The last quarter of the columns is left out if all of it is padding.
+    KEYS_IN_PARTS: gl.constexpr = COLUMNS * 4 <= HEAD_DIM * 3
     IN_PARTS: gl.constexpr = VALUE_COLUMNS * 4 <= VALUE_DIM * 3
     PENDING: gl.constexpr = 2 if IN_PARTS else 1  # number of WGMMAs of O
-    dtype: gl.constexpr = q_smem.dtype
+    dtype: gl.constexpr = q_ring[0].dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_K, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_stage = o_smem.index(WHICH)
@@ -220,9 +216,9 @@ def _consumer(
         q_place = turn * CONSUMERS + WHICH
         q_slot = q_place % Q_SLOTS
         mbarrier.wait(q_full.index(q_slot), q_place // Q_SLOTS & 1)
-        q = tile_at(q_smem, q_slot, HEAD_DIM, KEY_BOXES)
-        k = tile_at(k_smem, slot, HEAD_DIM, KEY_BOXES).permute((1, 0))
-        s = _scores(q, k, nothing, COLUMNS)
+        q = tile_at(q_ring, q_slot, SHARED_RING, KEYS_IN_PARTS)
+        k = tile_at(k_ring, slot, SHARED_RING, KEYS_IN_PARTS)
+        s = _scores(q, k, nothing, KEYS_IN_PARTS)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(slot), count=1)
         first_key = item.first_key + (end - 1) * BLOCK_K
@@ -251,7 +247,7 @@ def _consumer(
 
         for _ in range(end - begin - 1):
             p_operand = operands(unpack(packed, dtype), VALUE_DIM, IN_PARTS)
-            v = tile_at(v_smem, v_slot, VALUE_DIM, VALUE_BOXES)
+            v = tile_at(v_ring, v_slot, SHARED_RING, IN_PARTS)
             used_slot = v_slot
             used_phase = v_phase
             n += 1
@@ -261,8 +257,8 @@ def _consumer(
             v_slot = v_place % STAGES
             v_phase = v_place // STAGES & 1
             mbarrier.wait(k_full.index(slot), place // STAGES & 1)
-            k = tile_at(k_smem, slot, HEAD_DIM, KEY_BOXES).permute((1, 0))
-            s_token = _scores(q, k, nothing, COLUMNS)
+            k = tile_at(k_ring, slot, SHARED_RING, KEYS_IN_PARTS)
+            s_token = _scores(q, k, nothing, KEYS_IN_PARTS)
             if SHARED_RING:
                 # These values are loaded to the slot of the previous keys, so they come late.
                 mbarrier.wait(v_full.index(used_slot), used_phase)
@@ -301,7 +297,7 @@ def _consumer(
         p_operand = operands(unpack(packed, dtype), VALUE_DIM, IN_PARTS)
         if SHARED_RING:
             mbarrier.wait(v_full.index(v_slot), v_phase)
-        v = tile_at(v_smem, v_slot, VALUE_DIM, VALUE_BOXES)
+        v = tile_at(v_ring, v_slot, SHARED_RING, IN_PARTS)
         o_token = add_product(p_operand, v, o, IN_PARTS)
         o = wait(o_token, p_operand, IN_PARTS)
         mbarrier.arrive(v_empty.index(v_slot), count=1)
@@ -329,11 +325,11 @@ def _consumer(
         else:
             # Wait until TMA has read the output of the previous work item from shared memory.
             tma.store_wait(0)
-            gl.thread_barrier()
+            barrier()
             store_to_shared(o_stage.reshape([ROWS, VALUE_DIM]), o, IN_PARTS)
             # Make the stores of all warps visible to TMA (the async proxy) before it reads them.
             fence_async_shared()
-            gl.thread_barrier()
+            barrier()
             if problem.PACKED:
                 # TMA would also write to the first rows of the next sequence.
                 if first_query + ROWS > item.n_queries:
@@ -343,9 +339,9 @@ def _consumer(
                     out_row = in_elements(strides[2])
                     store_rows(target, rows, row, item.query_start + item.n_queries, out_row)
                 else:
-                    tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
+                    async_store(out_desc, [batch, head, row, 0], o_stage)
             else:
-                tma.async_copy_shared_to_global(out_desc, [batch, head, row, 0], o_stage)
+                async_store(out_desc, [batch, head, row, 0], o_stage)
         queries = first_query + gl.arange(0, ROWS, row_layout)
         row_lse_pointers = lse + rows_before + item.query_start
         gl.store(row_lse_pointers + queries, row_lse, mask=queries < item.n_queries)
@@ -431,23 +427,17 @@ def hopper_forward_kernel(
         REGISTERS: registers per thread of each consumer except consumer 0 (see `tiles.HopperTile`).
             PRODUCER_REGISTERS are those of the producer warp.
     """
-    dtype: gl.constexpr = q_desc.dtype
-    BOX: gl.constexpr = q_desc.block_type.shape[3]
-    VALUE_BOX: gl.constexpr = v_desc.block_type.shape[3]
-    BOXES: gl.constexpr = (COLUMNS + BOX - 1) // BOX
-    VALUE_BOXES: gl.constexpr = (VALUE_COLUMNS + VALUE_BOX - 1) // VALUE_BOX
     # Above 128 columns, shared memory has no room for the queries of two work items.
     Q_SLOTS: gl.constexpr = 2 * CONSUMERS if COLUMNS <= 128 else CONSUMERS + 1
-    k_shape: gl.constexpr = [STAGES * BOXES, 1, 1, BLOCK_K, BOX]
-    v_shape: gl.constexpr = [STAGES * VALUE_BOXES, 1, 1, BLOCK_K, VALUE_BOX]
-    q_smem = gl.allocate_shared_memory(dtype, [Q_SLOTS * BOXES, 1, 1, ROWS, BOX], q_desc.layout)
-    o_smem = q_smem  # not used
+    q_ring = allocate_ring(q_desc, Q_SLOTS, SHARED_RING)
+    o_smem = q_ring[0]  # not used
     if COLUMNS <= 128:
-        o_smem = gl.allocate_shared_memory(dtype, [CONSUMERS, 1, 1, ROWS, BOX], out_desc.layout)
-    k_smem = gl.allocate_shared_memory(dtype, k_shape, k_desc.layout)
-    v_smem = k_smem
+        o_shape: gl.constexpr = [CONSUMERS, 1, 1, ROWS, out_desc.block_type.shape[3]]
+        o_smem = gl.allocate_shared_memory(out_desc.dtype, o_shape, out_desc.layout)
+    k_ring = allocate_ring(k_desc, STAGES, SHARED_RING)
+    v_ring = k_ring
     if not SHARED_RING:
-        v_smem = gl.allocate_shared_memory(dtype, v_shape, v_desc.layout)
+        v_ring = allocate_ring(v_desc, STAGES, False)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
@@ -482,8 +472,8 @@ def hopper_forward_kernel(
         LOWER_RIGHT, PACKED,
     )  # fmt: skip
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty)
-    loaded = (q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters)
-    used = (out_desc, out, partials, lse, q_smem, k_smem, v_smem, o_smem, work_smem)
+    loaded = (q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work_smem, counters)
+    used = (out_desc, out, partials, lse, q_ring, k_ring, v_ring, o_smem, work_smem)
     strides = (out_batch, out_head, out_row)
     # Constants are separate arguments: as members of a named tuple they would become tensors.
     if CONSUMERS == 2:

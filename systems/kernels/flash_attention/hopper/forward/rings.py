@@ -25,9 +25,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from systems.kernels.flash_attention.hopper.column_parts import parts_of
 from systems.kernels.flash_attention.hopper.forward.work import ROWS, publish
+from systems.kernels.flash_attention.hopper.gluon_names import async_load, reinterpret
 
 
 @gluon.jit
@@ -55,39 +57,67 @@ def place_of_values(n, last, SHARED_RING: gl.constexpr):
 
 
 @gluon.jit
+def allocate_ring(desc, SLOTS: gl.constexpr, SHARED_RING: gl.constexpr):
+    """Allocate a ring for the tiles that are loaded with a TMA descriptor.
+
+    Returns a tuple of one array, (SLOTS, 1, 1, rows, columns), or of two if tiles take three boxes:
+    (SLOTS, rows, 128) for the first two boxes of each tile, and (SLOTS, 1, 1, rows, 64).
+    """
+    ROWS_OF_TILE: gl.constexpr = desc.block_type.shape[2]
+    COLUMNS: gl.constexpr = desc.block_type.shape[3]
+    shape: gl.constexpr = [SLOTS, 1, 1, ROWS_OF_TILE, COLUMNS]
+    if SHARED_RING:
+        pair: gl.constexpr = [SLOTS, ROWS_OF_TILE, 2 * COLUMNS]
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(pair[1:], desc.dtype)
+        ring = (
+            gl.allocate_shared_memory(desc.dtype, pair, layout),
+            gl.allocate_shared_memory(desc.dtype, shape, desc.layout),
+        )
+    else:
+        ring = (gl.allocate_shared_memory(desc.dtype, shape, desc.layout),)
+    return ring
+
+
+@gluon.jit
 def _load_tile(
-    desc, batch, head, row, smem, full, empty, place, SLOTS: gl.constexpr, BOXES: gl.constexpr
+    desc, batch, head, row, ring, full, empty, place, SLOTS: gl.constexpr, SHARED_RING: gl.constexpr
 ):
-    """Load a tile into the ring `smem` by TMA, asynchronously, in BOXES copies of its columns.
+    """Load a tile into a ring by TMA, asynchronously.
 
     The tile starts at (batch, head, row) of the tensor. `place` is the number of this use of the
     ring.
     """
+    BOX: gl.constexpr = desc.block_type.shape[3]
     slot = place % SLOTS
+    full = full.index(slot)
     mbarrier.wait(empty.index(slot), (place // SLOTS & 1) ^ 1)
-    mbarrier.expect(full.index(slot), desc.block_type.nbytes * BOXES)
-    for box in gl.static_range(BOXES):
-        tma.async_copy_global_to_shared(
-            desc, [batch, head, row, box * desc.block_type.shape[3]], full.index(slot),
-            smem.index(slot * BOXES + box),
-        )  # fmt: skip
+    if SHARED_RING:
+        mbarrier.expect(full, 3 * desc.block_type.nbytes)
+        # In a swizzled tile, each 64 columns are contiguous, as in a tile of their own.
+        shape: gl.constexpr = [2, 1, 1, desc.block_type.shape[2], BOX]
+        pair = reinterpret(ring[0].index(slot), desc.dtype, shape, desc.layout)
+        async_load(desc, [batch, head, row, 0], full, pair.index(0))
+        async_load(desc, [batch, head, row, BOX], full, pair.index(1))
+        async_load(desc, [batch, head, row, 2 * BOX], full, ring[1].index(slot))
+    else:
+        mbarrier.expect(full, desc.block_type.nbytes)
+        async_load(desc, [batch, head, row, 0], full, ring[0].index(slot))
 
 
 @gluon.jit
-def tile_at(smem, slot, COLUMNS: gl.constexpr, BOXES: gl.constexpr):
-    """Return the tile in a slot of the ring `smem`, (rows, COLUMNS).
+def tile_at(ring, slot, SHARED_RING: gl.constexpr, IN_PARTS: gl.constexpr):
+    """Return the tile in a slot of a ring, as the tuple of `column_parts.parts_of`.
 
-    A tile of three boxes of 64 columns is returned as one of 256 columns. The caller must not use
-    the last 64, which are not part of the slot.
+    With SHARED_RING, it must be IN_PARTS.
     """
-    shape: gl.constexpr = [smem.shape[3], COLUMNS]
-    if BOXES == 1:
-        tile = smem.index(slot).reshape(shape)
+    ROWS_OF_TILE: gl.constexpr = ring[-1].shape[3]
+    COLUMNS: gl.constexpr = ring[-1].shape[4]
+    tile = ring[-1].index(slot).reshape([ROWS_OF_TILE, COLUMNS])
+    if SHARED_RING:
+        parts = (ring[0].index(slot), tile)
     else:
-        # In a swizzled tile, each 64 columns are contiguous, as in a tile of their own.
-        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, smem.dtype)
-        tile = smem.index(slot * BOXES)._reinterpret(smem.dtype, shape, layout)
-    return tile
+        parts = parts_of(tile, IN_PARTS)
+    return parts
 
 
 @gluon.jit
@@ -101,13 +131,11 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
     The tuples `tensors` and `barriers` are unpacked in the first lines of the function.
     `forward.kernel.hopper_forward_kernel` describes the constants.
     """
-    q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, work_smem, counters = tensors
+    q_desc, k_desc, v_desc, q_ring, k_ring, v_ring, work_smem, counters = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
     CONSUMERS: gl.constexpr = problem.CONSUMERS
     BLOCK_K: gl.constexpr = problem.BLOCK_K
     Q_SLOTS: gl.constexpr = q_full.shape[0]
-    KEY_BOXES: gl.constexpr = q_smem.shape[0] // Q_SLOTS
-    VALUE_BOXES: gl.constexpr = v_smem.shape[0] // STAGES
     turn = 0
     n = 0
     work = gl.program_id(0)
@@ -120,32 +148,32 @@ def produce(tensors, problem, barriers, STAGES: gl.constexpr, SHARED_RING: gl.co
         first_query = item.query_start + item.first_query
         for c in gl.static_range(CONSUMERS):
             _load_tile(
-                q_desc, batch, head, first_query + c * ROWS, q_smem, q_full, q_empty,
-                turn * CONSUMERS + c, Q_SLOTS, KEY_BOXES,
+                q_desc, batch, head, first_query + c * ROWS, q_ring, q_full, q_empty,
+                turn * CONSUMERS + c, Q_SLOTS, SHARED_RING,
             )  # fmt: skip
         first = n
         last = first + item.n_tiles - 1
         start = item.key_start + item.first_key + (item.n_tiles - 1) * BLOCK_K
         for _ in range(item.n_tiles):
             _load_tile(
-                k_desc, batch, kv_head, start, k_smem, k_full, k_empty,
-                place_of_keys(n, first, SHARED_RING), STAGES, KEY_BOXES,
+                k_desc, batch, kv_head, start, k_ring, k_full, k_empty,
+                place_of_keys(n, first, SHARED_RING), STAGES, SHARED_RING,
             )  # fmt: skip
             if not SHARED_RING:
                 _load_tile(
-                    v_desc, batch, kv_head, start, v_smem, v_full, v_empty, n, STAGES, VALUE_BOXES
+                    v_desc, batch, kv_head, start, v_ring, v_full, v_empty, n, STAGES, SHARED_RING
                 )
             elif n > first:
                 _load_tile(
-                    v_desc, batch, kv_head, start + BLOCK_K, v_smem, v_full, v_empty,
-                    place_of_values(n - 1, last, SHARED_RING), STAGES, VALUE_BOXES,
+                    v_desc, batch, kv_head, start + BLOCK_K, v_ring, v_full, v_empty,
+                    place_of_values(n - 1, last, SHARED_RING), STAGES, SHARED_RING,
                 )  # fmt: skip
             start -= BLOCK_K
             n += 1
         if SHARED_RING:
             _load_tile(
-                v_desc, batch, kv_head, start + BLOCK_K, v_smem, v_full, v_empty,
-                place_of_values(last, last, SHARED_RING), STAGES, VALUE_BOXES,
+                v_desc, batch, kv_head, start + BLOCK_K, v_ring, v_full, v_empty,
+                place_of_values(last, last, SHARED_RING), STAGES, SHARED_RING,
             )  # fmt: skip
         turn += 1
         work = gl.num_programs(0) + gl.atomic_add(counters, 1, sem="relaxed")
