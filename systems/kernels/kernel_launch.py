@@ -3,15 +3,13 @@
 In every launch, Triton inspects all arguments to select a compiled variant of the kernel, reads its
 own settings and hooks, and encodes TMA descriptors. For a kernel with forty arguments this takes 15
 to 60 microseconds of CPU time. `Launch` avoids most of this work. It stores all arguments except
-the tensors. A call only checks the alignment of the tensors, and then calls the same driver
-function as Triton.
+the tensors. A call only checks the alignment of the tensors, and then calls the same function as
+Triton, see `triton_driver`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
+from systems.kernels.triton_driver import direct_launch, tensordesc_metas
 
 # Number of 32-bit registers per multiprocessor, the same for all NVIDIA GPUs that Triton supports
 REGISTERS = 65_536
@@ -133,32 +132,20 @@ def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Call
     """Return a function that launches a compiled kernel with less host overhead than Triton.
 
     The function is called with a list of `TensorMap` objects (TMA descriptors) and a list of the
-    addresses of the tensors. It calls the driver as `CompiledKernel.__getitem__` of Triton 3.6
-    does, but without Triton's launch hooks. `compiled` is Triton's CompiledKernel, `grid` has three
-    axes, and `rest` has the values of the parameters that follow the tensors.
+    addresses of the tensors. `compiled` is Triton's CompiledKernel, `grid` has three axes, and
+    `rest` has the values of the parameters that follow the tensors.
     """
-    run = compiled.run
-    # If the kernel needs scratch memory, Triton allocates this memory and launches the kernel.
-    if run.global_scratch_size or run.profile_scratch_size:
+    launch, metas = direct_launch(compiled, grid), tensordesc_metas(compiled)
+    if launch is None:
         return lambda maps, addresses: compiled[grid](
             *(m.descriptor for m in maps), *addresses, *rest
         )
-    metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
-    launch = run.launch
-    if metas:  # the launcher encodes descriptors in every call: use the function inside it
-        launch = inspect.getclosurevars(launch).nonlocals["launcher"]
-    launch = functools.partial(launch, *grid)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
-    scratch, hooks = (None, None), (None, None, None)
-    before = (
-        compiled.function, run.launch_cooperative_grid, run.launch_pdl, *scratch,
-        compiled.packed_metadata, *hooks,
-    )  # fmt: skip
 
     def direct(maps: Sequence[TensorMap], addresses: list[int]) -> None:
         encoded: list[Any] = []
         for tensor_map, meta in zip(maps, metas, strict=True):
             encoded += tensor_map.arguments(meta)
-        launch(stream_of(device), *before, *encoded, *addresses, *rest)
+        launch(stream_of(device), (*encoded, *addresses, *rest))
 
     return direct

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from systems.kernels.triton_driver import encoded_descriptor
+
 # Maximum number of descriptors in the cache of one TensorMaps. A small cache is enough, because
 # PyTorch's caching allocator returns the same addresses repeatedly.
 MAX_ADDRESSES = 256
@@ -25,16 +27,12 @@ class TensorMap:
         self._arguments: list[Any] | None = None
 
     def arguments(self, meta: dict[str, Any]) -> list[Any]:
-        """Return the encoded descriptor as a list of arguments for Triton 3.6's low-level launcher.
+        """Return the result of `encoded_descriptor`.
 
-        `meta` is Triton's description of the kernel parameter that takes the descriptor: an element
-        of `tensordesc_meta` of the compiled kernel. It depends only on the shape and layout of the
-        tile. Only the first call uses it, and later calls return the same list.
+        Only the first call uses `meta`, and later calls return the same list.
         """
         if self._arguments is None:
-            from triton.backends.nvidia.driver import make_tensordesc_arg
-
-            self._arguments = make_tensordesc_arg(self.descriptor, meta)
+            self._arguments = encoded_descriptor(self.descriptor, meta)
         return self._arguments
 
 

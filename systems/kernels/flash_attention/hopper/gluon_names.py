@@ -35,7 +35,7 @@ else:
 
     async_load, async_store = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
 
-    @builtin
+    @builtin  # type: ignore[untyped-decorator]
     def async_atomic_add(desc: Any, coord: Any, src: Any, _semantic: Any = None) -> None:
         """Add a tile in shared memory to global memory by TMA, asynchronously."""
         coord = _semantic._convert_to_ir_values(coord, require_i64=False)

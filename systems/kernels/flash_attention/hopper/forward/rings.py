@@ -20,6 +20,8 @@ The next work item starts after the values of the last tile.
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
+# A tuple of one tile or of two, by a constant
+# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 

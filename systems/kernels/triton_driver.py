@@ -1,0 +1,80 @@
+"""Triton's function that launches a compiled kernel, which differs between releases.
+
+In each launch, Triton's own launcher reads settings and hooks and encodes TMA descriptors. The
+functions here call what it calls: the function of the driver that takes encoded arguments. Its
+interface is private. For a release of Triton that is not in DIRECT_RELEASES, kernels are launched
+by Triton itself, with more host overhead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+# A function of the stream and the encoded arguments
+DirectLaunch = Callable[[int, tuple[Any, ...]], object]
+
+DIRECT_RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
+
+
+@functools.cache
+def release() -> tuple[int, ...]:
+    """Return the release of Triton, such as (3, 8) for version 3.8.1."""
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+
+def encoded_descriptor(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
+    """Return a TMA descriptor as a list of arguments for `direct_launch`.
+
+    Args:
+        descriptor: TensorDescriptor of Gluon.
+        meta: Triton's description of the parameter of the kernel that takes the descriptor: an
+            element of `tensordesc_metas`. It depends only on the shape and layout of the tile.
+    """
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    unused = () if release() < (3, 8) else (None,)
+    return make_tensordesc_arg(descriptor, meta, *unused)  # type: ignore[no-any-return]
+
+
+def tensordesc_metas(compiled: Any) -> tuple[dict[str, Any], ...]:
+    """Return a description of each TMA descriptor that a kernel takes, in their order."""
+    return getattr(compiled.metadata, "tensordesc_meta", None) or ()
+
+
+def direct_launch(compiled: Any, grid: tuple[int, ...]) -> DirectLaunch | None:
+    """Return a function that launches a compiled kernel with little host overhead, without hooks.
+
+    It is called with a stream of the current device and the values of all parameters. Tensors are
+    given by their addresses, and TMA descriptors by the elements of `encoded_descriptor`.
+
+    Returns None if only Triton can launch the kernel: in an unknown release, or if the kernel needs
+    scratch memory, which Triton allocates in each launch.
+
+    Args:
+        compiled: Triton's CompiledKernel.
+        grid: number of programs along three axes.
+    """
+    run = compiled.run
+    scratch = run.global_scratch_size or run.profile_scratch_size
+    if release() not in DIRECT_RELEASES or scratch or getattr(run, "gsan_enabled", False):
+        return None
+    options = compiled.function, run.launch_cooperative_grid, run.launch_pdl
+    no_hooks, no_scratch = (None, None, None), (None, None)
+    if release() == (3, 6):  # a function compiled for this kernel
+        launch = run.launch
+        if tensordesc_metas(compiled):  # encodes descriptors, and calls the function inside it
+            launch = inspect.getclosurevars(launch).nonlocals["launcher"]
+        fixed = *options, *no_scratch, compiled.packed_metadata, *no_hooks
+        return lambda stream, arguments: launch(*grid, stream, *fixed, *arguments)
+
+    import triton
+
+    launch = triton.runtime.driver.active.utils.launch
+    types = run.arg_annotations, run.kernel_signature
+    before = *options, compiled.packed_metadata, *no_hooks, *no_scratch, *types
+    return lambda stream, arguments: launch(*grid, stream, *before, arguments)
