@@ -12,9 +12,11 @@ import typer
 from jobs.cli.arguments import flag
 from jobs.cli.output import fail
 from jobs.formatting import counted
-from jobs.provenance import visible_gpus
+from jobs.provenance import packages, visible_gpus
+from jobs.versions import untested
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
+from systems.triton_faults import TRITON_FAULT
 
 EXAMPLES = "my_kernels/flash.py:MyFlash"
 
@@ -85,6 +87,7 @@ def check(
         check_source(reference, str(found))
     except BadReference as error:
         fail(str(error))
+    _show_versions()
     on_gpu = bool(visible_gpus()) and not cpu
     if found == CheckKind.attention:
         dtypes = [str(one) for one in dtype or ()] or None
@@ -92,6 +95,17 @@ def check(
     else:
         code = _parallel(str(found), str(reference), on_gpu)
     raise SystemExit(code)
+
+
+def _show_versions() -> None:
+    """Print the versions of torch and Triton, which of them are untested, and a known fault."""
+    installed = packages()
+    texts = [f"{name} {installed[name] or 'not installed'}" for name in ("torch", "triton")]
+    unknown = untested(installed)
+    note = f" (untested: {', '.join(unknown)})" if unknown else ""
+    print(f"{', '.join(texts)}{note}", flush=True)
+    if TRITON_FAULT:
+        print(f"warning: {TRITON_FAULT}", flush=True)
 
 
 def _attention(

@@ -25,6 +25,7 @@ from jobs.formatting import counted
 from jobs.printing import say
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
+from jobs.versions import untested
 from jobs.worker.fork_server import die_with_parent, flush
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import outcome_of
@@ -201,6 +202,8 @@ def _loaded_versions() -> dict[str, Any]:
         versions["triton"] = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         versions["triton"] = None
+    if unknown := untested(versions):
+        versions["untested"] = ", ".join(unknown)
     return versions
 
 
