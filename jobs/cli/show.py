@@ -29,7 +29,7 @@ LOG_LINES = 10  # number of lines at the end of the log that are shown
 SHOWN_FACTS = 30  # maximum number of facts
 # Columns of the attempts that this page shows elsewhere, and those that a narrow terminal lacks
 _ELSEWHERE = ("run", "repeat", "device")
-_LEAST = ("why", "gpu", "round", "host", "commit", "started (UTC)", "shown")
+_LEAST = ("why", "gpu", "triton", "torch", "round", "host", "commit", "started (UTC)", "shown")
 
 
 def show(run: RunId, folder: In = None) -> None:

@@ -1,4 +1,4 @@
-"""Commit, host and GPUs of a record as tables show them.
+"""Commit, host, GPUs and versions of torch and Triton of a record as tables show them.
 
 Only the records contain these values, so they are unknown before a run has been measured.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from jobs.results.record import Record
 
 UNKNOWN = "unknown"  # the record does not contain the value
-NO_RECORD = "no record"  # shown instead of the commit, host or GPU of a run without a record
+NO_RECORD = "no record"  # shown instead of such a value of a run without a record
 COMMIT_DIGITS = 7
 _DIFF_DIGITS = 4
 _SUFFIXES = {"True": "-dirty", "unknown": "-dirty?"}  # by the field `dirty` as text
@@ -20,7 +21,7 @@ _UUID_START = re.compile(r"[0-9a-f]{8}", re.IGNORECASE)
 
 
 def recorded_value(record: Record, name: str) -> str:
-    """Return a value of a record, of those in `jobs.sweep.schema.RECORDED`, as tables show it."""
+    """Return a value of a record, of those in `jobs.sweep.views.RECORDED`, as tables show it."""
     return _VALUES[name](record)
 
 
@@ -59,13 +60,22 @@ def _gpu(record: Record) -> str:
     return "+".join(match[0].lower() if match else UNKNOWN for match in found)
 
 
-_VALUES: dict[str, Callable[[Record], str]] = {"commit": _commit, "host": _host, "gpu": _gpu}
+def _version(package: str, record: Record) -> str:
+    """Return the version that was loaded, or that was installed if the run did not load any."""
+    known = (record.environment.get(key) or {} for key in ("loaded", "packages"))
+    return str(next(filter(None, (each.get(package) for each in known)), UNKNOWN))
 
 
-def commit_order(records: Iterable[Record]) -> dict[str, int]:
-    """Return the position of each commit. Commits are in the order of their first records."""
+_VALUES: dict[str, Callable[[Record], str]] = {
+    "commit": _commit, "host": _host, "gpu": _gpu,
+    **{package: partial(_version, package) for package in ("torch", "triton")},
+}  # fmt: skip
+
+
+def measured_order(records: Iterable[Record], name: str) -> dict[str, int]:
+    """Return the position of each value of some records, in the order of their first records."""
     first: dict[str, float] = {}
     for record in records:
-        commit = _commit(record)
-        first[commit] = min(first.get(commit, record.started_at), record.started_at)
-    return {commit: i for i, commit in enumerate(sorted(first, key=first.__getitem__))}
+        value = recorded_value(record, name)
+        first[value] = min(first.get(value, record.started_at), record.started_at)
+    return {value: i for i, value in enumerate(sorted(first, key=first.__getitem__))}

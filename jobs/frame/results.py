@@ -1,7 +1,7 @@
 """Lists the results in a results folder: one for each run, repeat and kind of device.
 
-A kind of device is a GPU model or a type of CPU. A table can also tell results apart by the commit,
-host or GPU of their records.
+A kind of device is a GPU model or a type of CPU. A table can also tell results apart by values of
+their records, such as the commit.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Result:
         """Return the value that this result has in one dimension of a table.
 
         The value determines the row or column in which the result is shown. A dimension is a
-        parameter of the run, or one of `phase`, `value`, `device`, `repeat`, `commit`, `host` and
-        `gpu`. For `phase` and `value`, the phase or the name of the metric is returned.
+        parameter of the run, or one of `phase`, `value`, `device`, `repeat` and `RECORDED`.
+        For `phase` and `value`, the phase or the name of the metric is returned.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}

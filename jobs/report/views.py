@@ -14,7 +14,7 @@ from typing import Any
 from jobs.code.short_names import as_in_runs
 from jobs.errors import TableError, nearest
 from jobs.formatting import format_scalar
-from jobs.frame.recorded import NO_RECORD, commit_order
+from jobs.frame.recorded import NO_RECORD, measured_order
 from jobs.frame.results import Key, Result, list_results, with_defaults
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
@@ -53,7 +53,7 @@ def plots_of(sweep: Sweep) -> list[Plot]:
 
 
 def without_recorded(view: Table) -> Table:
-    """Return a table without its `where` condition, and without `commit`, `host` and `gpu`."""
+    """Return a table without its `where` condition, and without the names in `RECORDED`."""
     rows, columns = (
         [name for name in names if name not in RECORDED] for names in (view.rows, view.columns)
     )
@@ -68,8 +68,8 @@ class Shown:
     view: Table | Plot
     results: list[Result]
     everything: list[Result]  # all results of the folder
-    # Those of the names `commit`, `host` and `gpu` that the view uses. Records of the same run that
-    # differ in such a name are separate results. Without names that are parameters.
+    # Those of the names in `RECORDED` that the view uses. Records of the same run that differ in
+    # such a name are separate results. Without names that are parameters.
     told_apart: list[str]
 
     @property
@@ -91,8 +91,8 @@ class Shown:
         """Sort the keys of rows or columns in the order of the sweep file.
 
         A key has one value for each name of a dimension, such as a parameter. Values that are not
-        in the sweep file come last, ascending. Commits are in the order in which they were first
-        measured. `orders` has the order of the values of further dimensions.
+        in the sweep file come last, ascending. Commits and versions are in the order in which they
+        were first measured. `orders` has the order of the values of further dimensions.
         """
         further = {
             name: {value: i for i, value in enumerate(values)} for name, values in orders.items()
@@ -113,9 +113,9 @@ class Shown:
     def _order(self) -> dict[str, dict[Any, int]]:
         """For each dimension with an order of its own, the position of each value."""
         order = _declared_order(self.observation)
-        if "commit" in self.told_apart:
-            order["commit"] = commit_order(r.record for r in self.results if r.record)
-        return order
+        records = [result.record for result in self.results if result.record]
+        ordered = (name for name in self.told_apart if name not in ("host", "gpu"))
+        return order | {name: measured_order(records, name) for name in ordered}
 
     def extra_dimensions(self, dimensions: list[str]) -> list[str]:
         """Return the dimensions that must be added so that no two runs share a cell.

@@ -37,7 +37,7 @@ STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
 PSEUDO = RESERVED  # can be used like parameters in rows and columns of a table
 # Values of a record, which can be used like parameters in rows, columns and `where`. A parameter
 # with such a name takes precedence.
-RECORDED = ("commit", "host", "gpu")
+RECORDED = ("commit", "host", "gpu", "torch", "triton")
 FILTERS = ("device", *RECORDED)  # allowed in `where`, in addition to the parameters
 # Keys of a table that are not allowed together with `list`.
 _NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}

@@ -29,9 +29,9 @@ from jobs.sweep.views import Plot, Table
 class Pivot:
     """Cells of a table or plot, arranged in rows and columns.
 
-    A dimension is a parameter, or one of phase, device, repeat, value (the metric), commit, host
-    and gpu. A row key is a tuple with one value for each dimension of the rows. A column key is a
-    tuple with one value for each dimension of the columns.
+    A dimension is a parameter, or one of phase, device, repeat, value (the metric) and `RECORDED`.
+    A row key is a tuple with one value for each dimension of the rows. A column key is a tuple with
+    one value for each dimension of the columns.
     """
 
     shown: Shown

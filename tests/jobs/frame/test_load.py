@@ -26,7 +26,8 @@ BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: fa
 
 
 def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None:
-    places = {"environment": {"host": "node7", "git": {"commit": "4bb999b0123", "dirty": False}}}
+    git = {"commit": "4bb999b0123", "dirty": False}
+    places = {"environment": {"host": "node7", "git": git, "loaded": {"torch": "2.11.0+cu130"}}}
     measurements = {
         "samples_ms": {"forward": [1.0, 2.0, 6.0], "backward": [4.0]},
         "flops": {"forward": 2e9},
@@ -45,11 +46,13 @@ def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None
         "device": H200, "status": "ok", "scale": 1, "label": "", "processes": 1, "samples": 3,
         "median_ms": 2.0, "mean_ms": 3.0, "min_ms": 1.0, "max_ms": 6.0, "tflops": 1.0,
         "tokens_per_second": 5000.0, "peak_memory_bytes": 12345678901, "compiling_seconds": 2.5,
-        "commit": "4bb999b", "host": "node7", "gpu": "0123abcd", "stale": False, "attempt": 1,
+        "commit": "4bb999b", "host": "node7", "gpu": "0123abcd",
+        "torch": "2.11.0+cu130", "stale": False, "attempt": 1,
     }  # fmt: skip
     assert {name: forward[name] for name in expected} == expected
     assert forward["std_ms"] == pytest.approx(math.sqrt(7))
-    assert forward[["low_ms", "high_ms", "bandwidth", "mfu", "reason", "window"]].isna().all()
+    missing = ["low_ms", "high_ms", "bandwidth", "mfu", "triton", "reason", "window"]
+    assert forward[missing].isna().all()
     backward = single(frame, size=1, mode="fast", phase="backward")
     assert (backward["bandwidth"], backward["samples"], backward["std_ms"]) == (2.0, 1, 0.0)
     optimizer = single(frame, size=1, mode="fast", phase="optimizer")

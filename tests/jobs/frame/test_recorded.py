@@ -1,4 +1,4 @@
-"""Commit, host and GPU of records in tables, and notes on results of several commits."""
+"""Commit, host, GPU and versions in tables, and notes on results of several of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_a_failure_at_a_commit_does_not_hide_behind_a_success_at_another(
 def test_a_run_without_a_record_has_no_commit(tmp_path: Path, folder: ResultsFolder) -> None:
     loaded = load(tmp_path, TWO)
     folder.submit(loaded, lambda params, _: at(NEW, ok(1.0)) if params["size"] == 1 else None)
-    for name, shown in (("commit", "4bb999b"), ("host", "unknown"), ("gpu", "–")):
+    shown_as = {"commit": "4bb999b", "gpu": "–"} | dict.fromkeys(("host", "torch"), "unknown")
+    for name, shown in shown_as.items():
         assert table(folder, rows=["size", name]) == [
             {"size": "1", name: shown, "time": "1.000"},
             {"size": "2", name: "no record", "time": "missing"},
@@ -118,6 +119,31 @@ def test_the_commit_is_that_of_the_measured_code(tmp_path: Path, folder: Results
     folder.submit(loaded, lambda params, _: at("a" * 40, ok(1.0), code=code[params["size"]]))
     rows = table(folder, rows=["size", "commit"])
     assert [row["commit"] for row in rows] == ["4bb999b", "unknown", "aaaaaaa"]
+
+
+def test_versions_are_those_that_were_loaded_or_else_installed(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    """They are in the order in which they were measured."""
+    packages = {"torch": "2.11.0", "triton": "3.6.0"}
+    for loaded in (
+        {"torch": "2.9.1"},
+        {"torch": "2.11.0+cu130", "triton": None},
+        {"torch": "2.11.0+cu130", "triton": "3.7.1"},
+        {},
+    ):
+        more = {"environment": {"packages": packages, "loaded": loaded}}
+        folder.submit(load(tmp_path, ONE), lambda *_, more=more: ok(1.0) | more)
+    rows = table(folder, rows=["torch", "triton"])
+    assert [(row["torch"], row["triton"]) for row in rows] == [
+        ("2.9.1", "3.6.0"),
+        ("2.11.0+cu130", "3.6.0"),
+        ("2.11.0+cu130", "3.7.1"),
+        ("2.11.0", "3.6.0"),
+    ]
+    where = "run.torch == '2.11.0+cu130' and triton in ['3.7.1']"
+    (row,) = table(folder, rows=["size"], columns=["torch"], where=where)
+    assert row == {"size": "1", "2.11.0+cu130": "1.000"}
 
 
 def test_hosts_and_gpus_are_told_apart(tmp_path: Path, folder: ResultsFolder) -> None:

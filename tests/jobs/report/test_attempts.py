@@ -27,7 +27,8 @@ def three(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
     """A folder with an ok attempt, a later ok attempt and a failure after it, for size 1."""
     loaded = load(tmp_path, TOY + GRID)
     gpu = {"gpus": [{"uuid": "GPU-0123abcd-4567"}]}
-    environment = {"host": "node7", "git": {"commit": "4bb999b0123", "dirty": False}}
+    git = {"commit": "4bb999b0123", "dirty": False}
+    environment = {"host": "node7", "git": git, "loaded": {"triton": "3.6.0"}}
     folder.submit(loaded, lambda params, repeat: ok(1.0, 3.0, 2.0) | gpu, H200)
     folder.submit(
         loaded,
@@ -51,7 +52,8 @@ def test_every_attempt_is_listed_with_the_reason(three: ResultsFolder) -> None:
         ("1", "error", "", "unknown", "no", "another attempt has status ok"),
         ("2", "ok", "2.000", "0123abcd", "yes", "latest attempt with status ok"),
     ]
-    assert (rows[1]["host"], rows[1]["commit"], rows[1]["device"]) == ("node7", "4bb999b", H200)
+    where = ("host", "commit", "device", "torch", "triton")
+    assert [rows[1][name] for name in where] == ["node7", "4bb999b", H200, "unknown", "3.6.0"]
     assert [row["started (UTC)"] for row in rows[:3]] == sorted(
         row["started (UTC)"] for row in rows[:3]
     )

@@ -14,7 +14,7 @@ TABLE = TOY + "fixed: {size: 1}\ntables:\n  - {name: t, rows: [device, commit], 
 
 def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path: Path) -> None:
     """No run has a record yet. `window > 5` cannot be evaluated here, because window is null."""
-    where = "commit in ['4bb999b', 'fffffff-dirty'] and device == x and window > 5"
+    where = "commit in ['4bb999b', 'fffffff-dirty'] and run.torch != '2.11.0+cu130' and window > 5"
     assert len(expand(load(tmp_path, TABLE + f', where: "{where}"}}\n')).runs) == 1
     text = TABLE + ", baseline: {gpu: 6fb37310}}\nplots: [{name: p, x: commit, series: [host]}]\n"
     assert len(expand(load(tmp_path, text)).runs) == 1
@@ -25,6 +25,7 @@ def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path:
     [
         ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
         ("where: commit == 4bb999b", "write 4bb999b in quotes"),
+        ("where: run.triton == 3.6", "triton: got 3.6, expected text; write it in quotes"),
         ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
         ("baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
     ],
@@ -45,9 +46,11 @@ def test_runs_are_not_excluded_by_records(tmp_path: Path) -> None:
 
 
 def test_a_word_may_have_the_name_of_a_value_of_records(tmp_path: Path) -> None:
-    """A sweep file may compare a parameter with the word gpu."""
-    text = TOY + "grid: {size: [1], label: [gpu, cpu]}\n"
-    loaded = load(tmp_path, text + "tables: [{name: t, where: label == gpu and label != host}]\n")
+    """A sweep file may compare a parameter with the words gpu and torch."""
+    text = TOY + "grid: {size: [1], label: [gpu, torch]}\n"
+    loaded = load(
+        tmp_path, text + 'tables: [{name: t, where: "label in [gpu, torch] and label != host"}]\n'
+    )
     assert len(expand(loaded).runs) == 2
 
 

@@ -126,15 +126,15 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
             "environment": {
                 "host": "vm",
                 "driver": driver,
-                "loaded": {"torch": "2.11.0", "cudnn": cudnn},
+                "loaded": {"torch": "2.11.0", "triton": triton, "cudnn": cudnn},
                 "git": {"commit": "4bb999b00", "dirty": driver == "580"},
             },
             "source_hash": driver,
             "conditions": given,
         }
-        for time, driver, cudnn, given in (
-            (1.0, "570", 91900, conditions(1980)),
-            (1.32, "580", 92000, conditions(1500, sw_power_cap=0.4)),
+        for time, driver, triton, cudnn, given in (
+            (1.0, "570", "3.6.0", 91900, conditions(1980)),
+            (1.32, "580", "3.7.1", 92000, conditions(1500, sw_power_cap=0.4)),
         )
     ]
     pair.fill(lambda *_: sides[0], lambda *_: sides[1], (H200, H200))
@@ -143,6 +143,7 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
         "other GPUs",
         "driver: 570 before, 580 after",
         "cuDNN: 91900 before, 92000 after",
+        "Triton: 3.6.0 before, 3.7.1 after",
         "commit: 4bb999b before, 4bb999b with changes after",
         "source hash: another one in 2 of 2 runs",
         "SM clock: 1980 MHz before, 1500 MHz after",
