@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jobs.errors import TableError
-from jobs.formatting import counted
 from jobs.frame.metrics import fact_at
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
 from jobs.frame.statistics import of_each
-from jobs.report.tables.notes import basis_note
+from jobs.report.tables.notes import basis_note, differing
 from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts.language import NotMeasured
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
@@ -166,11 +165,8 @@ class AnswerLookups:
             own = self._studies[study]
             found = {id(r.record): r for r in own.all_results if r.record is not None}
             results = [result for record, result in found.items() if record in used]
-            commits = {str(r.record.environment.get("git", {}).get("commit"))[:7]
-                       for r in results if r.record is not None}  # fmt: skip
-            note = basis_note(own.observation, results)
-            if len(commits) > 1:
-                note += f"; {counted(len(commits), 'commit')}"
+            several = [what for _, what, _ in differing(results)]
+            note = "; ".join(filter(None, [basis_note(own.observation, results), *several]))
             devices = ", ".join(dict.fromkeys(r.device for r in results))
             notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
         samples = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.frame.metrics import Metric
@@ -19,9 +20,9 @@ from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import verdicts_of
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
-MAX_COMMITS = 3  # maximum number of commits that a note lists
+MOST_LISTED = 3  # maximum number of commits or versions that a note lists
 MAX_REASONS = 5  # maximum number of reasons for missing records
-State = tuple[str, str]  # commit as tables show it, hash of the uncommitted changes or ""
+State = tuple[str, str]  # commit or version as tables show it, hash of uncommitted changes or ""
 
 
 def notes_of(
@@ -32,11 +33,11 @@ def notes_of(
 ) -> list[str]:
     """Return the notes below a table.
 
-    They name the devices, what the numbers rest on (see `basis_note`), the commits if there are
-    several, and why records are missing. `sampling` tells about the samples.
+    They name the devices, what the numbers rest on (see `basis_note`), the commits and versions if
+    there are several, and why records are missing. `sampling` tells about the samples.
     """
-    commits = commits_of(shown, dimensions)
-    with_commit = not commits and "commit" not in dimensions
+    several = several_of(shown, dimensions)
+    with_commit = "commit" not in dimensions and not any(" commits" in note for note in several)
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
     basis = basis_note(
         shown.observation,
@@ -45,55 +46,72 @@ def notes_of(
         phases=phases,
     )
     first = "; ".join(filter(None, (devices, sampling)))
-    return [*filter(None, (first, basis)), *commits, *_reasons(shown.results)]
+    return [*filter(None, (first, basis)), *several, *_reasons(shown.results)]
 
 
-def commits_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
-    """Return a note for each repository of which the records have several commits.
+def several_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
+    """Return notes on repositories with several commits, and on several torch or Triton versions.
 
     The repositories are this project and those of measured code outside this project. Uncommitted
-    changes count as a separate commit, and so does an unknown commit. There is no note if the
-    commit is a row or column of the table; a parameter with the name `commit` does not count.
+    changes count as a separate commit, and so does an unknown commit. Versions count if they were
+    loaded. There is no note on what is a row or column of the table; a parameter with such a name
+    does not count.
     """
-    if "commit" in shown.told_apart and "commit" in dimensions:
-        return []
+    told = [name for name in shown.told_apart if name in dimensions]
+    return [
+        f"Results come from {what}: {_listed(states)}"
+        for name, what, states in differing(shown.results)
+        if name not in told
+    ]
+
+
+def differing(results: Iterable[Result]) -> Iterator[tuple[str, str, dict[State, set[str]]]]:
+    """Yield what results have several of, such as `2 commits`, with the ids of the runs of each.
+
+    It begins with its name in `RECORDED`.
+    """
     of_environment: dict[int, tuple[Record, set[str]]] = {}  # records share equal environments
-    for record in (each.record for each in shown.results if each.record is not None):
+    for record in (each.record for each in results if each.record is not None):
         known = of_environment.setdefault(id(record.environment), (record, set()))
         known[1].add(record.run)
-    runs: dict[str, dict[State, set[str]]] = {}  # ids of the runs, by repository and state
+    runs: dict[tuple[str, str], dict[State, set[str]]] = {}
     for record, ids in of_environment.values():
-        for repository, state in _states(record):
-            runs.setdefault(repository, {}).setdefault(state, set()).update(ids)
-    notes = []
-    for repository, states in runs.items():
-        counts = {state: len(ids) for state, ids in states.items()}
-        if len(counts) > 1:
-            of = f" of {repository}" if repository else ""
-            notes.append(f"Results come from {len(counts)} commits{of}: {_listed(counts)}")
-    return notes
+        for name, what, state in _states(record):
+            runs.setdefault((name, what), {}).setdefault(state, set()).update(ids)
+    for (name, what), states in runs.items():
+        if len(states) > 1:
+            yield name, f"{len(states)} {what}", states
 
 
-def _states(record: Record) -> Iterator[tuple[str, State]]:
-    """Yield the state of each repository whose code a record measured. "" is this project."""
-    entries = record.environment.get("code") or []
-    for repository, entry in (
-        ("", record.environment.get("git") or {}),
-        *((entry.get("repository"), entry) for entry in entries),
-    ):
-        if repository is not None:
-            yield repository, (shown_commit(entry), entry.get("diff") or "")
+def _states(record: Record) -> Iterator[tuple[str, str, State]]:
+    """Yield the commit of each repository whose code a record measured, and the loaded versions.
+
+    Each has its name in `RECORDED` and a text for what it is one of.
+    """
+    environment = record.environment
+    yield "commit", "commits", _commit(environment.get("git") or {})
+    for entry in environment.get("code") or []:
+        if entry.get("repository") is not None:
+            yield "commit", f"commits of {entry['repository']}", _commit(entry)
+    for name, title in (("torch", "torch"), ("triton", "Triton")):
+        if version := (environment.get("loaded") or {}).get(name):
+            yield name, f"versions of {title}", (str(version), "")
 
 
-def _listed(counts: dict[State, int]) -> str:
-    """Return the commits with their numbers of runs as text, beginning with the most frequent."""
+def _commit(entry: dict[str, Any]) -> State:
+    return shown_commit(entry), entry.get("diff") or ""
+
+
+def _listed(states: dict[State, set[str]]) -> str:
+    """Return the states with their numbers of runs as text, beginning with the most frequent."""
+    counts = {state: len(ids) for state, ids in states.items()}
     labels = [label for label, _ in counts]
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     texts = []
-    for (label, diff), count in ordered[:MAX_COMMITS]:
+    for (label, diff), count in ordered[:MOST_LISTED]:
         which = f"{label} diff {diff[:COMMIT_DIGITS]}" if labels.count(label) > 1 else label
         texts.append(f"{which.removesuffix(' diff ')} ({counted(count, 'run')})")
-    more = len(ordered) - MAX_COMMITS
+    more = len(ordered) - MOST_LISTED
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 

@@ -306,3 +306,23 @@ def test_each_repository_counts_separately(tmp_path: Path, folder: ResultsFolder
     assert notes(folder, rows=["size"]) == [
         "Results come from 2 commits of my_repo: fffffff (1 run), 4bb999b (1 run)"
     ]
+
+
+def test_a_table_of_several_versions_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+    """Runs that loaded nothing, as if they were never executed, do not count."""
+    loaded: dict[int, dict[str, Any]] = {
+        1: {"torch": "2.11.0+cu130", "triton": "3.6.0"},
+        2: {"torch": "2.14.1", "triton": None},
+        3: {"torch": "2.14.1", "triton": "3.6.0"},
+        4: {},
+    }
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        more = {"packages": {"torch": "2.11.0"}, "loaded": loaded[params["size"]]}
+        return at(NEW, ok(1.0) if more["loaded"] else failed("wrong"), **more)
+
+    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n"), outcome)
+    said = ["Results come from 2 versions of torch: 2.14.1 (2 runs), 2.11.0+cu130 (1 run)"]
+    assert notes(folder, rows=["size"]) == notes(folder, columns=["triton"]) == said
+    assert notes(folder, rows=["size", "torch"]) == []
+    assert any("commit 4bb999b" in note for note in report_table(folder, rows=["size"]).notes)
