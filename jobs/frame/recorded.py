@@ -60,10 +60,14 @@ def _gpu(record: Record) -> str:
     return "+".join(match[0].lower() if match else UNKNOWN for match in found)
 
 
+def version(record: Record, package: str, place: str = "loaded") -> str:
+    """Return a version that a run loaded, without the part after "+". Empty: it loaded none."""
+    return str((record.environment.get(place) or {}).get(package) or "").split("+")[0]
+
+
 def _version(package: str, record: Record) -> str:
-    """Return the version that was loaded, or that was installed if the run did not load any."""
-    known = (record.environment.get(key) or {} for key in ("loaded", "packages"))
-    return str(next(filter(None, (each.get(package) for each in known)), UNKNOWN))
+    """Return the version that was loaded, or else installed."""
+    return version(record, package) or version(record, package, "packages") or UNKNOWN
 
 
 _VALUES: dict[str, Callable[[Record], str]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.frame.metrics import Metric
-from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit
+from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit, version
 from jobs.frame.results import Result
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
@@ -46,7 +46,8 @@ def notes_of(
         phases=phases,
     )
     first = "; ".join(filter(None, (devices, sampling)))
-    return [*filter(None, (first, basis)), *several, *_reasons(shown.results)]
+    notes = [first, basis, *several, _untested(shown.results)]
+    return [*filter(None, notes), *_reasons(shown.results)]
 
 
 def several_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
@@ -63,6 +64,15 @@ def several_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
         for name, what, states in differing(shown.results)
         if name not in told
     ]
+
+
+def _untested(results: Iterable[Result]) -> str:
+    """Return a note on the versions with which the code is not tested. Empty: there are none."""
+    runs: dict[State, set[str]] = {}
+    for record in (each.record for each in results if each.record is not None):
+        if untested := (record.environment.get("loaded") or {}).get("untested"):
+            runs.setdefault((str(untested), ""), set()).add(record.run)
+    return f"Untested versions: {_listed(runs)}" if runs else ""
 
 
 def differing(results: Iterable[Result]) -> Iterator[tuple[str, str, dict[State, set[str]]]]:
@@ -94,8 +104,8 @@ def _states(record: Record) -> Iterator[tuple[str, str, State]]:
         if entry.get("repository") is not None:
             yield "commit", f"commits of {entry['repository']}", _commit(entry)
     for name, title in (("torch", "torch"), ("triton", "Triton")):
-        if version := (environment.get("loaded") or {}).get(name):
-            yield name, f"versions of {title}", (str(version), "")
+        if loaded := version(record, name):
+            yield name, f"versions of {title}", (loaded, "")
 
 
 def _commit(entry: dict[str, Any]) -> State:

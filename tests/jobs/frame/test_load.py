@@ -47,7 +47,7 @@ def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None
         "median_ms": 2.0, "mean_ms": 3.0, "min_ms": 1.0, "max_ms": 6.0, "tflops": 1.0,
         "tokens_per_second": 5000.0, "peak_memory_bytes": 12345678901, "compiling_seconds": 2.5,
         "commit": "4bb999b", "host": "node7", "gpu": "0123abcd",
-        "torch": "2.11.0+cu130", "stale": False, "attempt": 1,
+        "torch": "2.11.0", "stale": False, "attempt": 1,
     }  # fmt: skip
     assert {name: forward[name] for name in expected} == expected
     assert forward["std_ms"] == pytest.approx(math.sqrt(7))
