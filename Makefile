@@ -5,12 +5,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # Number of test processes: one more than there are cores, because some tests mostly wait.
 JOBS ?= $(shell expr $$(nproc) + 1)
+# The newest torch that is tested; make TORCH=torch installs the newest of all.
+TORCH ?= torch<2.15
 # Let Python write bytecode files. Tests start hundreds of processes, and without these files each
 # process would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install quickstart lint format compile-check size bench report docs cluster clean \
-  test test-all test-portable test-numeric test-exhaustive test-gpu
+  test test-all test-portable test-numeric test-exhaustive test-versions test-gpu
 
 help:
 	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
@@ -19,15 +21,15 @@ $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, not $$($(PYTHON) --version); try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[nvml,report]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report]' '$(TORCH)'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test]' '$(TORCH)'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]' '$(TORCH)'
 	@touch $@
 
 # make install          install the project into .venv
@@ -79,6 +81,10 @@ test-exhaustive: $(VENV)/installed-test
 	$(call interpreted,$(EXHAUSTIVE))
 	$(call interpreted,-m 'slow or not exhaustive' --depends all,CHECK_OVERFLOW=1)
 	$(MAKE) --no-print-directory test-numeric SETTING=ATEN_CPU_CAPABILITY=default
+
+# make test-versions    run the tests with each release of torch and Triton that is tested
+test-versions: $(VENV)/installed
+	$(BIN)/python scripts/test_versions.py $(ARGS)
 
 # make test-gpu         run the tests that need an NVIDIA GPU (some need two GPUs)
 test-gpu: $(VENV)/installed-test

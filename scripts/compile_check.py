@@ -7,13 +7,14 @@ Triton kernels of all default configurations (dtype, head dimension, pass, causa
 memory-bound kernels, and the warp-specialized Gluon kernels. It prints the registers per thread,
 the spilled bytes per thread and the shared memory per program of each kernel.
 
-It exits with code 1 if a kernel spills registers, or if the kernel of a pass or a Gluon kernel
-needs more than 227 KiB of shared memory. Kernels with grouped heads, packed sequences, a window or
-a softcap may spill up to 16 bytes. `D192_SPILLS` has the limits of the backward kernel for head_dim
-192, and `SHORT_SPILLS` that of the forward kernel for short sequences. It also exits with code 1 if
-the occupancy of the kernel of a pass is wrong. The occupancy is the number of programs that fit on
-one multiprocessor. The table of tiles states the expected occupancy of each tile (`Tile.resident`).
-The occupancy must be equal to this number with a causal mask. With a full mask, it must be at least
+It exits with code 1 if a kernel spills more registers than allowed, or if the kernel of a pass or
+a Gluon kernel needs more than 227 KiB of shared memory. Kernels with grouped heads, packed
+sequences, a window or a softcap may spill up to 16 bytes. `D192_SPILLS` has the limits of the
+backward kernel for head_dim 192, `SHORT_SPILLS` that of the forward kernel for short sequences, and
+`MORE_SPILLS` what other releases of Triton may add. It also exits with code 1 if the occupancy of
+the kernel of a pass is wrong. The occupancy is the number of programs that fit on one
+multiprocessor. The table of tiles states the expected occupancy of each tile (`Tile.resident`). The
+occupancy must be equal to this number with a causal mask. With a full mask, it must be at least
 this number.
 """
 
@@ -58,6 +59,7 @@ from systems.kernels.flash_attention.triton.tile_table import (
     block_d,
     configuration,
 )
+from systems.kernels.triton_driver import release
 from tests.systems.kernels.hopper import compile_for_hopper, compile_gluon_for_hopper, resources
 
 SHARED_LIMIT = 227 << 10  # maximum shared memory of a program on sm_90, in bytes
@@ -228,6 +230,9 @@ D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "window": (16, 104)}
 # values are packed probabilities, and an index in packed sequences.
 SHORT_SPILLS = 40
 FEATURE_SPILLS = 16  # largest number of spilled bytes per thread with a feature: four registers
+# These limits are those of Triton 3.6. Spilled bytes that another release may add to them. Without
+# a number, there is no limit.
+MORE_SPILLS: dict[tuple[int, ...], int] = {(3, 6): 0, (3, 7): 24, (3, 8): 24}
 
 
 def feature_table() -> tuple[list[list[object]], int]:
@@ -243,7 +248,7 @@ def feature_table() -> tuple[list[list[object]], int]:
         for name, tile in passes(tiles).items():
             found = compile_pass(name, head_dim, torch.bfloat16, True, tile, features=constants)
             wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
-            if found.spilled > FEATURE_SPILLS:
+            if spills_too_much(found.spilled, FEATURE_SPILLS):
                 wrong = "SPILLS"
             rows.append([label, head_dim, name, *found[:2], found.shared / 1024, wrong])
     return rows, sum(bool(row[-1]) for row in rows)
@@ -363,6 +368,11 @@ def compile_hopper(
     return Resources(used["REG"], spilled, made.metadata.shared, 4, made.asm["ptx"], made)
 
 
+def spills_too_much(spilled: int, limit: int) -> bool:
+    """Return whether a kernel spills more bytes per thread than allowed with this Triton."""
+    return spilled > limit + MORE_SPILLS.get(release(), spilled)
+
+
 def spill_limit(
     name: str,
     head_dim: int,
@@ -401,7 +411,7 @@ def hopper_table() -> tuple[list[list[object]], int]:
         resident = tile.resident if tile else 1
         if resident * (found.shared + 1024) > SHARED_LIMIT + 1024:
             wrong = "TOO MUCH SHARED MEMORY"
-        elif found.spilled > spill_limit(name, head_dim, form, tile=tile):
+        elif spills_too_much(found.spilled, spill_limit(name, head_dim, form, tile=tile)):
             wrong = "SPILLS"
         bad += bool(wrong)
         label = f"{name} (short)" if tile else name
@@ -417,7 +427,7 @@ def main() -> int:
         for (name, tile), is_causal in product(passes(tiles).items(), (True, False)):
             found = compile_pass(name, head_dim, dtype, is_causal, tile, precision)
             wrong = "" if found.shared <= SHARED_LIMIT else "TOO MUCH SHARED MEMORY"
-            if found.spilled:
+            if spills_too_much(found.spilled, 0):
                 wrong = "SPILLS"
             elif found.resident < tile.resident or (is_causal and found.resident != tile.resident):
                 wrong = f"OCCUPANCY MUST BE {tile.resident}, GOT {found.resident}"
@@ -427,9 +437,10 @@ def main() -> int:
             rows.append(row)
         for name in MEMORY_BOUND_KERNELS:
             found = compile_memory_bound(name, head_dim, dtype)
-            bad += bool(found.spilled)
-            row = [label, head_dim, name, *[""] * 7, *found[:2], found.shared / 1024]
-            rows.append([*row, "SPILLS" if found.spilled else ""])
+            wrong = "SPILLS" if spills_too_much(found.spilled, 0) else ""
+            bad += bool(wrong)
+            row = [label, head_dim, name, *[""] * 7, *found[:2], found.shared / 1024, wrong]
+            rows.append(row)
     headers = [
         "dtype", "head_dim", "pass", "mask", "block_q", "block_k", "warps", "stages", "resident",
         "max registers", "registers", "spilled bytes", "shared KiB", "",

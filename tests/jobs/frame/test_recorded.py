@@ -257,7 +257,11 @@ def test_results_that_where_leaves_at_several_commits_get_rows_by_commit(
 
 
 def notes(folder: ResultsFolder, **view: Any) -> list[str]:
-    return [note for note in report_table(folder, **view).notes if note.startswith("Results")]
+    return [
+        note
+        for note in report_table(folder, **view).notes
+        if note.startswith(("Results", "Untested"))
+    ]
 
 
 def test_a_table_of_several_commits_says_so(tmp_path: Path, folder: ResultsFolder) -> None:

@@ -174,11 +174,11 @@ def test_importing_kernels_does_not_import_triton():
 def test_compiled_for_hopper_nothing_spills(head_dim, name, is_causal):
     """The kernels for bfloat16 do not spill; `make compile-check` checks the whole table."""
     pytest.importorskip("triton")
-    from scripts.compile_check import SHARED_LIMIT, compile_pass
+    from scripts.compile_check import SHARED_LIMIT, compile_pass, spills_too_much
 
     tile = getattr(configuration(head_dim, BF16), name)
     made = compile_pass(name, head_dim, BF16, is_causal, tile)
-    assert made.spilled == 0
+    assert not spills_too_much(made.spilled, 0)
     assert made.shared <= SHARED_LIMIT
     assert made.resident == tile.resident if is_causal else made.resident >= tile.resident
     assert "wgmma.mma_async" in made.ptx and "mma.sync" not in made.ptx

@@ -75,7 +75,13 @@ def assert_barrier_before_release(ptx: str, of_loads: bool) -> None:
 @pytest.mark.parametrize("case", [x if x in ALWAYS else slow(x) for x in KERNELS])
 def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
-    from scripts.compile_check import FEATURE_SPILLS, SHARED_LIMIT, compile_hopper, spill_limit
+    from scripts.compile_check import (
+        FEATURE_SPILLS,
+        SHARED_LIMIT,
+        compile_hopper,
+        spill_limit,
+        spills_too_much,
+    )
 
     given = dict(KERNELS[case])
     found = compile_hopper(**given)
@@ -83,7 +89,7 @@ def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
     spills = FEATURE_SPILLS if in_order else spill_limit(**given)
     if "q_per_kv" in given and given["form"] in ("packed", "softcap"):
         spills = TWO_FEATURES_SPILL
-    assert found.spilled <= spills
+    assert not spills_too_much(found.spilled, spills)
     tile = given.get("tile")
     resident = tile.resident if tile else 1
     assert resident * (found.shared + 1024) <= SHARED_LIMIT + 1024
