@@ -84,7 +84,8 @@ class Launch:
     ):
         self.kernel, self.numbers, self.constants = kernel, tuple(numbers), dict(constants)
         self.grid = (*grid, 1, 1)[:3]
-        self.options = options
+        # Triton 3.10 no longer fuses multiplications and additions by default.
+        self.options = {"enable_fp_fusion": True, **options}
         self.compiled: Any = None  # Triton's CompiledKernel of the variant that was compiled last
         self._launches: dict[int, Callable[..., object]] = {}
 
