@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # Number of test processes: one more than there are cores, because some tests mostly wait.
 JOBS ?= $(shell expr $$(nproc) + 1)
-# The newest torch that is tested; make TORCH=torch installs the newest of all.
+# What a new virtual environment gets: the newest torch that is tested
 TORCH ?= torch<2.15
 # Let Python write bytecode files. Tests start hundreds of processes, and without these files each
 # process would compile all modules.
@@ -17,19 +17,23 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^# make/make/p' $(MAKEFILE_LIST)
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, not $$($(PYTHON) --version); try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[nvml,report]' '$(TORCH)'
+	$(BIN)/pip install --quiet '$(TORCH)'
+	@touch $@
+
+$(VENV)/installed: pyproject.toml $(VENV)/torch
+	$(BIN)/pip install --quiet --editable '.[nvml,report]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test]' '$(TORCH)'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]' '$(TORCH)'
+	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]'
 	@touch $@
 
 # make install          install the project into .venv

@@ -6,6 +6,7 @@ tables and `python -m jobs check` then name it as untested.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 # Releases of torch, and the release of Triton that each needs. scripts/test_versions.py tests them.
@@ -15,13 +16,24 @@ TESTED = {"2.11": "3.6", "2.12": "3.7", "2.13": "3.7", "2.14": "3.8"}
 def untested(versions: Mapping[str, str | None]) -> list[str]:
     """Return the versions that are not tested, such as ["torch 2.15.0+cu130"].
 
+    A Triton is tested with its torch only. Versions before a release, such as 2.14.0a0, are not
+    tested.
+
     Args:
         versions: versions by the names of packages. None: not installed.
     """
-    tested = {"torch": set(TESTED), "triton": set(TESTED.values())}
-    installed = {name: version for name in tested if (version := versions.get(name))}
-    return [
-        f"{name} {version}"
-        for name, version in installed.items()
-        if ".".join(version.split(".")[:2]) not in tested[name]
-    ]
+    torch, triton = versions.get("torch"), versions.get("triton")
+    found = []
+    if torch and _release(torch) not in TESTED:
+        found.append(f"torch {torch}")
+    elif torch and triton and _release(triton) != TESTED[_release(torch)]:
+        found.append(f"triton {triton} with torch {torch}")
+    if triton and _release(triton) not in TESTED.values():
+        found = [*(text for text in found if text.startswith("torch")), f"triton {triton}"]
+    return found
+
+
+def _release(version: str) -> str:
+    """Return the release of a version, such as "2.14". Empty: it is before a release."""
+    known = re.match(r"(\d+\.\d+)(\.\d+)?(\.post\d+)?(\+|$)", version)
+    return known[1] if known else ""

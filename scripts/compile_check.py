@@ -20,6 +20,7 @@ this number.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -370,7 +371,7 @@ def compile_hopper(
 
 def spills_too_much(spilled: int, limit: int) -> bool:
     """Return whether a kernel spills more bytes per thread than allowed with this Triton."""
-    return spilled > limit + MORE_SPILLS.get(release(), spilled)
+    return spilled > limit + MORE_SPILLS.get(release(), math.inf)
 
 
 def spill_limit(

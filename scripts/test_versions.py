@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
@@ -26,7 +27,7 @@ from jobs.versions import TESTED
 
 ROOT = Path(__file__).parents[1]
 # Python for each release of torch. The last one is not tested yet.
-PYTHONS = {"2.11": "3.11", "2.12": "3.12", "2.13": "3.11", "2.14": "3.11", "2.15": "3.13"}
+PYTHONS = {"2.11": "3.11", "2.12": "3.12", "2.13": "3.12", "2.14": "3.13", "2.15": "3.13"}
 NEXT = {"2.15": "3.9"}
 DEFAULT = "not gpu and not slow and not exhaustive"
 PYTEST = ("-m", "pytest", "-q", "-n", "3", "-p", "no:cacheprovider", "--depends", "all", "-m")
@@ -45,37 +46,46 @@ CHECKS = {
 
 
 def install(torch: str, triton: str, venv: Path) -> str:
-    """Install the project with a torch and a Triton. Return an error, or the installed versions."""
-    python = venv / "bin/python"
-    made = [f"python{PYTHONS[torch]}", "-m", "venv", str(venv)]
+    """Install the project with a torch and a Triton. Return the versions, or "failed: ERROR"."""
+    python = str(venv / "bin/python")
     wanted = [f"torch=={torch}.*", f"triton=={triton}.*", "--editable", f"{ROOT}[nvml,report,test]"]
     shown = "import torch, triton; print(torch.__version__.split('+')[0], triton.__version__)"
-    done: subprocess.CompletedProcess[str] | None = None
+    output = ""
     for command in (
-        *([] if python.exists() else [made]),
-        [str(python), "-m", "pip", "install", "--quiet", *wanted],
-        [str(python), "-c", shown],
+        [f"python{PYTHONS[torch]}", "-m", "venv", str(venv)],
+        [python, "-m", "pip", "install", "--quiet", "--upgrade", *wanted],
+        [python, "-c", shown],
     ):
         try:
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = run(command)
         except FileNotFoundError:
-            return f"no {command[0]}"
+            return f"failed: no {command[0]}"
+        lines = done.stdout.strip().splitlines() or [""]
         if done.returncode:
-            return f"failed: {done.stderr.strip().splitlines()[-1]}"
-    assert done is not None
-    return done.stdout.strip()
+            errors = [line for line in lines if line.startswith("ERROR")]
+            return f"failed: {(errors or lines)[-1]}"
+        output = lines[-1]
+    return output
+
+
+def run(command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the root folder. `stdout` of the result has both of its outputs."""
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def check(name: str, python: Path, log: Path) -> str:
-    """Run a check, and return how many of its tests passed and failed."""
+    """Run a check, and return how many of its tests passed, and failed."""
     interpreted = {"TRITON_INTERPRET": "1"} if name in ("interpreted", "emulator") else {}
-    with log.open("w") as output:
-        code = subprocess.run(
-            [str(python), *CHECKS[name]], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
-            env=os.environ | interpreted,
-        ).returncode  # fmt: skip
-    counts = re.findall(r"(\d+ (?:passed|failed|error))", log.read_text().splitlines()[-1])
-    return ", ".join(counts) or ("passed" if code == 0 else "failed")
+    done = run([str(python), *CHECKS[name]], **interpreted)
+    log.write_text(done.stdout)
+    last = (done.stdout.splitlines() or [""])[-1]
+    counts = re.findall(r"\d+ (?:passed|failed|error)", last)
+    if done.returncode and not re.search("failed|error", " ".join(counts)):
+        counts.append(f"failed with exit code {done.returncode}")
+    return ", ".join(counts) or "passed"
 
 
 def main() -> int:
@@ -86,13 +96,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.torch) - set(releases):
         parser.error(f"unknown release {min(unknown)}; choose from {', '.join(releases)}")
-    arguments.venvs.mkdir(exist_ok=True)
+    venvs = arguments.venvs.absolute()
+    venvs.mkdir(parents=True, exist_ok=True)
     rows = []
     for torch in arguments.torch:
-        venv = arguments.venvs / torch
+        venv = venvs / torch
         installed = install(torch, releases[torch], venv)
         row = [PYTHONS[torch], torch, releases[torch], installed]
-        if re.match(r"\d", installed):
+        if not installed.startswith("failed"):
             for name in CHECKS:
                 row.append(check(name, venv / "bin/python", venv / f"{name}.log"))
                 print(f"torch {torch}: {name}: {row[-1]}", file=sys.stderr, flush=True)
@@ -100,7 +111,7 @@ def main() -> int:
         print(f"torch {torch}: {installed}", file=sys.stderr, flush=True)
     print(tabulate(rows, ["Python", "torch", "Triton", "installs", *CHECKS], disable_numparse=True))
     tested = [row for row in rows if row[1] in TESTED]
-    return int(any(len(row) == 4 or re.search("failed|error", " ".join(row)) for row in tested))
+    return int(any(re.search("failed|error", " ".join(row)) for row in tested))
 
 
 if __name__ == "__main__":

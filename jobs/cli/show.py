@@ -129,7 +129,10 @@ def _environment(record: Record) -> Iterator[str]:
         yield _line("Slurm job", record.slurm["job_id"])
     versions: dict[str, Any] = {"driver": about.get("driver")}
     versions |= (about.get("packages") or {}) | (about.get("loaded") or {})
+    unknown = versions.pop("untested", None)
     yield _line("versions", ", ".join(f"{name} {each}" for name, each in versions.items() if each))
+    if unknown:
+        yield _line("untested", str(unknown))
     for state in (about.get("git") or {}, *(about.get("code") or ())):
         diff = f", diffs/{state['diff']}.diff" if state.get("diff") else ""
         of = f"{state['name']}: " if state.get("name") else ""

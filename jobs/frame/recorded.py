@@ -17,6 +17,7 @@ NO_RECORD = "no record"  # shown instead of such a value of a run without a reco
 COMMIT_DIGITS = 7
 _DIFF_DIGITS = 4
 _SUFFIXES = {"True": "-dirty", "unknown": "-dirty?"}  # by the field `dirty` as text
+_LOCAL = re.compile(r"\+(cu\d+|cpu)$")
 _UUID_START = re.compile(r"[0-9a-f]{8}", re.IGNORECASE)
 
 
@@ -60,14 +61,26 @@ def _gpu(record: Record) -> str:
     return "+".join(match[0].lower() if match else UNKNOWN for match in found)
 
 
-def version(record: Record, package: str, place: str = "loaded") -> str:
-    """Return a version that a run loaded, without the part after "+". Empty: it loaded none."""
-    return str((record.environment.get(place) or {}).get(package) or "").split("+")[0]
+def environment_value(record: Record, *keys: str) -> Any:
+    """Return a value of the environment of a record by its keys. None: the record has none."""
+    found: Any = record.environment
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def loaded_version(record: Record, package: str) -> str:
+    """Return the version of a package that a run loaded, as tables show it. Empty: unknown.
+
+    The part after "+" is left out if it only names the CUDA of a release.
+    """
+    return _LOCAL.sub("", str(environment_value(record, "loaded", package) or ""))
 
 
 def _version(package: str, record: Record) -> str:
     """Return the version that was loaded, or else installed."""
-    return version(record, package) or version(record, package, "packages") or UNKNOWN
+    installed = environment_value(record, "packages", package)
+    return loaded_version(record, package) or str(installed or UNKNOWN)
 
 
 _VALUES: dict[str, Callable[[Record], str]] = {

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from jobs.formatting import is_number
-from jobs.frame.recorded import UNKNOWN, recorded_value
+from jobs.frame.recorded import UNKNOWN, environment_value, recorded_value
 from jobs.results.record import Record
 
 OTHER_CLOCK = 0.01  # relative difference from which on two SM clocks count as different
@@ -46,7 +46,7 @@ def differences(before: Records, after: Records) -> list[str]:
     Values that no record of one side contains are `unknown` there.
     """
     lines = ["other GPUs"] if _gpus(before) != _gpus(after) else []
-    if _values(before, _recorded("host")) != _values(after, _recorded("host")):
+    if _values(before, _of("host")) != _values(after, _of("host")):
         lines.append("other hosts")
     for name, of in _VALUES.items():
         ours, theirs = _values(before, of), _values(after, of)
@@ -55,25 +55,17 @@ def differences(before: Records, after: Records) -> list[str]:
     return [*lines, *_other_sources(before, after), *_other_clocks(before, after)]
 
 
-def _recorded(*keys: str) -> Callable[[Record], Any]:
-    """Return a function that returns a value of the environment of a record."""
-
-    def value(record: Record) -> Any:
-        found: Any = record.environment
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
-
-    return value
+def _of(*keys: str) -> Callable[[Record], Any]:
+    return lambda record: environment_value(record, *keys)
 
 
 _VALUES: dict[str, Callable[[Record], Any]] = {
-    "driver": _recorded("driver"),
-    "torch": _recorded("loaded", "torch"),
-    "CUDA": _recorded("loaded", "cuda"),
-    "cuDNN": _recorded("loaded", "cudnn"),
-    "NCCL": _recorded("loaded", "nccl"),
-    "Triton": _recorded("loaded", "triton"),
+    "driver": _of("driver"),
+    "torch": _of("loaded", "torch"),
+    "CUDA": _of("loaded", "cuda"),
+    "cuDNN": _of("loaded", "cudnn"),
+    "NCCL": _of("loaded", "nccl"),
+    "Triton": _of("loaded", "triton"),
     "commit": lambda record: recorded_value(record, "commit").replace("-dirty", " with changes"),
 }
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from systems.kernels.tensor_maps import TensorMap
 from systems.kernels.triton_driver import direct_launch, tensordesc_metas
+from systems.triton_faults import TRITON_FAULT
 
 # Number of 32-bit registers per multiprocessor, the same for all NVIDIA GPUs that Triton supports
 REGISTERS = 65_536
@@ -65,6 +66,9 @@ class Launch:
     Triton's launch hooks, so tools that use these hooks, such as the profiler Proton, do not see
     them.
 
+    Raises:
+        RuntimeError: if the installed version of Triton has a known fault.
+
     Args:
         kernel: triton.jit or gluon.jit function. Its parameters must be TMA descriptors, tensors,
             numbers and constants, in this order.
@@ -82,9 +86,11 @@ class Launch:
         constants: Mapping[str, Any],
         **options: int,
     ):
+        if TRITON_FAULT:
+            raise RuntimeError(TRITON_FAULT)
         self.kernel, self.numbers, self.constants = kernel, tuple(numbers), dict(constants)
         self.grid = (*grid, 1, 1)[:3]
-        # Triton 3.10 no longer fuses multiplications and additions by default.
+        # Stated because Triton 3.9 warns that this default will change
         self.options = {"enable_fp_fusion": True, **options}
         self.compiled: Any = None  # Triton's CompiledKernel of the variant that was compiled last
         self._launches: dict[int, Callable[..., object]] = {}

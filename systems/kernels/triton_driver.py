@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +22,11 @@ DIRECT_RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 @functools.cache
 def release() -> tuple[int, ...]:
-    """Return the release of Triton, such as (3, 8) for version 3.8.1."""
+    """Return the release of Triton, such as (3, 8) for version 3.8.1. Empty: unknown."""
     import triton
 
-    return tuple(int(part) for part in triton.__version__.split(".")[:2])
+    known = re.match(r"(\d+)\.(\d+)\.", triton.__version__)
+    return tuple(map(int, known.groups())) if known else ()
 
 
 def encoded_descriptor(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
@@ -65,7 +67,7 @@ def direct_launch(compiled: Any, grid: tuple[int, ...]) -> DirectLaunch | None:
         return None
     options = compiled.function, run.launch_cooperative_grid, run.launch_pdl
     no_hooks, no_scratch = (None, None, None), (None, None)
-    if release() == (3, 6):  # a function compiled for this kernel
+    if not hasattr(run, "arg_annotations"):  # Triton 3.6: a function compiled for this kernel
         launch = run.launch
         if tensordesc_metas(compiled):  # encodes descriptors, and calls the function inside it
             launch = inspect.getclosurevars(launch).nonlocals["launcher"]

@@ -1,4 +1,4 @@
-"""Patches for Triton 3.6's interpreter, which make it round as a GPU does and run faster.
+"""Patches for Triton's interpreter, which make it round as a GPU does and run faster.
 
 The interpreter has these faults, which `mend_interpreter` corrects:
 - It stores bfloat16 as uint16, and tl.dot multiplies these numbers as integers.

@@ -11,7 +11,14 @@ from typing import Any
 
 from jobs.formatting import counted, format_percent, format_range, plural
 from jobs.frame.metrics import Metric
-from jobs.frame.recorded import COMMIT_DIGITS, UNKNOWN, recorded_value, shown_commit, version
+from jobs.frame.recorded import (
+    COMMIT_DIGITS,
+    UNKNOWN,
+    environment_value,
+    loaded_version,
+    recorded_value,
+    shown_commit,
+)
 from jobs.frame.results import Result
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
@@ -37,7 +44,8 @@ def notes_of(
     there are several, and why records are missing. `sampling` tells about the samples.
     """
     several = several_of(shown, dimensions)
-    with_commit = "commit" not in dimensions and not any(" commits" in note for note in several)
+    names = {name for name, _, _ in differing(shown.results)}
+    with_commit = "commit" not in {*dimensions, *names}
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
     basis = basis_note(
         shown.observation,
@@ -70,7 +78,7 @@ def _untested(results: Iterable[Result]) -> str:
     """Return a note on the versions with which the code is not tested. Empty: there are none."""
     runs: dict[State, set[str]] = {}
     for record in (each.record for each in results if each.record is not None):
-        if untested := (record.environment.get("loaded") or {}).get("untested"):
+        if untested := environment_value(record, "loaded", "untested"):
             runs.setdefault((str(untested), ""), set()).add(record.run)
     return f"Untested versions: {_listed(runs)}" if runs else ""
 
@@ -104,7 +112,7 @@ def _states(record: Record) -> Iterator[tuple[str, str, State]]:
         if entry.get("repository") is not None:
             yield "commit", f"commits of {entry['repository']}", _commit(entry)
     for name, title in (("torch", "torch"), ("triton", "Triton")):
-        if loaded := version(record, name):
+        if loaded := loaded_version(record, name):
             yield name, f"versions of {title}", (loaded, "")
 
 

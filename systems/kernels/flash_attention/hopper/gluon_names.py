@@ -1,6 +1,6 @@
-"""Functions of Gluon by the names of Triton 3.9, for each release of Triton.
+"""Functions of Gluon by the names of Triton 3.9, for each older release of Triton.
 
-| here | Triton 3.6 | Triton 3.7 | Triton 3.8 |
+| 3.9 | Triton 3.6 | Triton 3.7 | Triton 3.8 |
 | --- | --- | --- | --- |
 | barrier | gl.thread_barrier | gl.barrier | gl.barrier |
 | async_load | tma.async_copy_global_to_shared | as 3.6 | tma.async_load |

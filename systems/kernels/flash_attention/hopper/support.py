@@ -17,7 +17,6 @@ from systems.kernels.flash_attention.hopper.tiles import (
 from systems.kernels.flash_attention.triton.base_plan import MAX_SIMPLE_SOFTCAP, softcap_form
 from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
-from systems.triton_faults import TRITON_FAULT
 
 HOPPER_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -49,8 +48,6 @@ def _unsupported_reason(
 ) -> str | None:
     if not is_hopper(device):
         return "flash_hopper needs a Hopper GPU (compute capability 9.0)"
-    if TRITON_FAULT:
-        return f"flash_hopper: {TRITON_FAULT}"
     if softcap is not None and softcap_form(softcap) != 1:
         return f"flash_hopper needs a softcap of at most {MAX_SIMPLE_SOFTCAP}, got {softcap}"
     if is_packed and head_dim not in PACKED_HEAD_DIMS:

@@ -12,7 +12,6 @@ from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.features import FEATURES
 from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES, MAX_HEAD_DIM
 from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
-from systems.triton_faults import TRITON_FAULT
 
 HAS = frozenset(FEATURES)
 
@@ -38,8 +37,6 @@ def triton_unsupported_reason(q: Tensor, v: Tensor) -> str | None:
     """Return the reason why flash_triton does not support these inputs, or None if it does."""
     if not runs_kernels(q.device):
         return "flash_triton needs a CUDA GPU"
-    if TRITON_FAULT:
-        return f"flash_triton: {TRITON_FAULT}"
     return triton_form_reason(q.dtype, max(q.shape[-1], v.shape[-1]))
 
 

@@ -438,18 +438,18 @@ def hopper_forward_kernel(
     v_ring = k_ring
     if not SHARED_RING:
         v_ring = allocate_ring(v_desc, STAGES, False)
-    barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
-    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], barrier)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], layout)
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_SLOTS, 1], layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     v_full, v_empty = k_full, k_empty
     if not SHARED_RING:
-        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
-        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier)
+        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
+        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], layout)
     work_smem = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
-    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
+    work_full = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
+    work_empty = gl.allocate_shared_memory(gl.int64, [2, 1], layout)
     for i in gl.static_range(2):
         mbarrier.init(work_full.index(i), count=1)
         mbarrier.init(work_empty.index(i), count=CONSUMERS)
