@@ -1,4 +1,5 @@
 # make quickstart       install the project, run a small sweep on this machine, print its tables
+#                       In all of these: PYTHON=python3.12, VENV=.venvs/new, TORCH='torch==2.12.*'
 # make test             install the test dependencies and run the tests (3 minutes on two cores)
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,6 +23,7 @@ $(VENV)/torch:
 	  { echo "Python 3.11 or newer is needed, not $$($(PYTHON) --version); try make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet '$(TORCH)'
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch", version("torch"))'
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/torch
