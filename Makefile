@@ -1,5 +1,5 @@
 # make quickstart       install the project, run a small sweep on this machine, print its tables
-#                       In all of these: PYTHON=python3.12, VENV=.venvs/new, TORCH='torch==2.12.*'
+# make ... VENV=.venvs/new PYTHON=python3.12 TORCH='torch==2.12.*'    use another environment
 # make test             install the test dependencies and run the tests (3 minutes on two cores)
 PYTHON ?= python3
 VENV ?= .venv
