@@ -214,6 +214,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) ->
         # Sent as bytes, because not every backend supports every dtype.
         as_bytes = sent.view(-1).view(torch.uint8)
         work = dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)
+        assert work is not None  # this rank belongs to the group
         running.append((work, tensor, sent, as_bytes))
     for work, tensor, sent, _ in running:
         work.wait()
