@@ -23,13 +23,12 @@ def untested(versions: Mapping[str, str | None]) -> list[str]:
         versions: versions by the names of packages. None: not installed.
     """
     torch, triton = versions.get("torch"), versions.get("triton")
-    found = []
-    if torch and _release(torch) not in TESTED:
-        found.append(f"torch {torch}")
-    elif torch and triton and _release(triton) != TESTED[_release(torch)]:
-        found.append(f"triton {triton} with torch {torch}")
+    needed = TESTED.get(_release(torch)) if torch else None
+    found = [f"torch {torch}"] if torch and needed is None else []
     if triton and _release(triton) not in TESTED.values():
-        found = [*(text for text in found if text.startswith("torch")), f"triton {triton}"]
+        found.append(f"triton {triton}")
+    elif triton and needed and _release(triton) != needed:
+        found.append(f"triton {triton} with torch {torch}")
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.formatting import format_scalar, is_number
 from jobs.frame.results import Key
 from jobs.frame.rows import Interval
-from jobs.report.tables.notes import several_of
+from jobs.report.tables.notes import differing, several_of
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.views import Shown
 
@@ -77,7 +77,8 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
     measured = (record.device for record in shown.observation.records if record.status == "ok")
     # The list of commits or versions is too long for a figure.
     dimensions = [*pivot.row_names, *pivot.column_names]
-    several = [note.partition(":")[0] for note in several_of(shown, dimensions)]
+    notes = several_of(differing(shown.results), shown, dimensions)
+    several = [note.partition(":")[0] for note in notes]
     below = ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *several]))
     figure.suptitle(f"{shown.title}\n{below}", fontsize=10, parse_math=False)
     folder.mkdir(parents=True, exist_ok=True)

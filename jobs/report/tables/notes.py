@@ -43,9 +43,9 @@ def notes_of(
     They name the devices, what the numbers rest on (see `basis_note`), the commits and versions if
     there are several, and why records are missing. `sampling` tells about the samples.
     """
-    several = several_of(shown, dimensions)
-    names = {name for name, _, _ in differing(shown.results)}
-    with_commit = "commit" not in {*dimensions, *names}
+    found = list(differing(shown.results))
+    several = several_of(found, shown, dimensions)
+    with_commit = "commit" not in {*dimensions, *(name for name, _, _ in found)}
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
     basis = basis_note(
         shown.observation,
@@ -58,18 +58,22 @@ def notes_of(
     return [*filter(None, notes), *_reasons(shown.results)]
 
 
-def several_of(shown: Shown, dimensions: Sequence[str]) -> list[str]:
+def several_of(
+    found: Iterable[tuple[str, str, dict[State, set[str]]]],
+    shown: Shown,
+    dimensions: Sequence[str],
+) -> list[str]:
     """Return notes on repositories with several commits, and on several torch or Triton versions.
 
     The repositories are this project and those of measured code outside this project. Uncommitted
     changes count as a separate commit, and so does an unknown commit. Versions count if they were
     loaded. There is no note on what is a row or column of the table; a parameter with such a name
-    does not count.
+    does not count. `found` is the result of `differing`.
     """
     told = [name for name in shown.told_apart if name in dimensions]
     return [
         f"Results come from {what}: {_listed(states)}"
-        for name, what, states in differing(shown.results)
+        for name, what, states in found
         if name not in told
     ]
 
