@@ -261,8 +261,8 @@ HOPPER_FORMS = ("full", "causal", "split", "window", "packed", "softcap")
 def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
     """Return whether `compile_hopper` compiles `d192_backward_kernel`."""
     constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
-    n_splits = 2 if form == "split" else 1
-    return d192_supports(torch.bfloat16, head_dim, value_dim, constants, n_splits)
+    return d192_supports(torch.bfloat16, head_dim, value_dim, constants)
+
 
 
 def compile_hopper(
@@ -336,20 +336,19 @@ def compile_hopper(
             n_keys = D192_COPIED_KEYS
         kernel = backward_kernel if head_dim == 64 else d128_backward_kernel
         row_of_floats = descriptor("fp32", [64], gl.float32)
-        gradient = "*fp32" if form == "split" else "*bf16"
         kinds = {
             "q_desc": rows(64, columns), "do_desc": rows(64, value_columns),
             "k_desc": rows(n_keys, columns), "v_desc": rows(n_keys, value_columns),
             **dict.fromkeys(("lse_desc", "minus_delta_desc"), row_of_floats),
             "dq_desc": f"tensordesc<fp32[64, 64],{gl.NVMMASharedLayout(0, 32, 2)!r}>",
             **dict.fromkeys(("dk_desc", "dv_desc"), rows(n_keys, stored)),
-            **dict.fromkeys(("counter", "turns"), "*i32"), "dkey": gradient, "dvalue": gradient,
-            "scale": "fp32",
+            **dict.fromkeys(("counter", "turns"), "*i32"), "sums": "*fp32",
+            "dkey": "*bf16", "dvalue": "*bf16", "scale": "fp32",
         }  # fmt: skip
-        constants = {"IS_CAUSAL": is_causal, **features, "Q_PER_KV": q_per_kv}
-        constants["DETERMINISTIC"] = deterministic
-        if head_dim > 64:
-            constants["SPLIT"] = form == "split"
+        constants = {
+            "IS_CAUSAL": is_causal, **features, "SUMMED": form == "split", "Q_PER_KV": q_per_kv,
+            "Q_PER_ITEM": q_per_kv, "DETERMINISTIC": deterministic,
+        }  # fmt: skip
         if columns == 128:
             constants["COLUMNS"] = used_columns(head_dim)
         if uses_d192:

@@ -114,19 +114,22 @@ def convert_layout(x: Tile, layout: Any, assert_trivial: bool = False) -> Tile:
     return x
 
 
-def load(pointer: Pointer) -> Any:
-    return pointer.load()
+def load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
+    return pointer.load() if mask is None else pointer.load_masked(mask, other)
 
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
     pointer.store(value, mask)
 
 
-def atomic_add(pointer: Pointer, value: int, sem: str = "acq_rel") -> Int:
+def atomic_add(pointer: Pointer, value: Any, mask: Any = None, sem: str = "acq_rel") -> Any:
+    """Add to global memory. For one address, the result is the value before."""
     active().switch()
-    before = pointer.load()
-    pointer.store(int(before) + value)
-    return before  # type: ignore[no-any-return]
+    if mask is not None and not isinstance(mask, Tile) and not mask:
+        return Int(0)
+    before = None if isinstance(value, Tile) else pointer.load()
+    pointer.store(value if before is None else int(before) + value, mask, adds=before is None)
+    return before
 
 
 def static_assert(condition: bool, message: str = "") -> None:

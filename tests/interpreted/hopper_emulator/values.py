@@ -187,8 +187,15 @@ class Pointer:
             return Tile.of(self.memory[offset])
         return Int(self.memory[offset].item())
 
-    def store(self, value: Any, mask: Any = None) -> None:
-        """Store a tile, or the elements of it for which the mask is True, or a number."""
+    def load_masked(self, mask: Any, other: float) -> Tile:
+        """Return a tile. Elements for which the mask is False are `other` and are not read."""
+        chosen = mask.data.broadcast_to(self.offset.shape)
+        data = torch.full(self.offset.shape, other, dtype=self.memory.dtype)
+        data[chosen] = self.memory[self._checked(self.offset[chosen])]
+        return Tile.of(data)
+
+    def store(self, value: Any, mask: Any = None, adds: bool = False) -> None:
+        """Store or add a tile, or its elements for which the mask is True, or store a number."""
         if not isinstance(self.offset, Tensor):
             self.memory[self._checked(self.offset)] = value
             return
@@ -196,6 +203,8 @@ class Pointer:
         if mask is not None:
             chosen = mask.data.broadcast_to(offset.shape)
             offset, data = offset[chosen], data[chosen]
+        if adds:
+            data = self.memory[self._checked(offset)] + data
         self.memory[self._checked(offset)] = data
 
     def _checked(self, offset: Any) -> Any:

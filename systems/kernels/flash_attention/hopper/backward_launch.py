@@ -93,7 +93,7 @@ def unsupported_reason(
 
 
 def d192_supports(
-    dtype: torch.dtype, head_dim: int, value_dim: int, constants: dict[str, bool], n_splits: int
+    dtype: torch.dtype, head_dim: int, value_dim: int, constants: dict[str, bool]
 ) -> bool:
     """Return whether `d192_backward_kernel` can compute the gradients.
 
@@ -105,7 +105,7 @@ def d192_supports(
     """
     has_head_dim = 128 < head_dim <= 192 and value_dim == head_dim
     has_feature = constants["PACKED"] or constants["SOFTCAP"]
-    return dtype == torch.bfloat16 and has_head_dim and n_splits == 1 and not has_feature
+    return dtype == torch.bfloat16 and has_head_dim and not has_feature
 
 
 def high_columns(head_dim: int) -> int:
@@ -127,6 +127,7 @@ def flash_backward(
     packing: Packing | None = None,
     dlse: Tensor | None = None,
     n_splits: int | None = None,
+    q_per_item: int | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
@@ -171,8 +172,8 @@ def flash_backward(
     tensors += [four_dimensional(x) for x in gradients]
     shapes, strides = tuple([x.shape for x in tensors[:3]]), tuple([x.stride() for x in tensors])
     plan = _backward_plan(
-        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, dlse is not None, variant,
-        packed_sizes(packing), deterministic,
+        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, q_per_item, dlse is not None,
+        variant, packed_sizes(packing), deterministic,
     )  # fmt: skip
     with on(q.device):
         plan(packing, lse, None if dlse is None else dlse.contiguous(), *tensors)
@@ -201,6 +202,7 @@ class HopperBackwardPlan:
         is_causal: bool,
         scale: float | None,
         n_splits: int | None,
+        q_per_item: int | None,
         has_dlse: bool,
         variant: Variant,
         packed: PackedSizes | None,
@@ -209,26 +211,23 @@ class HopperBackwardPlan:
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
         value_dim = shapes[2][-1]
         options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
-        n_programs, q_per_kv = batch * kv_heads, heads // kv_heads
+        q_per_kv = heads // kv_heads
+        self.q_per_item = q_per_item or q_per_kv
+        n_programs = batch * heads // self.q_per_item
         block_k = block_of_keys(head_dim)
         n_blocks = -(-n_keys // block_k)
         n_tiles = -(-n_queries // TILE)
         n_padded = n_tiles * TILE
         n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
-        # `sum_kernel` reads partial results without padding.
-        # It also needs equal shapes of k and v.
-        is_exact = head_dim in PACKED_HEAD_DIMS and head_dim == value_dim
-        if not is_exact or deterministic or not options.may_split:
-            assert n_splits in (None, 1), (
-                "n_splits with a padded head_dim, another one of v, packing, a left bound or a "
-                "fixed order"
-            )
+        if deterministic or not options.may_split:
+            assert n_splits in (None, 1), "n_splits with packing, a left bound or a fixed order"
             n_splits = 1
         if n_splits is None:
             mask_is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
             n_splits = backward_splits(
-                n_programs, n_blocks, n_tiles, mask_is_causal, head_dim, n_multiprocessors, q_per_kv
+                n_programs, n_blocks, n_tiles, mask_is_causal, kernel_head_dim(head_dim),
+                n_multiprocessors, self.q_per_item,
             )
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
 
@@ -237,7 +236,7 @@ class HopperBackwardPlan:
             return -(-n_programs * -(-n_keys // keys) // n_multiprocessors)
 
         self.uses_d192 = d192_supports(
-            dtype, head_dim, value_dim, options.constants, self.n_splits
+            dtype, head_dim, value_dim, options.constants
         ) and D192_STEP_TIME * most_blocks(D192_KEYS) <= most_blocks(block_k)
         self.dq_columns = self.head_dim  # number of columns of the float32 sum of dQ
         if self.uses_d192:
@@ -253,7 +252,11 @@ class HopperBackwardPlan:
             n_padded = (n_queries + packed.n_sequences * TILE) // TILE * TILE
         n_items = self.n_splits * n_programs * n_blocks
         self.n_rows = batch * heads * n_padded
-        self.partials_shape = 2, self.n_splits, *shapes[1]
+        self.is_summed = self.n_splits > 1 or self.q_per_item < q_per_kv
+        # Sums of dK and dV, and two counters for each key, see `backward.sums`
+        columns = used_columns(head_dim) + used_columns(value_dim)
+        self.n_counters = 2 * batch * kv_heads * n_keys
+        self.n_sums = batch * kv_heads * n_keys * (columns + 2) if self.is_summed else 0
         ends = heads, n_queries, n_padded, packed.n_sequences if packed else 1
         self._make_row_launches(
             strides, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
@@ -265,7 +268,7 @@ class HopperBackwardPlan:
         else:
             group = self._group(options, shapes, packed, block_k, n_multiprocessors)
         numbers = (
-            n_programs, kv_heads, n_queries, n_keys, n_padded, self.n_splits,
+            n_programs, heads // self.q_per_item, n_queries, n_keys, n_padded, self.n_splits,
             tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,
             *options.scales,
         )  # fmt: skip
@@ -273,9 +276,6 @@ class HopperBackwardPlan:
         # A counter for each head of q and key, see `backward.turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
-        if self.n_splits > 1:  # k and v then have equal shapes
-            layouts = layout(shapes[1], strides[6]), layout(shapes[1], strides[7])
-            self.sum = sum_launch(device, dtype, self.n_splits, *layouts)
 
     def _group(
         self,
@@ -296,18 +296,18 @@ class HopperBackwardPlan:
         (16 sequences of 512 tokens, 16 heads, head_dim 128), larger groups took 1.3 times as long.
         """
         (batch, heads, n_queries, _), (_, kv_heads, n_keys, _) = shapes[:2]
-        n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
+        n_heads = batch * heads // self.q_per_item
         tiles = tiles_of_blocks(
             options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
         )
-        head_bytes = q_per_kv * n_queries * self.dq_columns * ROW_BYTES
+        head_bytes = self.q_per_item * n_queries * self.dq_columns * ROW_BYTES
         if packed is not None:
             least, most = 1, max(1, L2_BYTES // head_bytes)
         else:
             least = -(-n_multiprocessors // len(tiles))
             most = max(least, L2_BYTES // head_bytes, n_multiprocessors // SHARING_BLOCKS)
         sizes = even_sizes(n_heads, least, most)
-        return balanced_group([q_per_kv * n for n in tiles], n_heads, sizes, n_multiprocessors)
+        return balanced_group([self.q_per_item * n for n in tiles], n_heads, sizes, n_multiprocessors)
 
     def _make_row_launches(
         self,
@@ -333,7 +333,7 @@ class HopperBackwardPlan:
             "HEAD_DIM": value_dim, "COLUMNS": kernel_head_dim(value_dim), "ROWS": TILE,
             "PACKED": is_packed, "HAS_DLSE": has_dlse, "DQ_COLUMNS": self.dq_columns,
         }  # fmt: skip
-        numbers = *out[:3], *dout[:3], *ends
+        numbers = *out[:3], *dout[:3], *ends, self.n_sums
         self.prepare = Launch(prepare_kernel, grid, numbers, constants)
         constants = {
             "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "DQ_COLUMNS": self.dq_columns,
@@ -385,13 +385,13 @@ class HopperBackwardPlan:
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE), swizzles=False),
         ]
         kernel = backward_kernel
-        all_constants: dict[str, int] = {**constants}
+        all_constants: dict[str, int] = {**constants, "SUMMED": self.is_summed}
         if self.head_dim > 64:
             kernel = d128_backward_kernel
             self.maps.append(row_maps(dtype, of_k, dk, rows, stored))
             self.maps.append(row_maps(dtype, of_v, dv, rows, stored))
-            all_constants["SPLIT"] = self.n_splits > 1
         all_constants["Q_PER_KV"] = of_q[1] // of_k[1]
+        all_constants["Q_PER_ITEM"] = self.q_per_item
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
             all_constants["COLUMNS"] = used_columns(of_q[-1])
@@ -401,12 +401,7 @@ class HopperBackwardPlan:
             kernel = d256_backward_kernel
             all_constants["HIGH"] = high_columns(of_q[-1])
             all_constants["VALUE_HIGH"] = high_columns(of_v[-1])
-        targets = [0, *dk[:3], 0, *dv[:3]]
-        if self.n_splits > 1:
-            heads, n_keys, head_dim = of_k[1:]
-            head_size = n_keys * head_dim
-            targets = 2 * [math.prod(of_k), heads * head_size, head_size, head_dim]
-        numbers = *in_units(targets), *numbers
+        numbers = *in_units([*dk[:3], *dv[:3]]), *numbers
         self.differentiate = Launch(kernel, grid, numbers, all_constants, num_warps=4)
 
     def __call__(
@@ -414,28 +409,26 @@ class HopperBackwardPlan:
         v: Tensor, out: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
         n, device = self.n_rows, q.device
-        work = torch.empty(n * (self.dq_columns + 2), dtype=torch.float32, device=device)
-        dq_sum, log2_lse, minus_delta = work.split((n * self.dq_columns, n, n))
+        sizes = n * self.dq_columns, n, n, self.n_sums
+        work = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+        dq_sum, log2_lse, minus_delta, sums = work.split(sizes)
         counter = turns = torch.empty(1, dtype=torch.int32, device=device)
         if self.n_turns:
             turns = torch.zeros(self.n_turns, dtype=torch.int32, device=device)
+        if self.n_sums:
+            turns = sums[-self.n_counters :].view(torch.int32)
         # Tensors that the kernels do not use are replaced by others.
         dlse = lse if dlse is None else dlse
         sequences = [counter] * 3
         if packing is not None and self.order is not None:
             sequences = [*packing[:2], self.order(packing.starts_k)]
         starts_q = sequences[0]
-        self.prepare(out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, counter)
+        self.prepare(out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, sums, counter)
         # The kernel for head_dim 64 has no descriptors of dk and dv.
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         pairs = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
-        if self.n_splits == 1:
-            self.differentiate(counter, turns, dk, dv, *sequences, maps=maps)
-        else:
-            partials = torch.empty(self.partials_shape, dtype=torch.float32, device=device)
-            self.differentiate(counter, turns, *partials.unbind(), *sequences, maps=maps)
-            self.sum(partials, dk, dv)
+        self.differentiate(counter, turns, sums, dk, dv, *sequences, maps=maps)
         self.convert(dq_sum, dq, starts_q)
 
 

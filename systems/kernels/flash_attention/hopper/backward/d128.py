@@ -62,6 +62,11 @@ from systems.kernels.flash_attention.hopper.backward.scores import (
     probabilities,
     times,
 )
+from systems.kernels.flash_attention.hopper.backward.sums import (
+    is_last_item,
+    sum_of_items,
+    sums_of_values,
+)
 from systems.kernels.flash_attention.hopper.backward.turns import add_in_order, pass_dq
 from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
@@ -169,6 +174,22 @@ def _send(desc, coord, sums, buffer, IN_PARTS: gl.constexpr):
 
 
 @gluon.jit
+def _sum_of_items(
+    problem, item, key_row, sums, COLUMNS: gl.constexpr, value, IN_PARTS: gl.constexpr,
+    ADDS: gl.constexpr,
+):  # fmt: skip
+    """Add dK or dV (see `column_parts`) to the sums, or read it, see `sums.sum_of_items`."""
+    first = sum_of_items(problem, item, key_row, sums, COLUMNS, value[0], 0, ADDS)
+    if IN_PARTS:
+        LOW: gl.constexpr = value[0].shape[1]
+        rest = sum_of_items(problem, item, key_row, sums + LOW, COLUMNS, value[1], 0, ADDS)
+        both = (first, rest)
+    else:
+        both = (first,)
+    return both
+
+
+@gluon.jit
 def _step(
     shared, dq_desc, problem, item, i, dk, dv, first_key, first_query, row,
     HALF: gl.constexpr, COLUMNS: gl.constexpr, MASKED: gl.constexpr,
@@ -233,9 +254,9 @@ def _step(
 
 @gluon.jit
 def _consume(
-    shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, COLUMNS: gl.constexpr,
-    SPLIT: gl.constexpr,
+    shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue, dk_batch, dk_head, dk_row,
+    dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, COLUMNS: gl.constexpr,
+    SUMMED: gl.constexpr,
 ):  # fmt: skip
     IN_PARTS: gl.constexpr = COLUMNS < HEAD_DIM
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -248,11 +269,11 @@ def _consume(
     dv = zeros(HEAD_DIM, IN_PARTS)
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of this consumer's half of dQ^T for tile 0 of the first head of q
-    row = item.head * problem.Q_PER_KV * tiles_per_head + item.padded_query_start // BLOCK_Q
+    row = item.head * problem.Q_PER_ITEM * tiles_per_head + item.padded_query_start // BLOCK_Q
     row = row * HEAD_DIM + HALF * CHUNK
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
-    for which in range(problem.Q_PER_KV):
+    for which in range(problem.Q_PER_ITEM):
         before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * HEAD_DIM
         for i in range(item.n_first()):
@@ -267,62 +288,72 @@ def _consume(
                 shared, dq_desc, problem, item, before + i, dk, dv, first_key,
                 item.tile(i) * BLOCK_Q, tile_row, HALF, COLUMNS, False,
             )  # fmt: skip
-    n = problem.Q_PER_KV * item.n_tiles
+    n = problem.Q_PER_ITEM * item.n_tiles
     last_ds = (n + DS_SLOTS - 1) % DS_SLOTS
     last_tile = item.tile(item.n_tiles - 1)
-    row += ((problem.Q_PER_KV - 1) * tiles_per_head + last_tile) * HEAD_DIM
+    row += ((problem.Q_PER_ITEM - 1) * tiles_per_head + last_tile) * HEAD_DIM
     dq = _begin_dq(shared, n, 0, s_layout, HALF)
     batch = item.head // problem.n_heads
-    head = item.head % problem.n_heads
+    head = item.head % problem.n_heads // problem.ITEMS_PER_KV
     key_row = item.key_start + first_key
-    to_rows: gl.constexpr = SPLIT or problem.PACKED  # whether dK and dV are written without TMA
-    if not to_rows:  # this consumer no longer reads its half of V: use it as the buffer of dV
+    if not problem.PACKED and not SUMMED:
+        # This consumer no longer reads its half of V: use it as the buffer of dV.
         _send(dv_desc, [batch, head, key_row, 0], dv, shared.v.index(HALF), IN_PARTS)
     dq = warpgroup_mma_wait(0, deps=[dq])
     mbarrier.arrive(shared.ds_empty.index(last_ds), count=1)
-    later: gl.constexpr = 0 if to_rows else 1
+    later: gl.constexpr = 0 if SUMMED or problem.PACKED else 1
     _add_dq(shared, dq_desc, problem, dq, n - 1, row, HALF, later)
-    if to_rows:
-        # TMA would also write to the first rows of the next packed sequence.
-        n_rows = item.key_start + item.n_keys
-        dk_base = dkey + item.split * in_elements(dk_split) + batch * in_elements(dk_batch)
-        dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
-        dk_base += head * in_elements(dk_head)
-        dv_base += head * in_elements(dv_head)
-        store_rows(dk_base, dk[0] * scale, key_row, n_rows, in_elements(dk_row))
-        store_rows(dv_base, dv[0], key_row, n_rows, in_elements(dv_row))
-    else:
-        # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads
-        # K any more, and its buffer can hold dK.
-        mbarrier.wait(shared.ds_empty.index(last_ds), ((n - 1) // DS_SLOTS) & 1)
+    # Both consumers read all of K for dQ. When both have released the last dS^T, nothing reads K
+    # any more, and its buffer can hold dK.
+    mbarrier.wait(shared.ds_empty.index(last_ds), ((n - 1) // DS_SLOTS) & 1)
+    writes = gl.to_tensor(True)
+    if SUMMED:
+        dv_sums = sums_of_values(problem, sums, COLUMNS)
+        _sum_of_items(problem, item, key_row, sums, COLUMNS, dk, IN_PARTS, True)
+        _sum_of_items(problem, item, key_row, dv_sums, COLUMNS, dv, IN_PARTS, True)
+        writes = is_last_item(problem, item, key_row, problem.turns, 0)
+        if writes:
+            dk = _sum_of_items(problem, item, key_row, sums, COLUMNS, dk, IN_PARTS, False)
+            dv = _sum_of_items(problem, item, key_row, dv_sums, COLUMNS, dv, IN_PARTS, False)
+            if not problem.PACKED:
+                _send(dv_desc, [batch, head, key_row, 0], dv, shared.v.index(HALF), IN_PARTS)
+    if writes:
         dk = scale_all(dk, scale, IN_PARTS)
-        _send(dk_desc, [batch, head, key_row, 0], dk, shared.k.index(HALF), IN_PARTS)
+        if problem.PACKED:
+            # TMA would also write to the first rows of the next packed sequence.
+            n_rows = item.key_start + item.n_keys
+            dk_base = dkey + batch * in_elements(dk_batch) + head * in_elements(dk_head)
+            dv_base = dvalue + batch * in_elements(dv_batch) + head * in_elements(dv_head)
+            store_rows(dk_base, dk[0], key_row, n_rows, in_elements(dk_row))
+            store_rows(dv_base, dv[0], key_row, n_rows, in_elements(dv_row))
+        else:
+            _send(dk_desc, [batch, head, key_row, 0], dk, shared.k.index(HALF), IN_PARTS)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
-        "dv_split", "dv_batch", "dv_head", "dv_row",
+        "group", "n_items", "left", "right", "dk_batch", "dk_head", "dk_row", "dv_batch", "dv_head",
+        "dv_row",
     ]
 )  # fmt: skip
 def d128_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
-    counter, turns, dkey, dvalue, starts_q, starts_k, blocks,
-    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    counter, turns, sums, dkey, dvalue, starts_q, starts_k, blocks,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
-    DETERMINISTIC: gl.constexpr, COLUMNS: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SUMMED: gl.constexpr, Q_PER_KV: gl.constexpr,
+    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 128 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
     here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have fewer
-    columns. The missing columns are read as zeros and are not written. SPLIT and PACKED must then
+    columns. The missing columns are read as zeros and are not written. SUMMED and PACKED must then
     be False.
 
     Grid: (n_items,), or with PACKED at least the number of work items. Launch with num_warps=4, the
@@ -333,21 +364,21 @@ def d128_backward_kernel(
             64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
             64) for every 64 queries.
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
-            64 rows. Outputs without SPLIT and PACKED, not used otherwise.
+            64 rows. Outputs without SUMMED and PACKED, not used otherwise.
         counter: not used.
-        dkey, dvalue: outputs with SPLIT or PACKED, written without TMA, and not used otherwise.
-            With SPLIT, they are float32, the gradients from the queries of each range.
+        dkey, dvalue: outputs with SUMMED or PACKED, written without TMA, and not used otherwise.
+            With SUMMED, they are float32, the gradients from the queries of each range.
         COLUMNS: columns that the matmuls use: 96 if the tensors have at most 96, else 128. With
-            SPLIT or PACKED, it must be 128.
+            SUMMED or PACKED, it must be 128.
     """
-    if not SPLIT:
+    if not SUMMED:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
     if PACKED:
         n_items = gl.load(blocks) * n_heads
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, 2 * HALF_K,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, Q_PER_ITEM, DETERMINISTIC, 2 * HALF_K,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, 2, 2, 2, DETERMINISTIC
@@ -356,14 +387,14 @@ def d128_backward_kernel(
     if DETERMINISTIC:
         gl.warp_specialize(
             [
-                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
-                            SPLIT)),
-                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
-                            SPLIT)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
+                            SUMMED)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
+                            SUMMED)),
                 (_produce, (shared, problem,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
                 (_add, (shared, problem, dq_desc)),
@@ -373,14 +404,14 @@ def d128_backward_kernel(
     else:
         gl.warp_specialize(
             [
-                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
-                            SPLIT)),
-                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
-                            SPLIT)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(0), COLUMNS,
+                            SUMMED)),
+                (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(1), COLUMNS,
+                            SUMMED)),
                 (_produce, (shared, problem,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
             ],

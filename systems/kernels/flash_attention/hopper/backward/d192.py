@@ -77,6 +77,11 @@ from systems.kernels.flash_attention.hopper.backward.d192_tiles import (
 )
 from systems.kernels.flash_attention.hopper.backward.rings import add_dq
 from systems.kernels.flash_attention.hopper.backward.scores import hide
+from systems.kernels.flash_attention.hopper.backward.sums import (
+    is_last_item,
+    sum_of_items,
+    sums_of_values,
+)
 from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     BackwardProblem,
@@ -101,10 +106,11 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
     batch = item.head // problem.n_heads
     head = item.head % problem.n_heads
     key = item.first_key
-    copy_keys(k_desc, batch, head, key, shared.k_full.index(0), shared.k_wide, shared.k_narrow)
-    for which in range(problem.Q_PER_KV):
-        q_head = head * problem.Q_PER_KV + which
-        before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
+    kv_head = head // problem.ITEMS_PER_KV
+    copy_keys(k_desc, batch, kv_head, key, shared.k_full.index(0), shared.k_wide, shared.k_narrow)
+    for which in range(problem.Q_PER_ITEM):
+        q_head = head * problem.Q_PER_ITEM + which
+        before = (item.head * problem.Q_PER_ITEM + which) * problem.n_padded
         for i in range(item.n_tiles):
             step = which * item.n_tiles + i
             slot = step % SLOTS
@@ -117,7 +123,7 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
             )  # fmt: skip
             if step == 0:  # V is needed after the first queries
                 copy_keys(
-                    v_desc, batch, head, key, shared.v_full.index(0), shared.v_wide, shared.v_narrow
+                    v_desc, batch, kv_head, key, shared.v_full.index(0), shared.v_wide, shared.v_narrow
                 )
             mbarrier.wait(shared.do_empty.index(slot), phase)
             copy_queries(
@@ -394,74 +400,103 @@ def _send_box(shared, desc, batch, head, row, column, wide, narrow, WHICH: gl.co
 
 
 @gluon.jit
-def _consume(shared, problem, dq_desc, desc, factor, COMPUTES_P: gl.constexpr):
+def _sum_of_items(problem, item, sums, values, ADDS: gl.constexpr):
+    """Add dK^T or dV^T (see `_zeros`) to the sums, or read it, see `sums.sum_of_items`."""
+    key = item.first_key
+    wide = (
+        sum_of_items(problem, item, key, sums, COLUMNS, values[0][0], 1, ADDS),
+        sum_of_items(problem, item, key, sums + BOX, COLUMNS, values[1][0], 1, ADDS),
+        sum_of_items(problem, item, key, sums + 2 * BOX, COLUMNS, values[2][0], 1, ADDS),
+    )
+    key += WIDE
+    narrow = (
+        sum_of_items(problem, item, key, sums, COLUMNS, values[0][1], 1, ADDS),
+        sum_of_items(problem, item, key, sums + BOX, COLUMNS, values[1][1], 1, ADDS),
+        sum_of_items(problem, item, key, sums + 2 * BOX, COLUMNS, values[2][1], 1, ADDS),
+    )
+    return (wide[0], narrow[0]), (wide[1], narrow[1]), (wide[2], narrow[2])
+
+
+@gluon.jit
+def _consume(
+    shared, problem, dq_desc, desc, factor, sums, COMPUTES_P: gl.constexpr, SUMMED: gl.constexpr
+):
     """Compute dV and a part of dQ if COMPUTES_P is True, otherwise dK and the rest of dQ.
 
     `desc` is the TMA descriptor of dV or dK, which is multiplied by `factor` at the end.
     """
     WHICH: gl.constexpr = 0 if COMPUTES_P else 1
     item = problem.locate(gl.program_id(0))
-    sums = (_zeros(BOX), _zeros(BOX), _zeros(BOX))
+    values = (_zeros(BOX), _zeros(BOX), _zeros(BOX))
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of dQ^T for tile 0 of the first head of q
-    row = item.head * problem.Q_PER_KV * tiles_per_head * COLUMNS
+    row = item.head * problem.Q_PER_ITEM * tiles_per_head * COLUMNS
     mbarrier.wait(shared.k_full.index(0), 0)
     if not COMPUTES_P:
         mbarrier.wait(shared.v_full.index(0), 0)
-    for which in range(problem.Q_PER_KV):
+    for which in range(problem.Q_PER_ITEM):
         before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * COLUMNS
         if COMPUTES_P:
             for i in range(item.n_first()):
-                sums = _step_of_p(
-                    shared, dq_desc, problem, item, before + i, sums, item.tile(i) * BLOCK_Q,
+                values = _step_of_p(
+                    shared, dq_desc, problem, item, before + i, values, item.tile(i) * BLOCK_Q,
                     row_before(problem, item, head_row, i, COLUMNS), True,
                 )  # fmt: skip
             for i in range(item.n_first(), item.n_tiles):
-                sums = _step_of_p(
-                    shared, dq_desc, problem, item, before + i, sums, item.tile(i) * BLOCK_Q,
+                values = _step_of_p(
+                    shared, dq_desc, problem, item, before + i, values, item.tile(i) * BLOCK_Q,
                     row_before(problem, item, head_row, i, COLUMNS), False,
                 )  # fmt: skip
         else:
             for i in range(item.n_tiles):
-                sums = _step_of_ds(
-                    shared, dq_desc, before + i, sums, (before + i) >> 30,
+                values = _step_of_ds(
+                    shared, dq_desc, before + i, values, (before + i) >> 30,
                     head_row + item.tile(i) * COLUMNS,
                 )  # fmt: skip
-    n = problem.Q_PER_KV * item.n_tiles
+    n = problem.Q_PER_ITEM * item.n_tiles
     last_tile = item.tile(item.n_tiles - 1)
-    row += ((problem.Q_PER_KV - 1) * tiles_per_head + last_tile) * COLUMNS
+    row += ((problem.Q_PER_ITEM - 1) * tiles_per_head + last_tile) * COLUMNS
     if COMPUTES_P:
         mbarrier.wait(shared.ds_full.index(0), (n - 1) & 1)
         dq = _begin_dq(shared, 0, 0)
-        sums, dq = _wait(sums, dq, 0)
+        values, dq = _wait(values, dq, 0)
         _add(shared, dq_desc, dq, row, 0)
     batch = item.head // problem.n_heads
-    head = item.head % problem.n_heads
-    for box in gl.static_range(BOXES):
-        _send_box(
-            shared, desc, batch, head, item.first_key, box * BOX,
-            sums[box][0] * factor, sums[box][1] * factor, WHICH,
-        )  # fmt: skip
+    head = item.head % problem.n_heads // problem.ITEMS_PER_KV
+    writes = gl.to_tensor(True)
+    if SUMMED:
+        if COMPUTES_P:
+            sums = sums_of_values(problem, sums, COLUMNS)
+        _sum_of_items(problem, item, sums, values, True)
+        writes = is_last_item(problem, item, item.first_key, problem.turns, WHICH)
+        if writes:
+            values = _sum_of_items(problem, item, sums, values, False)
+    if writes:
+        for box in gl.static_range(BOXES):
+            _send_box(
+                shared, desc, batch, head, item.first_key, box * BOX,
+                values[box][0] * factor, values[box][1] * factor, WHICH,
+            )  # fmt: skip
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
-        "dv_split", "dv_batch", "dv_head", "dv_row",
+        "group", "n_items", "left", "right", "dk_batch", "dk_head", "dk_row", "dv_batch", "dv_head",
+        "dv_row",
     ]
 )  # fmt: skip
 def d192_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
-    counter, turns, dkey, dvalue, starts_q, starts_k, blocks,
-    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    counter, turns, sums, dkey, dvalue, starts_q, starts_k, blocks,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
-    DETERMINISTIC: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SUMMED: gl.constexpr, Q_PER_KV: gl.constexpr,
+    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
@@ -475,21 +510,22 @@ def d192_backward_kernel(
         k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of (1, 1, 32, 64).
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 3, 64), with tiles of (64,
             64), as in `d128_backward_kernel`. The transposed tiles of dQ / scale are (192, 64).
-        PACKED, SOFTCAP, SPLIT, DETERMINISTIC: must be False.
+        PACKED, SOFTCAP, DETERMINISTIC: must be False.
     """
-    gl.static_assert(not (PACKED or SOFTCAP or SPLIT or DETERMINISTIC))
-    n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
+    gl.static_assert(not (PACKED or SOFTCAP or DETERMINISTIC))
+    if not SUMMED:
+        n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, KEYS,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, Q_PER_ITEM, DETERMINISTIC, KEYS,
     )  # fmt: skip
     shared = allocate(k_desc, lse_desc)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dv_desc, 1.0, gl.constexpr(True))),
-            (_consume, (shared, problem, dq_desc, dk_desc, scale, gl.constexpr(False))),
+            (_consume, (shared, problem, dq_desc, dv_desc, 1.0, sums, gl.constexpr(True), SUMMED)),
+            (_consume, (shared, problem, dq_desc, dk_desc, scale, sums, gl.constexpr(False), SUMMED)),
             (_produce, (shared, problem,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],

@@ -65,6 +65,11 @@ from systems.kernels.flash_attention.hopper.backward.scores import (
     probabilities,
     times,
 )
+from systems.kernels.flash_attention.hopper.backward.sums import (
+    is_last_item,
+    sum_of_items,
+    sums_of_values,
+)
 from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
     BackwardProblem,
@@ -163,12 +168,13 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
     key = item.key_start + item.first_key
     kv_full = shared.kv_full.index(0)
     mbarrier.expect(kv_full, KEYS * (row_bytes + value_bytes))
-    copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(0))
-    copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(0))
+    kv_head = head // problem.ITEMS_PER_KV
+    copy(k_desc, [batch, kv_head, key, 0], kv_full, shared.k.index(0))
+    copy(v_desc, [batch, kv_head, key, 0], kv_full, shared.v.index(0))
     do_full = shared.do_full.index(0)
-    for which in range(problem.Q_PER_KV):
-        q_head = head * problem.Q_PER_KV + which
-        before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
+    for which in range(problem.Q_PER_ITEM):
+        q_head = head * problem.Q_PER_ITEM + which
+        before = (item.head * problem.Q_PER_ITEM + which) * problem.n_padded
         for i in range(item.n_tiles):
             step = which * item.n_tiles + i
             slot = step % Q_SLOTS
@@ -304,9 +310,9 @@ def _send(desc, coord, value, buffer):
 
 @gluon.jit
 def _consume(
-    shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, WHICH: gl.constexpr, HIGH: gl.constexpr,
-    VALUE_HIGH: gl.constexpr, SPLIT: gl.constexpr,
+    shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue, dk_batch, dk_head, dk_row,
+    dv_batch, dv_head, dv_row, scale, WHICH: gl.constexpr, HIGH: gl.constexpr,
+    VALUE_HIGH: gl.constexpr, SUMMED: gl.constexpr,
 ):  # fmt: skip
     """Compute this consumer's half of the columns of dQ, dK and dV. A consumer runs this."""
     COLUMNS: gl.constexpr = HIGH if WHICH == 1 else HALF
@@ -321,10 +327,10 @@ def _consume(
     dv = gl.zeros([KEYS, COLUMNS], gl.float32, layout)
     tiles_per_head = problem.n_padded // BLOCK_Q
     # Row of this consumer's half of dQ^T for tile 0 of the first head of q
-    row = item.head * problem.Q_PER_KV * tiles_per_head + item.padded_query_start // BLOCK_Q
+    row = item.head * problem.Q_PER_ITEM * tiles_per_head + item.padded_query_start // BLOCK_Q
     row = row * HEAD_DIM + WHICH * HALF
     mbarrier.wait(shared.kv_full.index(0), 0)
-    for which in range(problem.Q_PER_KV):
+    for which in range(problem.Q_PER_ITEM):
         before = which * item.n_tiles  # number of steps for earlier heads of q
         head_row = row + which * tiles_per_head * HEAD_DIM
         for i in range(item.n_first()):
@@ -338,57 +344,68 @@ def _consume(
                 row_before(problem, item, head_row, i, HEAD_DIM), WHICH, HIGH, VALUE_HIGH, False,
             )  # fmt: skip
     last_tile = item.tile(item.n_tiles - 1)
-    row += ((problem.Q_PER_KV - 1) * tiles_per_head + last_tile) * HEAD_DIM
+    row += ((problem.Q_PER_ITEM - 1) * tiles_per_head + last_tile) * HEAD_DIM
     for part in gl.static_range(COLUMNS // CHUNK):
         dq = _begin_dq(shared, 0, s_layout, WHICH, part)
         dq = warpgroup_mma_wait(0, deps=[dq])
         _add(shared, dq_desc, dq, row + part * CHUNK, WHICH)
     batch = item.head // problem.n_heads
-    head = item.head % problem.n_heads
+    head = item.head % problem.n_heads // problem.ITEMS_PER_KV
     key_row = item.key_start + item.first_key
     column: gl.constexpr = WHICH * HALF
-    if SPLIT or problem.PACKED:
-        # TMA would also write to the first rows of the next packed sequence.
-        n_rows = item.key_start + item.n_keys
-        dk_base = dkey + item.split * in_elements(dk_split) + batch * in_elements(dk_batch)
-        dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
-        dk_base += head * in_elements(dk_head) + column
-        dv_base += head * in_elements(dv_head) + column
-        store_rows(dk_base, dk * scale, key_row, n_rows, in_elements(dk_row))
+    writes = gl.to_tensor(True)
+    if SUMMED:
+        dk_sums = sums + column
+        dv_sums = sums_of_values(problem, sums, HALF + HIGH) + column
+        sum_of_items(problem, item, key_row, dk_sums, HALF + HIGH, dk, 0, True)
         if HAS_DV:
-            store_rows(dv_base, dv, key_row, n_rows, in_elements(dv_row))
-    else:
-        buffer = shared.dq.index(WHICH)
-        tma.store_wait(pendings=0)
-        if HAS_DV:
-            _send(dv_desc, [batch, head, key_row, column], dv, buffer)
-        _send(dk_desc, [batch, head, key_row, column], dk * scale, buffer)
+            sum_of_items(problem, item, key_row, dv_sums, HALF + VALUE_HIGH, dv, 0, True)
+        writes = is_last_item(problem, item, key_row, problem.turns, WHICH)
+        if writes:
+            dk = sum_of_items(problem, item, key_row, dk_sums, HALF + HIGH, dk, 0, False)
+            if HAS_DV:
+                dv = sum_of_items(problem, item, key_row, dv_sums, HALF + VALUE_HIGH, dv, 0, False)
+    if writes:
+        if problem.PACKED:
+            # TMA would also write to the first rows of the next packed sequence.
+            n_rows = item.key_start + item.n_keys
+            dk_base = dkey + batch * in_elements(dk_batch) + head * in_elements(dk_head) + column
+            dv_base = dvalue + batch * in_elements(dv_batch) + head * in_elements(dv_head) + column
+            store_rows(dk_base, dk * scale, key_row, n_rows, in_elements(dk_row))
+            if HAS_DV:
+                store_rows(dv_base, dv, key_row, n_rows, in_elements(dv_row))
+        else:
+            buffer = shared.dq.index(WHICH)
+            tma.store_wait(pendings=0)
+            if HAS_DV:
+                _send(dv_desc, [batch, head, key_row, column], dv, buffer)
+            _send(dk_desc, [batch, head, key_row, column], dk * scale, buffer)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
-        "dv_split", "dv_batch", "dv_head", "dv_row",
+        "group", "n_items", "left", "right", "dk_batch", "dk_head", "dk_row", "dv_batch", "dv_head",
+        "dv_row",
     ]
 )  # fmt: skip
 def d256_backward_kernel(
     q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, dk_desc, dv_desc,
-    counter, turns, dkey, dvalue, starts_q, starts_k, blocks,
-    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    counter, turns, sums, dkey, dvalue, starts_q, starts_k, blocks,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT: gl.constexpr, Q_PER_KV: gl.constexpr,
-    DETERMINISTIC: gl.constexpr, HIGH: gl.constexpr, VALUE_HIGH: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SUMMED: gl.constexpr, Q_PER_KV: gl.constexpr,
+    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr, HIGH: gl.constexpr, VALUE_HIGH: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
     head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more. With SPLIT or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
+    136 or more. With SUMMED or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
     dV have 128 if VALUE_HIGH is 0.
 
     Args:
@@ -402,30 +419,30 @@ def d256_backward_kernel(
         HIGH: columns past the first 128 that the matmuls use: 64 if the tensors have at most 192
             columns, otherwise 128.
         VALUE_HIGH: the same for V, dO and dV: HIGH, or 0 if their tensors have at most 128 columns.
-            SPLIT must then be False.
+            SUMMED must then be False.
     """
     gl.static_assert(not DETERMINISTIC)
-    if not SPLIT:
+    if not SUMMED:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it
     if PACKED:
         n_items = gl.load(blocks) * n_heads
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, KEYS,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, Q_PER_ITEM, DETERMINISTIC, KEYS,
     )  # fmt: skip
     shared = _allocate(k_desc, v_desc, lse_desc, dq_desc)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row,
-                        dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0), HIGH,
-                        VALUE_HIGH, SPLIT)),
-            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, dkey, dvalue,
-                        dk_split, dk_batch, dk_head, dk_row,
-                        dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1), HIGH,
-                        VALUE_HIGH, SPLIT)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                        dk_batch, dk_head, dk_row,
+                        dv_batch, dv_head, dv_row, scale, gl.constexpr(0), HIGH,
+                        VALUE_HIGH, SUMMED)),
+            (_consume, (shared, problem, dq_desc, dk_desc, dv_desc, sums, dkey, dvalue,
+                        dk_batch, dk_head, dk_row,
+                        dv_batch, dv_head, dv_row, scale, gl.constexpr(1), HIGH,
+                        VALUE_HIGH, SUMMED)),
             (_produce, (shared, problem,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],

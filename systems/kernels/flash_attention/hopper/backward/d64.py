@@ -76,6 +76,11 @@ from systems.kernels.flash_attention.hopper.backward.scores import (
     probabilities,
     times,
 )
+from systems.kernels.flash_attention.hopper.backward.sums import (
+    is_last_item,
+    sum_of_items,
+    sums_of_values,
+)
 from systems.kernels.flash_attention.hopper.backward.turns import add_in_order, pass_dq
 from systems.kernels.flash_attention.hopper.backward.work import (
     BLOCK_Q,
@@ -174,8 +179,8 @@ def _sum_dq(shared, problem, dealer, dq_desc):
         mbarrier.wait(shared.kv_full.index(2 * kv_slot + 1), (turn // KV_SLOTS) & 1)
         k0 = shared.k.index(2 * kv_slot).permute((1, 0))
         k1 = shared.k.index(2 * kv_slot + 1).permute((1, 0))
-        for which in range(problem.Q_PER_KV):
-            q_head = located.head * problem.Q_PER_KV + which
+        for which in range(problem.Q_PER_ITEM):
+            q_head = located.head * problem.Q_PER_ITEM + which
             before = q_head * problem.n_padded + located.padded_query_start
             row = (before // BLOCK_Q + located.first_tile) * HEAD_DIM
             for i in range(located.n_tiles):
@@ -280,8 +285,8 @@ def _step(
 
 @gluon.jit
 def _consume(
-    shared, problem, dealer, dkey, dvalue, dk_split, dk_batch, dk_head, dk_row,
-    dv_split, dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr,
+    shared, problem, dealer, sums, dkey, dvalue, dk_batch, dk_head, dk_row,
+    dv_batch, dv_head, dv_row, scale, HALF: gl.constexpr, SUMMED: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_Q, 16])
@@ -299,9 +304,9 @@ def _consume(
         v = shared.v.index(place).load(operand)
         dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
         dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        end = n + problem.Q_PER_KV * item.n_tiles  # number of the first step of the next work item
+        end = n + problem.Q_PER_ITEM * item.n_tiles  # number of the first step of the next work item
         scores = warpgroup_mma_wait(0, deps=[_scores(shared, n, k, s_layout)])
-        for which in range(problem.Q_PER_KV):
+        for which in range(problem.Q_PER_ITEM):
             for i in range(item.n_first()):
                 step = n + which * item.n_tiles + i
                 dk, dv, scores = _step(
@@ -317,14 +322,24 @@ def _consume(
         n = end
         mbarrier.arrive(shared.kv_empty.index(kv_slot), count=1)
         batch = item.head // problem.n_heads
-        head = item.head % problem.n_heads
-        dk_base = dkey + item.split * in_elements(dk_split) + batch * in_elements(dk_batch)
-        dv_base = dvalue + item.split * in_elements(dv_split) + batch * in_elements(dv_batch)
+        head = item.head % problem.n_heads // problem.ITEMS_PER_KV
+        dk_base = dkey + batch * in_elements(dk_batch)
+        dv_base = dvalue + batch * in_elements(dv_batch)
         dk_base += head * in_elements(dk_head)
         dv_base += head * in_elements(dv_head)
         first_row, n_rows = item.key_start + first_key, item.key_start + item.n_keys
-        store_rows(dk_base, dk * scale, first_row, n_rows, in_elements(dk_row))
-        store_rows(dv_base, dv, first_row, n_rows, in_elements(dv_row))
+        writes = gl.to_tensor(True)
+        if SUMMED:
+            dv_sums = sums_of_values(problem, sums, HEAD_DIM)
+            sum_of_items(problem, item, first_row, sums, HEAD_DIM, dk, 0, True)
+            sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, dv, 0, True)
+            writes = is_last_item(problem, item, first_row, problem.turns, 0)
+            if writes:
+                dk = sum_of_items(problem, item, first_row, sums, HEAD_DIM, dk, 0, False)
+                dv = sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, dv, 0, False)
+        if writes:
+            store_rows(dk_base, dk * scale, first_row, n_rows, in_elements(dk_row))
+            store_rows(dv_base, dv, first_row, n_rows, in_elements(dv_row))
         index = dealer.next(turn)
         turn += 1
 
@@ -332,19 +347,19 @@ def _consume(
 @gluon.jit(
     do_not_specialize=[
         "n_programs", "n_heads", "n_queries", "n_keys", "n_padded", "n_splits", "queries_per_split",
-        "group", "n_items", "left", "right", "dk_split", "dk_batch", "dk_head", "dk_row",
-        "dv_split", "dv_batch", "dv_head", "dv_row",
+        "group", "n_items", "left", "right", "dk_batch", "dk_head", "dk_row", "dv_batch", "dv_head",
+        "dv_row",
     ]
 )  # fmt: skip
 def backward_kernel(
-    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, turns, dkey,
-    dvalue, starts_q, starts_k, blocks,
-    dk_split, dk_batch, dk_head, dk_row, dv_split, dv_batch, dv_head, dv_row,
+    q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc, dq_desc, counter, turns, sums,
+    dkey, dvalue, starts_q, starts_k, blocks,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row,
     n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group, n_items,
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
-    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, Q_PER_KV: gl.constexpr,
-    DETERMINISTIC: gl.constexpr,
+    PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SUMMED: gl.constexpr, Q_PER_KV: gl.constexpr,
+    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
 
@@ -377,8 +392,8 @@ def backward_kernel(
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
         blocks: the blocks of 128 keys of packed sequences, as listed by
             `packed_blocks.packed_blocks_kernel`. Like starts_q and starts_k, read only if PACKED.
-        dk_split, dk_batch, dk_head, dk_row: strides of dkey, in units of 8 elements.
-        dv_split, dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
+        dk_batch, dk_head, dk_row: strides of dkey, in units of 8 elements.
+        dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
         n_programs: batch * heads.
         n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
             rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
@@ -404,7 +419,7 @@ def backward_kernel(
     problem = BackwardProblem(
         n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, 2 * HALF_K,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, Q_PER_ITEM, DETERMINISTIC, 2 * HALF_K,
     )  # fmt: skip
     shared = allocate(
         q_desc, k_desc, lse_desc, dq_desc, KV_SLOTS, Q_SLOTS, DS_SLOTS, DQ_SLOTS, 3, 1,
@@ -421,12 +436,12 @@ def backward_kernel(
         gl.warp_specialize(
             [
                 (_sum_dq, (shared, problem, dealer, dq_desc)),
-                (_consume, (shared, problem, dealer, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0))),
-                (_consume, (shared, problem, dealer, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1))),
+                (_consume, (shared, problem, dealer, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SUMMED)),
+                (_consume, (shared, problem, dealer, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SUMMED)),
                 (_produce, (shared, problem, dealer,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
                 (_add, (shared, problem, dealer, dq_desc)),
@@ -438,12 +453,12 @@ def backward_kernel(
         gl.warp_specialize(
             [
                 (_sum_dq, (shared, problem, dealer, dq_desc)),
-                (_consume, (shared, problem, dealer, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(0))),
-                (_consume, (shared, problem, dealer, dkey, dvalue,
-                            dk_split, dk_batch, dk_head, dk_row,
-                            dv_split, dv_batch, dv_head, dv_row, scale, gl.constexpr(1))),
+                (_consume, (shared, problem, dealer, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(0), SUMMED)),
+                (_consume, (shared, problem, dealer, sums, dkey, dvalue,
+                            dk_batch, dk_head, dk_row,
+                            dv_batch, dv_head, dv_row, scale, gl.constexpr(1), SUMMED)),
                 (_produce, (shared, problem, dealer,
                             q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
             ],

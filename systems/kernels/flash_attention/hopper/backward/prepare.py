@@ -1,8 +1,8 @@
 """Kernel that runs before the Hopper kernels of the backward pass, and computes their inputs.
 
 For each query, it computes two numbers: the log-sum-exp in base 2, and -delta, where delta is
-rowsum(dO * O) minus the gradient of the log-sum-exp. It also writes zeros to the float32 tensor to
-which the backward kernels add dQ.
+rowsum(dO * O) minus the gradient of the log-sum-exp. It also writes zeros to the float32 tensors to
+which the backward kernels add gradients.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -20,11 +20,11 @@ from systems.kernels.flash_attention.triton.tile_ops import head_base, load_tile
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded", "n_sequences"])
+@triton.jit(do_not_specialize=["n_heads", "n_queries", "n_padded", "n_sequences", "n_sums"])
 def prepare_kernel(
-    out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, counter,
+    out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, sums, counter,
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries, n_padded,
-    n_sequences, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    n_sequences, n_sums, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, HAS_DLSE: tl.constexpr, DQ_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
@@ -46,6 +46,7 @@ def prepare_kernel(
         minus_delta: float32 (batch, heads, n_padded), contiguous, output: -delta. It is 0 past
             n_queries, and for a query that sees no key.
         dq_sum: float32 (batch * heads * n_padded * DQ_COLUMNS,), output: zeros.
+        sums: float32 (n_sums,), output: zeros, see `backward.sums`.
         counter: int32 (1,), output: zero.
         n_padded: n_queries rounded up to a multiple of ROWS. With packed sequences, each sequence
             is padded, and starts where `packed_blocks.padded_start` places it.
@@ -87,5 +88,10 @@ def prepare_kernel(
     square = dq_sum + (before + tile * ROWS) * DQ_COLUMNS + column[:, None] * ROWS + column[None, :]
     for part in tl.static_range(DQ_COLUMNS // ROWS):
         tl.store(square + part * (ROWS * ROWS), zeros)
+    each = tl.cdiv(tl.cdiv(n_sums, tl.num_programs(0)), ROWS * ROWS) * (ROWS * ROWS)
+    start = tl.program_id(0).to(tl.int64) * each
+    for part in range(0, each, ROWS * ROWS):
+        index = start + part + column[:, None] * ROWS + column[None, :]
+        tl.store(sums + index, zeros, mask=index < n_sums)
     if tl.program_id(0) == 0:
         tl.store(counter, 0)

@@ -163,6 +163,7 @@ def load_item(
     item = problem.locate(index)
     batch = item.head // problem.n_heads
     head = item.head % problem.n_heads
+    kv_head = head // problem.ITEMS_PER_KV
     kv_slot = turn % KV_SLOTS
     mbarrier.wait(shared.kv_empty.index(kv_slot), (turn // KV_SLOTS) & 1 ^ 1)
     for half in gl.static_range(2):
@@ -170,11 +171,11 @@ def load_item(
         key = item.key_start + item.first_key + half * HALF_K
         kv_full = shared.kv_full.index(place)
         mbarrier.expect(kv_full, HALF_K * row_bytes)
-        copy(k_desc, [batch, head, key, 0], kv_full, shared.k.index(place))
-        copy(v_desc, [batch, head, key, 0], kv_full, shared.v.index(place))
-    for which in range(problem.Q_PER_KV):
-        q_head = head * problem.Q_PER_KV + which
-        before = (item.head * problem.Q_PER_KV + which) * problem.n_padded
+        copy(k_desc, [batch, kv_head, key, 0], kv_full, shared.k.index(place))
+        copy(v_desc, [batch, kv_head, key, 0], kv_full, shared.v.index(place))
+    for which in range(problem.Q_PER_ITEM):
+        q_head = head * problem.Q_PER_ITEM + which
+        before = (item.head * problem.Q_PER_ITEM + which) * problem.n_padded
         for i in range(item.n_tiles):
             step = n + which * item.n_tiles + i
             slot = step % Q_SLOTS
@@ -188,7 +189,7 @@ def load_item(
             copy(do_desc, [batch, q_head, row, 0], q_full, shared.do.index(slot))
             copy(lse_desc, [padded_row], q_full, shared.lse.index(slot))
             copy(minus_delta_desc, [padded_row], q_full, shared.minus_delta.index(slot))
-    return n + problem.Q_PER_KV * item.n_tiles
+    return n + problem.Q_PER_ITEM * item.n_tiles
 
 
 @gluon.jit

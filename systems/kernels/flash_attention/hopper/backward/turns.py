@@ -57,8 +57,8 @@ def add_in_order(
     returned. The ring has room for SLOTS tiles of dQ^T, 1 or 2. HALVES parts of 64 columns are
     passed separately (head_dim / 64). Part h of a tile is in the place (n % SLOTS) * HALVES + h.
     """
-    for which in range(problem.Q_PER_KV):
-        q_head = item.head * problem.Q_PER_KV + which
+    for which in range(problem.Q_PER_ITEM):
+        q_head = item.head * problem.Q_PER_ITEM + which
         first_row = q_head * problem.n_padded + item.padded_query_start
         # Blocks of different sequences start at different keys, so there is a counter for each key.
         counter = problem.turns + (q_head * problem.n_keys + item.key_start + item.first_key)

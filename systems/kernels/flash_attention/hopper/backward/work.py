@@ -56,7 +56,8 @@ class BackwardProblem:
     LOWER_RIGHT: gl.constexpr
     PACKED: gl.constexpr
     SOFTCAP: gl.constexpr
-    Q_PER_KV: gl.constexpr
+    Q_PER_ITEM: gl.constexpr  # number of heads of q of a work item
+    ITEMS_PER_KV: gl.constexpr  # number of work items of a block of keys, one for each such heads
     DETERMINISTIC: gl.constexpr
     BLOCK_K: gl.constexpr  # number of keys of a work item
 
@@ -64,7 +65,7 @@ class BackwardProblem:
     def __init__(
         self, n_programs, n_heads, n_queries, n_keys, n_padded, n_splits, queries_per_split, group,
         n_items, left, right, starts_q, starts_k, blocks, scale_log2e, cap_log2e, turns, IS_CAUSAL,
-        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, DETERMINISTIC, BLOCK_K,
+        BOUNDED, LOWER_RIGHT, PACKED, SOFTCAP, Q_PER_KV, Q_PER_ITEM, DETERMINISTIC, BLOCK_K,
     ):  # fmt: skip
         self.n_programs = n_programs
         self.n_heads = n_heads
@@ -88,7 +89,8 @@ class BackwardProblem:
         self.LOWER_RIGHT = gl.constexpr(LOWER_RIGHT)
         self.PACKED = gl.constexpr(PACKED)
         self.SOFTCAP = gl.constexpr(SOFTCAP)
-        self.Q_PER_KV = gl.constexpr(Q_PER_KV)
+        self.Q_PER_ITEM = gl.constexpr(Q_PER_ITEM)
+        self.ITEMS_PER_KV = gl.constexpr(Q_PER_KV // Q_PER_ITEM)
         self.DETERMINISTIC = gl.constexpr(DETERMINISTIC)
         self.BLOCK_K = gl.constexpr(BLOCK_K)
 
@@ -154,7 +156,7 @@ class BackwardProblem:
             n_masked = gl.maximum(gl.minimum(n_masked, n_tiles), 0)
             n_first_masked = n_masked
         return WorkItem(
-            gl.to_tensor(split), head, first_key, first_tile, n_tiles, n_masked, n_first_masked,
+            head, first_key, first_tile, n_tiles, n_masked, n_first_masked,
             gl.to_tensor(query_start), gl.to_tensor(padded_query_start), gl.to_tensor(key_start),
             n_keys, gl.to_tensor(lower), gl.to_tensor(upper), self.BOUNDED, self.DETERMINISTIC,
         )  # fmt: skip
@@ -174,8 +176,8 @@ class WorkItem:
     If ASCENDING is True, tiles are processed in ascending order. With bounds, all have a mask then.
     """
 
-    split: gl.tensor  # index of the range of queries
-    head: gl.tensor  # index of the head of k and v, which counts the heads of all batch elements
+    # Index among the heads of q, Q_PER_ITEM of which count as one, of all batch elements
+    head: gl.tensor
     first_key: gl.tensor  # first key of the block
     first_tile: gl.tensor  # index of the first tile of 64 queries
     n_tiles: gl.tensor  # number of tiles of each head of q, at least 1
@@ -192,10 +194,9 @@ class WorkItem:
 
     @gluon.constexpr_function
     def __init__(
-        self, split, head, first_key, first_tile, n_tiles, n_masked, n_first_masked, query_start,
+        self, head, first_key, first_tile, n_tiles, n_masked, n_first_masked, query_start,
         padded_query_start, key_start, n_keys, lower, upper, BOUNDED, ASCENDING,
     ):  # fmt: skip
-        self.split = split
         self.head = head
         self.first_key = first_key
         self.first_tile = first_tile
@@ -238,11 +239,11 @@ def row_before(problem, item, row, i, HEAD_DIM: gl.constexpr):
     """
     if problem.BOUNDED:
         found = row + item.tile(gl.where(i == 0, item.n_tiles, i) - 1) * HEAD_DIM
-        if problem.Q_PER_KV > 1:
+        if problem.Q_PER_ITEM > 1:
             found -= gl.where(i == 0, problem.n_padded // BLOCK_Q * HEAD_DIM, 0)
     else:
         found = row + (item.first_tile + i - 1) * HEAD_DIM
-        if problem.Q_PER_KV > 1:
+        if problem.Q_PER_ITEM > 1:
             gap = (problem.n_padded // BLOCK_Q - item.n_tiles) * HEAD_DIM
             found -= gl.where(i == 0, gap, 0)
     return found
