@@ -19,12 +19,13 @@ from tabulate import tabulate
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
-from systems.kernels.flash_attention.auto import best_implementation
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from systems.kernels.flash_attention.call import Call, PackedSizes
+from systems.kernels.flash_attention.implementations import best_implementation
 
 HEAD_DIMS = (32, 64, 96, 128, 160, 192, 256)
 SMALL, LARGE = (1, 1024), (16, 8192)  # heads and tokens
 GROUP = 4  # heads of queries per head of keys
+CAUSAL = Call(True)
 
 
 def choice(
@@ -34,17 +35,16 @@ def choice(
     dtype: torch.dtype = torch.bfloat16,
     group: int = 1,
     needs_gradient: bool = True,
-    variant: Variant = NO_VARIANT,
-    is_packed: bool = False,
+    call: Call = CAUSAL,
 ) -> str:
-    """Return the implementation that is chosen for causal attention of such inputs."""
+    """Return the implementation that is chosen for attention of such inputs."""
 
     def tensor(heads: int) -> torch.Tensor:
-        shape = (heads, tokens, head_dim) if is_packed else (1, heads, tokens, head_dim)
+        shape = (heads, tokens, head_dim) if call.packing else (1, heads, tokens, head_dim)
         return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=needs_gradient)
 
     q, k = tensor(heads), tensor(heads // group)
-    return best_implementation(q, k, k, True, variant, is_packed)
+    return best_implementation(q, k, k, call)
 
 
 # Inputs, size, and further arguments of `choice`
@@ -53,12 +53,12 @@ ROWS: list[tuple[str, tuple[int, int], dict[str, Any]]] = [
     ("bf16", LARGE, {}),
     ("bf16, forward only", (16, 4096), {"needs_gradient": False}),
     ("bf16, grouped heads", LARGE, {"group": GROUP}),
-    ("bf16, window of keys before", SMALL, {"variant": Variant(window_left=255)}),
-    ("bf16, window of keys before", LARGE, {"variant": Variant(window_left=255)}),
-    ("bf16, softcap", SMALL, {"variant": Variant(softcap=30.0)}),
-    ("bf16, softcap", LARGE, {"variant": Variant(softcap=30.0)}),
-    ("bf16, packed sequences", SMALL, {"is_packed": True}),
-    ("bf16, packed sequences", LARGE, {"is_packed": True}),
+    ("bf16, window of keys before", SMALL, {"call": Call(True, window_left=255)}),
+    ("bf16, window of keys before", LARGE, {"call": Call(True, window_left=255)}),
+    ("bf16, softcap", SMALL, {"call": Call(True, softcap=30.0)}),
+    ("bf16, softcap", LARGE, {"call": Call(True, softcap=30.0)}),
+    ("bf16, packed sequences", SMALL, {"call": Call(True, packing=PackedSizes(4, 1024, 1024))}),
+    ("bf16, packed sequences", LARGE, {"call": Call(True, packing=PackedSizes(4, 1024, 1024))}),
     ("fp32", SMALL, {"dtype": torch.float32}),
     ("fp32", LARGE, {"dtype": torch.float32}),
 ]

@@ -9,7 +9,6 @@ call. torch decides which shapes its backends support.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,27 +16,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # import `systems` of this checkout
 from systems.kernels.flash_attention.arguments import DTYPES
-from systems.kernels.flash_attention.features import FEATURES
-from systems.kernels.flash_attention.hopper.support import hopper_form_reason
-from systems.kernels.flash_attention.peers.flash_attn_4 import flash_attn_4_form_reason
-from systems.kernels.flash_attention.peers.flex import flex_form_reason
-from systems.kernels.flash_attention.peers.sdpa import SDPA_BACKENDS
-from systems.kernels.flash_attention.registry import ATTENTIONS, HAS
-from systems.kernels.flash_attention.triton.attention import triton_form_reason
+from systems.kernels.flash_attention.call import FEATURES
+from systems.kernels.flash_attention.implementations import ATTENTIONS
 
-Reason = Callable[[torch.dtype, int], str | None]  # (dtype, head_dim) -> why not, or None
-# GPUs on which an implementation runs, and the forms of inputs that it supports. Those without an
-# entry run on all devices with all forms.
-GPU = {
-    "flash_attn_4": "Hopper, Blackwell", "flash_hopper": "H100, H200", "flash_triton": "CUDA GPU",
-    "flex": "CUDA GPU",
-}  # fmt: skip
-FORM: dict[str, Reason] = {
-    "flash_hopper": hopper_form_reason,
-    "flash_attn_4": flash_attn_4_form_reason,
-    "flash_triton": triton_form_reason,
-    "flex": lambda dtype, head_dim: flex_form_reason(head_dim),
-}
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
 }  # fmt: skip
@@ -46,16 +27,20 @@ LARGEST = 4096  # largest head dimension that is tried
 
 def row(name: str) -> list[str]:
     """Return the cells of an implementation: name, GPUs, dtypes, head dimensions, features."""
-    if name in ("sdpa", *SDPA_BACKENDS):
-        features = ["as torch" if feature in HAS[name] else "" for feature in FEATURES]
+    found = ATTENTIONS[name]
+    if found.gpus == "as torch":
+        features = ["as torch" if feature in found.features else "" for feature in FEATURES]
         return [name, "as torch", "as torch", "as torch", *features]
-    features = ["yes" if feature in HAS[name] else "" for feature in FEATURES]
-    reason = FORM.get(name, lambda dtype, head_dim: None)
+    features = ["yes" if feature in found.features else "" for feature in FEATURES]
     dims = range(1, LARGEST + 1)
-    dtypes = [dtype for dtype in DTYPES if any(reason(dtype, dim) is None for dim in dims)]
-    supported = [dim for dim in dims if reason(dtypes[0], dim) is None]
+
+    def supports(dtype: torch.dtype, dim: int) -> bool:
+        return found.form_reason(dtype, dim, dim) is None
+
+    dtypes = [dtype for dtype in DTYPES if any(supports(dtype, dim) for dim in dims)]
+    supported = [dim for dim in dims if supports(dtypes[0], dim)]
     names = "as torch" if name == "flex" else ", ".join(NAMES[dtype] for dtype in dtypes)
-    return [name, GPU.get(name, "any device"), names, span(supported), *features]
+    return [name, found.gpus, names, span(supported), *features]
 
 
 def span(dims: list[int]) -> str:

@@ -264,7 +264,6 @@ def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
     return d192_supports(torch.bfloat16, head_dim, value_dim, constants)
 
 
-
 def compile_hopper(
     name: str,
     head_dim: int,

@@ -33,21 +33,16 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict
 
+from systems.attentions import ATTENTIONS
 from systems.external.parameter import Implementation
 
-# Names of the attention implementations: the keys of `systems.kernels.flash_attention.ATTENTIONS`.
-# They are repeated here because that module imports torch. A test compares the two lists.
-AttentionName = Literal[
-    "naive", "flash_pytorch", "flash_triton", "flash_hopper", "flash_attn_4", "flex",
-    "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math",
-]  # fmt: skip
 # Type of a parameter that selects an attention: one of these names, or a reference to a function
 # outside this project, such as my_kernels/flash.py:MyFlash.
-AttentionChoice = Annotated[str, Implementation("attention", get_args(AttentionName))]
+AttentionChoice = Annotated[str, Implementation("attention", tuple(ATTENTIONS))]
 
 ARTIFACTS = "RUN_ARTIFACTS"  # environment variable with the path of the artifacts folder
 ROUND = "RUN_ROUND"  # environment variable with the options of a round of a block, as JSON

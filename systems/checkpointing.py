@@ -24,8 +24,8 @@ from torch.utils.checkpoint import (
 
 from systems.model import TransformerBlock, apply_in_order
 
-# Operator of this project's kernels (see systems.kernels.flash_attention.ops), by its name, because
-# it exists only once its module is imported
+# Operator of this project's kernels (see systems.kernels.flash_attention.autograd), by its name,
+# because it exists only once its module is imported
 FLASH_FORWARD = "cluster_sweeps::flash_forward"
 ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 

@@ -3,8 +3,8 @@
     model = TransformerLM(10_000, 512, d_model=1600, num_layers=48, num_heads=25, d_ff=6400)
     logits = model(token_ids)           # vocab_size is 10,000 and context_length is 512
 
-The attention function is an argument. `systems.kernels.flash_attention.ATTENTIONS` has
-implementations by name: `TransformerLM(..., attention=ATTENTIONS["sdpa_cudnn"])`.
+The attention function is an argument. `systems.training.attention_choice.implementation` returns
+those of this project by name: `TransformerLM(..., attention=implementation("sdpa_cudnn"))`.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from systems import accounting, implementation_sources
+from systems.attentions import ATTENTIONS
 from systems.benchmark import (
-    AttentionName,
     BenchmarkParams,
     Sources,
     Unsupported,
@@ -60,9 +60,7 @@ class Params(BenchmarkParams):
 
     # Key of `systems.kernels.flash_attention.ATTENTIONS`, or naive_compiled, which is the
     # implementation `naive` compiled with torch.compile, or FILE.py:NAME.
-    implementation: Annotated[
-        str, Implementation("attention", (*get_args(AttentionName), "naive_compiled"))
-    ]
+    implementation: Annotated[str, Implementation("attention", (*ATTENTIONS, "naive_compiled"))]
     seq_len: Positive  # number of queries, and of keys, in each sequence
     head_dim: Positive  # number of elements per head
     batch_size: Positive = 1  # number of sequences

@@ -12,16 +12,21 @@ calls the two functions in turn, and returns the ratio of their latencies.
 from __future__ import annotations
 
 import statistics
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems.benchmark import AttentionName, BenchmarkParams, Unsupported, round_options
+from systems.attentions import ATTENTIONS
+from systems.benchmark import BenchmarkParams, Unsupported, round_options
 
 VERSION = 1
 # torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
+if TYPE_CHECKING:
+    Name = str
+else:
+    Name = Literal[("auto", "torch", *ATTENTIONS)]
 
 
 class Params(BenchmarkParams):
@@ -33,7 +38,7 @@ class Params(BenchmarkParams):
     # Argument `implementation` of `systems.kernels.flash_attention.flash_attention`: auto lets it
     # choose. Or torch, for torch's function itself: its ratio shows how far that of equal functions
     # is from 1.
-    implementation: Literal["auto", "torch", AttentionName]
+    implementation: Name
     seq_len: Positive  # number of tokens
     head_dim: Positive = 64  # number of elements per head
     batch_size: Positive = 1  # number of sequences
@@ -69,7 +74,7 @@ def run(params: Params) -> dict[str, Any]:
     from torch.nn.functional import scaled_dot_product_attention
 
     from systems.dtypes import TORCH_DTYPES
-    from systems.kernels.flash_attention import ATTENTIONS, flash_attention, unsupported_reason
+    from systems.kernels.flash_attention import Call, flash_attention, unsupported_reason
     from systems.measure.attention_accuracy import check_attention, refill
     from systems.measure.latency import latency_ms_in_turn
     from systems.measure.windows import during, window
@@ -83,7 +88,7 @@ def run(params: Params) -> dict[str, Any]:
     inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
 
     if params.implementation in ATTENTIONS:
-        reason = unsupported_reason(q, k, v, params.causal, params.implementation)
+        reason = unsupported_reason(q, k, v, params.implementation, Call(params.causal))
         if reason:
             raise Unsupported(reason)
 

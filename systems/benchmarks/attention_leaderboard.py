@@ -81,6 +81,7 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
+    from systems.kernels.flash_attention.call import Call
     from systems.measure.attention_accuracy import call_once, check_attention, check_result, refill
     from systems.measure.windows import during, window
     from systems.training.attention_choice import attention_function
@@ -94,7 +95,7 @@ def run(params: Params) -> dict[str, Any]:
         torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)
     )
-    attention = attention_function(params.implementation, q, k, v, True)
+    attention = attention_function(params.implementation, q, k, v, Call(True))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, is_causal=True)

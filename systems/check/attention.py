@@ -13,7 +13,8 @@ from torch import Tensor
 
 from systems.benchmark import Unsupported, WrongOutput
 from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import attention_reference
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.reference import attention_reference
 from systems.measure.attention_accuracy import (
     ROWS_FACTOR,
     TOLERANCE,
@@ -165,7 +166,7 @@ def check_attention(
 def _check(reference: str, case: Case, device: torch.device) -> Checked:
     inputs, dout = _inputs(case, device)
     try:
-        attention = attention_function(reference, *inputs, case.causal)
+        attention = attention_function(reference, *inputs, Call(case.causal))
         forward = partial(attention, *inputs, is_causal=case.causal)
         result = call_once(forward, inputs, dout)
         errors = errors_of(result, inputs, dout, case.causal)
@@ -242,7 +243,7 @@ def _wrong_tensors(
     ]
     if not names:
         return []
-    exact = attention_reference(*inputs, dout, is_causal=case.causal)
+    exact = attention_reference(*inputs, dout, Call(case.causal))
     wrong = []
     for name in names:
         given, expected = getattr(result, name), getattr(exact, name)

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
-from systems.kernels.flash_attention import AttentionReference, attention_reference
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.measure.windows import during
 
 # Maximum relative L2 error of the output and of each gradient, by dtype. The unit roundoffs of
@@ -154,7 +155,7 @@ def errors_of(
     head_dim) on any device. The inputs q, k and v have the values from which it was computed.
     `exact` is computed if it is None.
     """
-    exact = exact or attention_reference(*inputs, dout, is_causal=is_causal)
+    exact = exact or attention_reference(*inputs, dout, Call(is_causal))
     scale = torch.linalg.vector_norm(dout.double()).item()
     total, rows = {}, {}
     for name, tensor in result._asdict().items():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive
-from systems.kernels.flash_attention.reference import AttentionReference
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from systems.kernels.flash_attention.call import Call, Packing
+from systems.kernels.flash_attention.naive import naive
+from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
 from systems.measure.attention_accuracy import (
     AttentionErrors,
     AttentionResult,
@@ -86,34 +86,29 @@ class AttentionCall:
             q, k, v, self.dout = (x.transpose(0, 1) for x in (q, k, v, self.dout))
         self.inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
         self.params, self.causal = params, params.causal
-        self.variant = Variant(
-            params.window_left, params.window_right, params.alignment == "lower_right",
-            params.softcap,
+        self.call = Call(
+            self.causal, None, params.window_left, params.window_right,
+            params.alignment == "lower_right", params.softcap,
+            _packing(params.lengths, device) if params.packed else None,
         )  # fmt: skip
-        self.packing = _packing(params.lengths, device) if params.packed else None
-        self.function = _implementation(params, *self.inputs, self.variant)
-        self.options: dict[str, Any] = {}  # features beyond a causal mask
-        if self.variant.mask(self.causal) != NO_VARIANT.mask(self.causal) or params.softcap:
-            self.options["variant"] = self.variant
-        if self.packing is not None:
-            self.options["packing"] = self.packing
+        self.function = _implementation(params, *self.inputs, self.call)
         self._seed = params.seed
         self.out: Tensor | None = None
         self.timed: AttentionResult | None = None  # results of a timed call, in host memory
 
     def forward(self) -> Tensor:
-        return self.function(*self.inputs, is_causal=self.causal, **self.options)
+        return self.function(*self.inputs, is_causal=self.causal)
 
     def reference(self) -> AttentionReference:
         """Return the float64 result for the present values in the buffers."""
         sequences = [(self.inputs, self.dout)]
-        if self.packing is not None:
+        if self.call.packing is not None:
             lengths_q, lengths_k = map(list, zip(*self.params.lengths, strict=True))
             sides = lengths_q, lengths_k, lengths_k, lengths_q
             parts = (x.split(n, -2) for x, n in zip((*self.inputs, self.dout), sides, strict=True))
             sequences = [(tensors[:3], tensors[3]) for tensors in zip(*parts, strict=True)]
         results = [
-            attention_reference(*inputs, dout, self.causal, variant=self.variant)
+            attention_reference(*inputs, dout, self.call._replace(packing=None))
             for inputs, dout in sequences
         ]
         if len(results) == 1:
@@ -217,13 +212,13 @@ class AttentionCall:
 
 
 def _implementation(
-    params: AttentionParams, q: Tensor, k: Tensor, v: Tensor, variant: Variant
+    params: AttentionParams, q: Tensor, k: Tensor, v: Tensor, call: Call
 ) -> Callable[..., Tensor]:
     if params.implementation == "naive_compiled":
         return torch.compile(naive, fullgraph=True, dynamic=False)
-    if params.implementation == "naive":
-        return naive if not params.packed and variant == NO_VARIANT else ATTENTIONS["naive"]
-    return attention_function(params.implementation, q, k, v, params.causal, variant, params.packed)
+    if params.implementation == "naive" and call.is_plain:
+        return naive
+    return attention_function(params.implementation, q, k, v, call)
 
 
 def _shapes(params: AttentionParams) -> Iterator[tuple[int, ...]]:

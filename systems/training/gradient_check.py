@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.benchmark import WrongOutput
-from systems.kernels.flash_attention import naive
+from systems.kernels.flash_attention.naive import naive
 from systems.model import TransformerLM, cross_entropy
 from systems.training.training import Training, new_model
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention import masked_scores
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.naive import masked_scores
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES
 from systems.measure.timing import clock_ms
 from systems.model import TransformerBlock
@@ -58,7 +59,7 @@ def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     `systems.kernels.flash_attention.naive`.
     """
     with annotated(_SCORES):
-        scores = masked_scores(q, k, is_causal)
+        scores = masked_scores(q, k, Call(is_causal))
     with annotated(_SOFTMAX):
         probabilities = torch.softmax(scores, dim=-1)
     with annotated(_OUTPUT):

@@ -25,6 +25,7 @@ from systems.accounting import MATMUL_DTYPE
 from systems.benchmark import Unsupported
 from systems.checkpointing import every_k_blocks, half_blocks, nested, selective
 from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention.call import Call
 from systems.model import TransformerLM, cross_entropy
 from systems.training.attention_choice import attention_function
 from systems.training.params import TransformerParams
@@ -241,7 +242,7 @@ def model_attention(
     dtype = TORCH_DTYPES[MATMUL_DTYPE[params.precision]]
     shape = (1, size.num_heads, params.context_length, size.d_model // size.num_heads)
     probe = torch.empty(shape, dtype=dtype, device=device, requires_grad=True)
-    return attention_function(params.attention, probe, probe, probe, True), probe
+    return attention_function(params.attention, probe, probe, probe, Call(True)), probe
 
 
 def new_model(

@@ -1,33 +1,34 @@
 """Implementations of attention, softmax(Q K^T * scale) V, with a common signature.
 
-All implementations are functions (q, k, v, is_causal, scale). `flash_attention` checks its inputs
-and selects an implementation, `flash_attention_packed` does the same for packed sequences, and
-`scaled_dot_product_attention` replaces torch's function of this name.
+`flash_attention` checks its inputs and selects an implementation, `flash_attention_packed` does the
+same for packed sequences, and `scaled_dot_product_attention` replaces torch's function of this
+name. The implementations themselves are functions (q, k, v, call), in the table `ATTENTIONS`.
 """
 
-from systems.kernels.flash_attention.api import flash_attention, flash_attention_packed
+from systems.kernels.flash_attention.api import (
+    flash_attention,
+    flash_attention_packed,
+    scaled_dot_product_attention,
+)
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper, FlashAttentionTriton
-from systems.kernels.flash_attention.drop_in import scaled_dot_product_attention
+from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.flash_pytorch import FlashAttentionPyTorch
-from systems.kernels.flash_attention.naive import masked_scores, naive
-from systems.kernels.flash_attention.peers.sdpa import SDPA_BACKENDS, sdpa, sdpa_unsupported_reason
+from systems.kernels.flash_attention.implementations import ATTENTIONS, unsupported_reason
+from systems.kernels.flash_attention.naive import naive
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
-from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
 
 __all__ = [
     "ATTENTIONS",
-    "SDPA_BACKENDS",
     "AttentionReference",
+    "Call",
     "FlashAttentionHopper",
     "FlashAttentionPyTorch",
     "FlashAttentionTriton",
+    "Packing",
     "attention_reference",
     "flash_attention",
     "flash_attention_packed",
-    "masked_scores",
     "naive",
     "scaled_dot_product_attention",
-    "sdpa",
-    "sdpa_unsupported_reason",
     "unsupported_reason",
 ]

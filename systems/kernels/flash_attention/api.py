@@ -10,35 +10,35 @@ Example:
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from systems.kernels.flash_attention.arguments import (
     ALIGNMENTS,
     LAYOUTS,
     PACKED,
-    as_float,
+    make_call,
     make_packing,
-    make_variant,
     option_errors,
     packing_errors,
-    properties,
     require_tensors,
+    scale_error,
     tensor_errors,
 )
-from systems.kernels.flash_attention.auto import best_implementation
-from systems.kernels.flash_attention.autograd import autocast
-from systems.kernels.flash_attention.layout import four_dimensional
-from systems.kernels.flash_attention.registry import ATTENTIONS, unsupported_reason
-from systems.kernels.flash_attention.validation import MAX_PLANS
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from systems.kernels.flash_attention.call import MAX_PLANS, Call, autocast
+from systems.kernels.flash_attention.implementations import (
+    ATTENTIONS,
+    best_implementation,
+    unsupported_reason,
+)
+from systems.kernels.flash_attention.triton.layout import four_dimensional
 
 Window = tuple[int | None, int | None]
 NO_WINDOW: Window = (None, None)
-# Implementations that allow for a negative scale. The others mask scores before they scale them.
-ANY_SCALE = ("naive", "flash_pytorch", "flash_triton", "flash_hopper")
 
 
 def flash_attention(
@@ -113,16 +113,20 @@ def flash_attention(
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
     options = is_causal, scale, implementation, alignment, softcap, return_lse, layout
-    is_causal, variant = _checked(properties(q, k, v), window, options)
+    properties = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), _devices(q, k, v)
+    call = _checked(*properties, window, *options)
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     leading = q.shape[:-2]
-    # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
-    # materializes the score matrix.
-    q, k, v = (four_dimensional(x) for x in (q, k, v))
+    if len(leading) != 2:
+        # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
+        # materializes the score matrix.
+        q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
-    result = _attend(q, k, v, is_causal, scale, implementation, variant, None, return_lse)
+    result = _attend(q, k, v, implementation, call)
+    if len(leading) == 2 and layout == LAYOUTS[0]:
+        return result
     out, lse = result if return_lse else (result, None)
     if len(leading) != 2:
         out = out.reshape(*leading, *out.shape[-2:])
@@ -186,7 +190,8 @@ def flash_attention_packed(
         is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse,
         LAYOUTS[0],
     )  # fmt: skip
-    errors += tensor_errors(*properties(q, k, v), PACKED)
+    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
+    errors += tensor_errors(shapes, dtypes, _devices(q, k, v), PACKED)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     errors += packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if errors:
@@ -197,32 +202,109 @@ def flash_attention_packed(
     )
     if cu_seqlens_q is cu_seqlens_k:
         alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
-    is_causal, variant = make_variant(is_causal, window, alignment, softcap)
-    result = _attend(q, k, v, is_causal, scale, implementation, variant, packing, return_lse)
+    call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
+    result = _attend(q, k, v, implementation, call._replace(packing=packing))
     out, lse = result if return_lse else (result, None)
     # The kernels write rows before heads if q has them so; naive does not.
     out = out.transpose(0, 1).contiguous()
     return out if lse is None else (out, lse)
 
 
-def _checked(
-    tensors: tuple[Any, Any, Any], window: Window, options: tuple[Any, ...]
-) -> tuple[bool, Variant]:
-    """Return whether attention is causal, and its variant, for arguments of `flash_attention`.
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Compute attention as `torch.nn.functional.scaled_dot_product_attention` does.
 
-    Equal arguments without a window are checked once, because the checks take a considerable part
-    of a call with small inputs. `tensors` is the result of `properties`, and `options` are the
-    other arguments of `_check`.
+    The arguments and the result are those of torch's function, so that it can be replaced:
+
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+
+    The first time that this function calls torch's function for a reason, it warns.
+
+    `flash_attention(..., implementation="auto")` computes the result. It also uses torch's function
+    for inputs that are too small for kernels launched from Python, and on devices other than a
+    Hopper GPU. torch's function itself is called for a mask other than a causal one, for dropout,
+    within transforms of torch.func, and for arguments that `flash_attention` does not accept, for
+    example nested tensors and batch dimensions that broadcast. Errors are those of torch.
+    """
+    options = is_causal, scale, enable_gqa
+    reason = _fallback_reason(query, key, value, attn_mask, dropout_p, *options)
+    if reason is None:
+        out: Tensor = flash_attention(query, key, value, is_causal, scale)
+        return out
+    # torch.compile does not trace warnings.
+    if not torch.compiler.is_compiling() and reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"scaled_dot_product_attention uses torch's implementation: {reason}", stacklevel=2
+        )
+    return torch_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+_warned: set[str] = set()
+# torch's function at the time of the import, which a caller may replace by the function above
+torch_attention = functional.scaled_dot_product_attention
+
+
+def _fallback_reason(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: object,
+    scale: object,
+    enable_gqa: bool,
+) -> str | None:
+    if attn_mask is not None:
+        return "attn_mask is given, and flash_attention has only causal masks and windows"
+    if dropout_p != 0:
+        return "dropout_p is not 0, and flash_attention has no dropout"
+    if not all(isinstance(x, Tensor) and not x.is_nested for x in (query, key, value)):
+        return "flash_attention accepts only tensors, and no nested ones"
+    if torch._C._are_functorch_transforms_active():
+        return "flash_attention does not support transforms of torch.func"
+    q, k, v = autocast(query, key, value)
+    if tensor_errors((q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), _devices(q, k, v)):
+        return "flash_attention does not accept these shapes, dtypes or devices"
+    if not isinstance(is_causal, bool) or scale_error(scale):
+        return "flash_attention does not accept this is_causal or scale"
+    if not isinstance(enable_gqa, bool) or (enable_gqa and query.dim() < 3):
+        return "flash_attention does not accept this enable_gqa"
+    if not enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
+        return "key has fewer heads than query, and enable_gqa is False"
+    return None
+
+
+def _devices(q: Tensor, k: Tensor, v: Tensor) -> tuple[torch.device, ...]:
+    return q.device, k.device, v.device
+
+
+def _checked(*arguments: Any) -> Call:
+    """Return the call for arguments of `_check`.
+
+    Equal arguments are checked once, because the checks take a considerable part of a call with
+    small inputs.
 
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.
     """
-    if window is NO_WINDOW and not torch.compiler.is_compiling():
+    if arguments[3] is NO_WINDOW and not torch.compiler.is_compiling():
         try:
-            return _cached_check(*tensors, NO_WINDOW, *options)
+            return _cached_check(*arguments)
         except TypeError:  # an option or a size that cannot be hashed
             pass
-    return _check(*tensors, window, *options)
+    return _check(*arguments)
 
 
 def _check(
@@ -237,7 +319,7 @@ def _check(
     softcap: Any,
     return_lse: Any,
     layout: Any,
-) -> tuple[bool, Variant]:
+) -> Call:
     errors = option_errors(
         is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
     )
@@ -248,52 +330,28 @@ def _check(
     rows = -2 if layout == LAYOUTS[0] else -3
     if shapes[0][rows] == shapes[1][rows]:
         alignment = ALIGNMENTS[0]  # the same, and more implementations have it
-    return make_variant(is_causal, window, alignment, softcap)
+    return make_call(is_causal, scale, window, alignment, softcap, return_lse)
 
 
 # typed, because True == 1 == 1.0, but an argument may accept only one of them.
 _cached_check = functools.lru_cache(maxsize=MAX_PLANS, typed=True)(_check)
 
 
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    implementation: str,
-    variant: Variant,
-    packing: Packing | None,
-    return_lse: bool,
-) -> Any:
+def _attend(q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call) -> Any:
     """Call the implementation with this name, or the best one, with checked arguments."""
-    call = variant, packing is not None, return_lse
     if implementation == "auto":
-        implementation = best_implementation(q, k, v, is_causal, *call)
+        implementation = best_implementation(q, k, v, call)
     else:
-        reason = unsupported_reason(q, k, v, is_causal, implementation, *call)
+        reason = unsupported_reason(q, k, v, implementation, call)
         if reason:
-            others = [
-                name
-                for name in ATTENTIONS
-                if not unsupported_reason(q, k, v, is_causal, name, *call)
-            ]
+            others = [name for name in ATTENTIONS if not unsupported_reason(q, k, v, name, call)]
             raise RuntimeError(
                 f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
             )
-    if scale is not None and scale < 0 and implementation not in ANY_SCALE:
-        q, scale = -q, -scale
+    chosen = ATTENTIONS[implementation]
+    if call.scale is not None and call.scale < 0 and not chosen.any_scale:
+        q, call = -q, call._replace(scale=-call.scale)
     if torch.compiler.is_compiling():
         # torch.compile rejects an autograd.Function that gets the same tensor twice.
         q, k, v = (x.view_as(x) for x in (q, k, v))
-    # Implementations without these features do not have the arguments.
-    options: dict[str, Any] = {"is_causal": is_causal, "scale": as_float(scale)}
-    if variant != NO_VARIANT and (
-        variant.mask(is_causal) != NO_VARIANT.mask(is_causal) or variant.softcap is not None
-    ):
-        options["variant"] = variant
-    if packing is not None:
-        options["packing"] = packing
-    if return_lse:
-        options["return_lse"] = True
-    return ATTENTIONS[implementation](q, k, v, **options)
+    return chosen.attend(q, k, v, call)

@@ -1,24 +1,32 @@
-"""Checks of the arguments of `flash_attention` and `flash_attention_packed`."""
+"""Checks of the arguments of `flash_attention` and `flash_attention_packed`, and of the kernels."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.triton.tile_table import KERNEL_DTYPES
-from systems.kernels.flash_attention.validation import FORM, qkv_errors
-from systems.kernels.flash_attention.variant import Packing, Variant
+from systems.kernels.device import runs_kernels
+from systems.kernels.flash_attention.call import Call, Packing, Shapes
+from systems.kernels.flash_attention.triton.tile_table import (
+    KERNEL_DTYPES,
+    MAX_HEAD_DIM,
+    PRECISIONS,
+)
+from systems.kernels.triton_interpreter import mend_interpreter
 
 DTYPES = (*KERNEL_DTYPES, torch.float64)
 ALIGNMENTS = ("upper_left", "lower_right")
 LONGEST_VALUE = 100  # number of characters of a value in a message; of others, the type is told
 LAYOUTS = ("bhsd", "bshd")
 PACKED = "packed"
+FORM = (
+    "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
+    "(..., heads, n_keys, value_dim)"
+)
 FORMS = {
     LAYOUTS[0]: FORM,
     LAYOUTS[1]: (
@@ -70,13 +78,55 @@ def tensor_errors(
     return qkv_errors(shapes, dtypes, devices, DTYPES, form=FORMS[layout], given=given)
 
 
-def properties(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any]:
-    """Return the shapes, the dtypes and the devices of q, k and v, for `tensor_errors`."""
-    return (
-        (q.shape, k.shape, v.shape),
-        (q.dtype, k.dtype, v.dtype),
-        (q.device, k.device, v.device),
-    )
+def qkv_errors(
+    shapes: Sequence[Sequence[int]],
+    dtypes: Sequence[torch.dtype],
+    devices: Sequence[torch.device],
+    valid_dtypes: Sequence[torch.dtype],
+    max_head_dim: int | None = None,
+    form: str = FORM,
+    given: Sequence[Sequence[int]] | None = None,
+) -> list[str]:
+    """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
+
+    The list is empty if they are valid. `form` has the valid dimensions, and `given` the shapes for
+    messages, by default `shapes`. Without max_head_dim, there is no limit.
+    """
+    errors = []
+    q, k, v = shapes
+    if (
+        min(len(q), len(k), len(v)) < 2
+        or k[:-1] != v[:-1]
+        or q[-1] != k[-1]
+        or not _heads_fit(q[:-2], k[:-2])
+    ):
+        shown = zip("qkv", given or shapes, strict=True)
+        errors.append(
+            f"{form}, with equal leading dimensions, except that k and v may have fewer heads if "
+            "their number divides that of q, got "
+            + ", ".join(f"{name} {tuple(shape)}" for name, shape in shown)
+        )
+    for name, shape in (("head_dim", q), ("value_dim", v)):
+        if name == "value_dim" and len(v) and len(q) and v[-1] == q[-1]:
+            continue
+        if len(shape) and (shape[-1] < 1 or (max_head_dim and shape[-1] > max_head_dim)):
+            valid = "1 or more" if max_head_dim is None else f"1 to {max_head_dim}"
+            errors.append(f"{name} must be {valid}, got {shape[-1]}")
+    if dtypes[0] not in valid_dtypes or not dtypes[0] == dtypes[1] == dtypes[2]:
+        errors.append(
+            f"q, k and v must have the same dtype (one of {', '.join(map(str, valid_dtypes))}), "
+            f"got {', '.join(map(str, dtypes))}"
+        )
+    if not devices[0] == devices[1] == devices[2]:
+        errors.append(f"q, k and v must be on the same device, got {', '.join(map(str, devices))}")
+    return errors
+
+
+def _heads_fit(q: Sequence[int], k: Sequence[int]) -> bool:
+    """Return True if these leading dimensions of q and k fit. The last is the number of heads."""
+    if not q or not k:
+        return q == k
+    return q[:-1] == k[:-1] and (q[-1] == k[-1] or (k[-1] > 0 and q[-1] % k[-1] == 0))
 
 
 def option_errors(
@@ -202,20 +252,31 @@ def make_packing(
     )  # fmt: skip
 
 
-def make_variant(
-    is_causal: bool, window: Sequence[int | None], alignment: str, softcap: float | None
-) -> tuple[bool, Variant]:
-    """Return whether attention is causal, and its variant, for valid options of `flash_attention`.
+def make_call(
+    is_causal: bool,
+    scale: float | None,
+    window: Sequence[int | None],
+    alignment: str,
+    softcap: float | None,
+    return_lse: bool,
+) -> Call:
+    """Return the call for valid options of `flash_attention`.
 
-    Equal masks give equal results: a window that ends at the position of the query is causal.
+    Equal masks give equal calls: a window that ends at the position of the query is causal, and
+    without bounds, the alignment does not matter.
     """
     left, right = (None if bound is None else min(int(bound), _MAX_WINDOW) for bound in window)
     is_causal = is_causal or right == 0
     right = None if is_causal else right
-    return is_causal, Variant(left, right, alignment == ALIGNMENTS[1], as_float(softcap))
+    has_bounds = is_causal or left is not None or right is not None
+    lower_right = has_bounds and alignment == ALIGNMENTS[1]
+    return Call(
+        is_causal, _as_float(scale), left, right, lower_right, _as_float(softcap),
+        return_lse=return_lse,
+    )  # fmt: skip
 
 
-def as_float(number: float | None) -> float | None:
+def _as_float(number: float | None) -> float | None:
     """Return a valid number as a type that torch's operators accept."""
     return number if number is None or isinstance(number, (int, float)) else float(number)
 
@@ -253,3 +314,32 @@ def _describe(x: object) -> str:
     if isinstance(x, Tensor):
         return f"a tensor of shape {tuple(x.shape)}"
     return repr(x) if len(repr(x)) <= LONGEST_VALUE else f"a value of type {type(x).__name__}"
+
+
+def check_kernel_inputs(
+    shapes: Shapes,
+    dtypes: Sequence[torch.dtype],
+    devices: Sequence[torch.device],
+    precision: str = "fp16x3",
+) -> None:
+    """Check whether the Triton and Hopper kernels accept the inputs.
+
+    Shapes, dtypes and devices are those of q, k and v. `triton.launch.flash_forward` describes
+    precision.
+
+    Raises:
+        ValueError: if the inputs are invalid; the message lists all errors.
+        RuntimeError: if Triton kernels do not run on the device of the inputs.
+    """
+    errors = qkv_errors(shapes, dtypes, devices, KERNEL_DTYPES, MAX_HEAD_DIM)
+    if precision not in PRECISIONS:
+        errors.append(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if errors:
+        raise ValueError("; ".join(errors))
+    if not runs_kernels(devices[0]):
+        raise RuntimeError(
+            f"the Triton kernels need a GPU, got tensors on {devices[0]}; set TRITON_INTERPRET=1 "
+            "in the environment to run the kernels in Triton's interpreter on a CPU"
+        )
+    if devices[0].type == "cpu":
+        mend_interpreter()

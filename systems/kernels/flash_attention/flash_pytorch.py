@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from systems.kernels.flash_attention.features import VALUE_DIM
+from systems.kernels.flash_attention.call import VALUE_DIM, Call, Implementation
 
-HAS = frozenset({VALUE_DIM})
 # Number of queries and number of keys per tile. A tile of scores takes 1 MiB per head in float32,
 # and backward holds three such tiles at the same time. Tiles of this size give each kernel enough
 # work to hide Python's launch overhead.
@@ -82,6 +81,13 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = tiled_backward(q, k, v, out, lse, dout, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    return FlashAttentionPyTorch.apply(q, k, v, call.is_causal, call.scale)
+
+
+IMPLEMENTATIONS = {"flash_pytorch": Implementation(_attend, frozenset({VALUE_DIM}), any_scale=True)}
 
 
 @torch.no_grad()

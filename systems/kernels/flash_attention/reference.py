@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from systems.kernels.flash_attention.call import PLAIN, Call
 
 BLOCK_BYTES = 1 << 29  # size of a block of float64 scores; up to about four blocks exist at a time
 
@@ -40,9 +40,7 @@ def attention_reference(
     k: Tensor,
     v: Tensor,
     dout: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    variant: Variant = NO_VARIANT,
+    call: Call = PLAIN,
 ) -> AttentionReference:
     """Compute attention, softmax(q k^T * scale) v, its log-sum-exp and its gradients in float64.
 
@@ -59,20 +57,18 @@ def attention_reference(
         q: (..., n_queries, head_dim), any float dtype.
         k, v: (..., n_keys, head_dim or value_dim), with the leading dimensions of q, or with fewer
             heads (see `naive.naive`).
-        is_causal: if True, query i sees only keys 0 to i, unless `variant` aligns the mask to the
-            lower right.
-        scale: 1/sqrt(head_dim) by default.
+        call: without packing.
     """
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         shape, group = k.shape, q.shape[-3] // k.shape[-3]
         k, v = (x.repeat_interleave(group, -3) for x in (k, v))
-        out, lse, dq, dk, dv = attention_reference(q, k, v, dout, is_causal, scale, variant)
+        out, lse, dq, dk, dv = attention_reference(q, k, v, dout, call)
         dk, dv = (x.unflatten(-3, (shape[-3], group)).sum(-3) for x in (dk, dv))
         return AttentionReference(out, lse, dq, dk, dv)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
     q, k, v, dout = (t.detach().double() for t in (q, k, v, dout))
     n_queries, n_keys = q.shape[-2], k.shape[-2]
-    lower, upper = variant.mask(is_causal).bounds(n_queries, n_keys)
+    lower, upper = call.mask.bounds(n_queries, n_keys)
     heads = max(1, math.prod(q.shape[:-2]))
     rows = max(1, BLOCK_BYTES // (8 * n_keys * heads)) if n_keys else max(1, n_queries)
     out, dq = torch.empty_like(dout), torch.empty_like(q)
@@ -85,9 +81,9 @@ def attention_reference(
         keys, values = k[..., :seen, :], v[..., :seen, :]
         scores = q[..., block, :] @ keys.transpose(-2, -1) * scale
         capped = None
-        if variant.softcap is not None:
-            capped = torch.tanh(scores / variant.softcap)
-            scores = capped * variant.softcap
+        if call.softcap is not None:
+            capped = torch.tanh(scores / call.softcap)
+            scores = capped * call.softcap
         hidden = torch.zeros(scores.shape[-2:], dtype=torch.bool, device=q.device)
         query = torch.arange(block.start, block.stop, device=q.device)[:, None]
         key = torch.arange(seen, device=q.device)

@@ -18,34 +18,50 @@ dtype and options.
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from systems.kernels.alignment import ALIGNMENT
 from systems.kernels.device import multiprocessors, on
-from systems.kernels.flash_attention.hopper import support
+from systems.kernels.flash_attention.call import (
+    MAX_PLANS,
+    PLAIN,
+    Call,
+    PackedSizes,
+    Packing,
+    Shapes,
+    signature,
+)
 from systems.kernels.flash_attention.hopper.head_groups import (
     balanced_group,
     even_sizes,
+    heads_per_item,
     tiles_of_blocks,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
-from systems.kernels.flash_attention.hopper.splits import BLOCK_Q, backward_splits, block_of_keys
+from systems.kernels.flash_attention.hopper.splits import (
+    BLOCK_Q,
+    backward_splits,
+    block_of_keys,
+    fills_gpu,
+)
 from systems.kernels.flash_attention.hopper.tiles import (
     COPIED_COLUMNS,
-    PACKED_HEAD_DIMS,
     kernel_head_dim,
     used_columns,
 )
-from systems.kernels.flash_attention.hopper.tma_rows import in_units, row_maps, tma_compatible
-from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
-from systems.kernels.flash_attention.triton.memory_bound_launch import sum_launch
+from systems.kernels.flash_attention.hopper.tma_rows import (
+    in_units,
+    row_maps,
+    tma_compatible,
+    tma_layout,
+)
+from systems.kernels.flash_attention.triton.layout import Layout, output_strides
 from systems.kernels.flash_attention.triton.work_splits import L2_BYTES, split_tiles
-from systems.kernels.flash_attention.validation import MAX_PLANS
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 from systems.kernels.tensor_maps import TensorMaps
 
@@ -65,31 +81,14 @@ SHARING_BLOCKS = 16
 MAX_DETERMINISTIC_HEAD_DIM = 128  # largest head_dim for which additions can have a fixed order
 
 
-def unsupported_reason(
-    q: Tensor,
-    needs_dq: bool = True,
-    needs_dkdv: bool = True,
-    variant: Variant = NO_VARIANT,
-    is_packed: bool = False,
-    value_dim: int | None = None,
-) -> str | None:
-    """Return the reason why the Hopper backward kernels should not be used, or None if they should.
+def can_be_deterministic(k: Tensor) -> bool:
+    """Return whether the kernels can add to dQ in a fixed order, and fill the GPU without a split.
 
-    There is a reason if the Hopper kernels do not support q, or if not all gradients are needed.
-
-    The Hopper kernels always compute all three gradients. If all of them are needed, the Hopper
-    kernels are faster than `triton.launch.flash_backward`. Measured with 16 causal heads of 16k
-    tokens on an H200, they take 2.5 ms instead of 3.6 ms with head_dim 64, and 4.7 ms instead of
-    6.5 ms with head_dim 128. If only some gradients are needed, the Triton kernels do less work.
-    `variant` and `is_packed`: see `registry.unsupported_reason`. The head dimension of v is that of
-    q by default.
+    k is (..., heads, n_keys, head_dim).
     """
-    if not (needs_dq and needs_dkdv):
-        return (
-            "flash_hopper always computes all gradients; if only some are needed, flash_triton is "
-            "faster"
-        )
-    return support.unsupported_reason(q, variant, is_packed, value_dim)
+    return k.shape[-1] <= MAX_DETERMINISTIC_HEAD_DIM and fills_gpu(
+        k.shape, multiprocessors(k.device.index)
+    )
 
 
 def d192_supports(
@@ -120,11 +119,8 @@ def flash_backward(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
     dlse: Tensor | None = None,
     n_splits: int | None = None,
     q_per_item: int | None = None,
@@ -162,63 +158,85 @@ def flash_backward(
             f"deterministic needs a head_dim of at most {MAX_DETERMINISTIC_HEAD_DIM}, got "
             f"{q.shape[-1]}"
         )
-    gradients = empty_like(q), empty_like(k), empty_like(v)
-    if q.numel() == 0 or k.numel() == 0:
-        for gradient in gradients:
-            gradient.zero_()
-        return gradients
-    # These variables keep copies alive until the launch, so that their memory is not reused.
-    tensors = [tma_compatible(x) for x in (q, k, v, out, dout)]
-    tensors += [four_dimensional(x) for x in gradients]
-    shapes, strides = tuple([x.shape for x in tensors[:3]]), tuple([x.stride() for x in tensors])
-    plan = _backward_plan(
-        q.device, q.dtype, shapes, strides, is_causal, scale, n_splits, q_per_item, dlse is not None,
-        variant, packed_sizes(packing), deterministic,
-    )  # fmt: skip
-    with on(q.device):
-        plan(packing, lse, None if dlse is None else dlse.contiguous(), *tensors)
-    return gradients
+    options = call.for_plan(), n_splits, q_per_item, dlse is not None, deterministic
+    plan = _backward_plan(*signature(q, k, v), out.stride(), dout.stride(), *options)
+    pointers = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | dout.data_ptr()
+    if plan.copies or pointers % ALIGNMENT:
+        q, k, v, out, dout = (tma_compatible(x) for x in (q, k, v, out, dout))
+        strides = plan.gradient_strides
+        plan = _backward_plan(*signature(q, k, v), out.stride(), dout.stride(), *options, strides)
+    return plan(q, k, v, out, lse, dout, call.packing, dlse)
 
 
 class HopperBackwardPlan:
-    """Prepared kernel launches of `flash_backward` for given shapes, strides and dtype.
+    """Prepared kernel launches of `flash_backward` for inputs with fixed properties.
 
-    A call `plan(packing, lse, dlse, q, k, v, out, dout, dq, dk, dv)` runs the launches.
+    A call of the plan with q, k, v, out, lse, dout, the packed sequences, if any, and the gradient
+    of lse, if any, returns dq, dk and dv.
 
     Args:
-        dtype: of all tensors except lse.
-        shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
-        strides: of q, k, v, out, dout, dq, dk and dv, in elements. TMA must support all of them.
-        n_splits: ranges into which the queries are split; None for the result of `backward_splits`,
-            or 1 if a split is impossible or makes no sense.
+        shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
+        out_strides, dout_strides: in elements.
+        call: the result of `Call.for_plan`.
+        n_splits, q_per_item, deterministic: as given to `flash_backward`.
+        gradient_strides: of dq, dk and dv; by default from `layout.output_strides`.
     """
 
     def __init__(
         self,
-        device: torch.device,
-        dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], ...],
-        strides: tuple[tuple[int, ...], ...],
-        is_causal: bool,
-        scale: float | None,
-        n_splits: int | None,
-        q_per_item: int | None,
-        has_dlse: bool,
-        variant: Variant,
-        packed: PackedSizes | None,
-        deterministic: bool,
+        shapes: Shapes,
+        strides: Shapes,
+        dtypes: tuple[torch.dtype, ...],
+        devices: tuple[torch.device, ...],
+        out_strides: tuple[int, ...],
+        dout_strides: tuple[int, ...],
+        call: Call,
+        n_splits: int | None = None,
+        q_per_item: int | None = None,
+        has_dlse: bool = False,
+        deterministic: bool = False,
+        gradient_strides: Shapes | None = None,
     ):
-        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
-        value_dim = shapes[2][-1]
-        options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
+        dtype, device = dtypes[0], devices[0]
+        self.device, self.shapes = device, shapes
+        self.gradient_strides = gradient_strides or tuple(map(output_strides, shapes, strides))
+        out_shape = (*shapes[0][:-1], shapes[2][-1])
+        inputs = [
+            tma_layout(*of)
+            for of in zip(
+                (*shapes, out_shape, out_shape), (*strides, out_strides, dout_strides), strict=True
+            )
+        ]
+        self.copies = any(of.is_copy for of in inputs)
+        gradients = [tma_layout(*of) for of in zip(shapes, self.gradient_strides, strict=True)]
+        layouts = (*inputs, *gradients)
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, value_dim) = (
+            layouts[0].shape, layouts[2].shape
+        )  # fmt: skip
+        self.is_empty = 0 in (*layouts[0].shape, n_keys)
+        if self.is_empty:
+            return
+        packed = call.packing
+        assert not isinstance(packed, Packing), "a plan depends only on sizes"
+        options = kernel_options(call, (n_queries, n_keys), head_dim)
         q_per_kv = heads // kv_heads
-        self.q_per_item = q_per_item or q_per_kv
-        n_programs = batch * heads // self.q_per_item
         block_k = block_of_keys(head_dim)
+        n_multiprocessors = multiprocessors(device.index)
+        if deterministic:
+            assert q_per_item in (None, q_per_kv), "q_per_item with a fixed order"
+            q_per_item = q_per_kv
+        if q_per_item is None:
+            q_per_item = heads_per_item(
+                q_per_kv, batch * kv_heads,
+                tiles_of_blocks(
+                    options, (n_queries, n_keys), packed, block_k, TILE, True, batch * heads
+                ), n_multiprocessors,
+            )  # fmt: skip
+        self.q_per_item = q_per_item
+        n_programs = batch * heads // q_per_item
         n_blocks = -(-n_keys // block_k)
         n_tiles = -(-n_queries // TILE)
         n_padded = n_tiles * TILE
-        n_multiprocessors = multiprocessors(device.index)
         self.head_dim = kernel_head_dim(head_dim)
         if deterministic or not options.may_split:
             assert n_splits in (None, 1), "n_splits with packing, a left bound or a fixed order"
@@ -226,18 +244,20 @@ class HopperBackwardPlan:
         if n_splits is None:
             mask_is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
             n_splits = backward_splits(
-                n_programs, n_blocks, n_tiles, mask_is_causal, kernel_head_dim(head_dim),
-                n_multiprocessors, self.q_per_item,
-            )
+                n_programs, n_blocks, n_tiles, mask_is_causal, head_dim, n_multiprocessors,
+                q_per_item,
+            )  # fmt: skip
         self.n_splits, tiles_per_split = split_tiles(n_tiles, n_splits)
 
         def most_blocks(keys: int) -> int:
             """Return how many blocks of `keys` keys the busiest multiprocessor gets."""
             return -(-n_programs * -(-n_keys // keys) // n_multiprocessors)
 
-        self.uses_d192 = d192_supports(
-            dtype, head_dim, value_dim, options.constants
-        ) and D192_STEP_TIME * most_blocks(D192_KEYS) <= most_blocks(block_k)
+        self.uses_d192 = (
+            self.n_splits == 1
+            and d192_supports(dtype, head_dim, value_dim, options.constants)
+            and D192_STEP_TIME * most_blocks(D192_KEYS) <= most_blocks(block_k)
+        )
         self.dq_columns = self.head_dim  # number of columns of the float32 sum of dQ
         if self.uses_d192:
             self.dq_columns = D192_COLUMNS
@@ -252,21 +272,21 @@ class HopperBackwardPlan:
             n_padded = (n_queries + packed.n_sequences * TILE) // TILE * TILE
         n_items = self.n_splits * n_programs * n_blocks
         self.n_rows = batch * heads * n_padded
-        self.is_summed = self.n_splits > 1 or self.q_per_item < q_per_kv
+        self.is_summed = self.n_splits > 1 or q_per_item < q_per_kv
         # Sums of dK and dV, and two counters for each key, see `backward.sums`
         columns = used_columns(head_dim) + used_columns(value_dim)
         self.n_counters = 2 * batch * kv_heads * n_keys
         self.n_sums = batch * kv_heads * n_keys * (columns + 2) if self.is_summed else 0
         ends = heads, n_queries, n_padded, packed.n_sequences if packed else 1
         self._make_row_launches(
-            strides, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
+            layouts, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
         )
         if deterministic:
             # The long blocks of a head come last. If a block has the queries of several heads, the
             # fewer heads of k end together, the fewer multiprocessors wait.
             group = 1 if q_per_kv > 1 else -(-n_multiprocessors // n_blocks)
         else:
-            group = self._group(options, shapes, packed, block_k, n_multiprocessors)
+            group = self._group(options, layouts, packed, block_k, n_multiprocessors)
         numbers = (
             n_programs, heads // self.q_per_item, n_queries, n_keys, n_padded, self.n_splits,
             tiles_per_split * TILE, group, n_items, *options.bounds, options.scale,
@@ -275,12 +295,12 @@ class HopperBackwardPlan:
         grid = (min(n_items, n_multiprocessors) if self.head_dim == 64 else n_items,)
         # A counter for each head of q and key, see `backward.turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
-        self._make_main_launch(dtype, shapes, strides, options.constants, numbers, grid)
+        self._make_main_launch(dtype, layouts, options.constants, numbers, grid)
 
     def _group(
         self,
         options: KernelOptions,
-        shapes: tuple[tuple[int, ...], ...],
+        layouts: Sequence[Layout],
         packed: PackedSizes | None,
         block_k: int,
         n_multiprocessors: int,
@@ -295,7 +315,7 @@ class HopperBackwardPlan:
         blocks of a head that run at the same time may have no data in common. In a trial on an H100
         (16 sequences of 512 tokens, 16 heads, head_dim 128), larger groups took 1.3 times as long.
         """
-        (batch, heads, n_queries, _), (_, kv_heads, n_keys, _) = shapes[:2]
+        (batch, heads, n_queries, _), n_keys = layouts[0].shape, layouts[1].rows
         n_heads = batch * heads // self.q_per_item
         tiles = tiles_of_blocks(
             options, (n_queries, n_keys), packed, block_k, TILE, by_keys=True, n_heads=n_heads
@@ -307,11 +327,13 @@ class HopperBackwardPlan:
             least = -(-n_multiprocessors // len(tiles))
             most = max(least, L2_BYTES // head_bytes, n_multiprocessors // SHARING_BLOCKS)
         sizes = even_sizes(n_heads, least, most)
-        return balanced_group([self.q_per_item * n for n in tiles], n_heads, sizes, n_multiprocessors)
+        return balanced_group(
+            [self.q_per_item * n for n in tiles], n_heads, sizes, n_multiprocessors
+        )
 
     def _make_row_launches(
         self,
-        strides: tuple[tuple[int, ...], ...],
+        layouts: Sequence[Layout],
         ends: tuple[int, int, int, int],
         scale: float,
         head_dims: tuple[int, int],
@@ -320,32 +342,31 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launches of `prepare_kernel` and `convert_kernel`.
 
-        The strides are those of q, k, v, out, dout, dq, dk and dv, in elements. `ends` has n_heads,
-        n_queries, n_padded and n_sequences, and `head_dims` the head dimensions of q and of v.
+        The layouts are those of q, k, v, out, dout, dq, dk and dv. `ends` has n_heads, n_queries,
+        n_padded and n_sequences, and `head_dims` the head dimensions of q and of v.
         """
         from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
         from systems.kernels.flash_attention.hopper.backward.round_dq import convert_kernel
 
-        out, dout, dq = strides[3:6]
+        out, dout, dq = (of.strides for of in layouts[3:6])
         grid = (self.n_rows // TILE,)
         head_dim, value_dim = head_dims
         constants = {
             "HEAD_DIM": value_dim, "COLUMNS": kernel_head_dim(value_dim), "ROWS": TILE,
             "PACKED": is_packed, "HAS_DLSE": has_dlse, "DQ_COLUMNS": self.dq_columns,
         }  # fmt: skip
-        numbers = *out[:3], *dout[:3], *ends, self.n_sums
+        numbers = *out, *dout, *ends, self.n_sums
         self.prepare = Launch(prepare_kernel, grid, numbers, constants)
         constants = {
             "HEAD_DIM": head_dim, "COLUMNS": self.head_dim, "DQ_COLUMNS": self.dq_columns,
             "ROWS": TILE, "PACKED": is_packed,
         }  # fmt: skip
-        self.convert = Launch(convert_kernel, grid, (*dq[:3], *ends, scale), constants)
+        self.convert = Launch(convert_kernel, grid, (*dq, *ends, scale), constants)
 
     def _make_main_launch(
         self,
         dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], ...],
-        strides: tuple[tuple[int, ...], ...],
+        layouts: Sequence[Layout],
         constants: dict[str, bool],
         numbers: tuple[float, ...],
         grid: tuple[int],
@@ -354,9 +375,8 @@ class HopperBackwardPlan:
 
         The docstring of this module lists the kernels.
 
-        The shapes are those of q, k and v, all (batch, heads, rows, head_dim), and the strides are
-        those of q, k, v, out, dout, dq, dk and dv, in elements. `constants` has the values of the
-        constexpr parameters from IS_CAUSAL to SOFTCAP, and `numbers` those of the int and float
+        The layouts are those of q, k, v, out, dout, dq, dk and dv. `constants` has the values of
+        the constexpr parameters from IS_CAUSAL to SOFTCAP, and `numbers` those of the int and float
         parameters after the strides.
         """
         from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
@@ -364,22 +384,24 @@ class HopperBackwardPlan:
         from systems.kernels.flash_attention.hopper.backward.d192 import d192_backward_kernel
         from systems.kernels.flash_attention.hopper.backward.d256 import d256_backward_kernel
 
-        q, k, v, _, dout, _, dk, dv = strides
-        of_q, of_k, of_v = shapes
-        of_out = (*of_q[:3], of_v[-1])
+        q, k, v, _, dout, _, dk, dv = layouts
         row_map = TensorMaps(torch.float32, (self.n_rows,), (1,), (TILE,))
         dq_tiles = (self.n_rows * self.dq_columns // TILE, TILE)
-        columns, value_columns = self.head_dim, kernel_head_dim(of_v[-1])
+        columns, value_columns = self.head_dim, kernel_head_dim(v.head_dim)
         stored, rows = min(columns, MAX_STORED_COLUMNS), TILE
         if self.uses_d192:
             columns = value_columns = stored = COPIED_COLUMNS
             rows = D192_COPIED_KEYS
+
+        def maps(of: Layout, rows: int, columns: int) -> TensorMaps:
+            return row_maps(dtype, of.shape, of.strides, rows, columns)
+
         # In the order of the kernels' arguments: q, dout, k, v, lse, -delta, dq
         self.maps = [
-            row_maps(dtype, of_q, q, TILE, columns),
-            row_maps(dtype, of_out, dout, TILE, value_columns),
-            row_maps(dtype, of_k, k, rows, columns),
-            row_maps(dtype, of_v, v, rows, value_columns),
+            maps(q, TILE, columns),
+            maps(dout, TILE, value_columns),
+            maps(k, rows, columns),
+            maps(v, rows, value_columns),
             row_map,
             row_map,
             TensorMaps(torch.float32, dq_tiles, (TILE, 1), (TILE, TILE), swizzles=False),
@@ -388,27 +410,41 @@ class HopperBackwardPlan:
         all_constants: dict[str, int] = {**constants, "SUMMED": self.is_summed}
         if self.head_dim > 64:
             kernel = d128_backward_kernel
-            self.maps.append(row_maps(dtype, of_k, dk, rows, stored))
-            self.maps.append(row_maps(dtype, of_v, dv, rows, stored))
-        all_constants["Q_PER_KV"] = of_q[1] // of_k[1]
+            self.maps.append(maps(dk, rows, stored))
+            self.maps.append(maps(dv, rows, stored))
+        all_constants["Q_PER_KV"] = q.heads // k.heads
         all_constants["Q_PER_ITEM"] = self.q_per_item
         all_constants["DETERMINISTIC"] = self.n_turns > 0
         if self.head_dim == 128:
-            all_constants["COLUMNS"] = used_columns(of_q[-1])
+            all_constants["COLUMNS"] = used_columns(q.head_dim)
         if self.uses_d192:
             kernel = d192_backward_kernel
         elif self.head_dim > 128:
             kernel = d256_backward_kernel
-            all_constants["HIGH"] = high_columns(of_q[-1])
-            all_constants["VALUE_HIGH"] = high_columns(of_v[-1])
-        numbers = *in_units([*dk[:3], *dv[:3]]), *numbers
+            all_constants["HIGH"] = high_columns(q.head_dim)
+            all_constants["VALUE_HIGH"] = high_columns(v.head_dim)
+        numbers = *in_units([*dk.strides, *dv.strides]), *numbers
         self.differentiate = Launch(kernel, grid, numbers, all_constants, num_warps=4)
 
     def __call__(
-        self, packing: Packing | None, lse: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor,
-        v: Tensor, out: Tensor, dout: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+        packing: Any = None, dlse: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        dq, dk, dv = (
+            q.new_empty_strided(shape, strides)
+            for shape, strides in zip(self.shapes, self.gradient_strides, strict=True)
+        )
+        if self.is_empty:
+            return dq.zero_(), dk.zero_(), dv.zero_()
+        with on(self.device):
+            self._launch(q, k, v, out, lse, dout, packing, dlse, dq, dk, dv)
+        return dq, dk, dv
+
+    def _launch(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+        packing: Packing | None, dlse: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor,
     ) -> None:  # fmt: skip
-        n, device = self.n_rows, q.device
+        n, device = self.n_rows, self.device
         sizes = n * self.dq_columns, n, n, self.n_sums
         work = torch.empty(sum(sizes), dtype=torch.float32, device=device)
         dq_sum, log2_lse, minus_delta, sums = work.split(sizes)
@@ -418,7 +454,7 @@ class HopperBackwardPlan:
         if self.n_sums:
             turns = sums[-self.n_counters :].view(torch.int32)
         # Tensors that the kernels do not use are replaced by others.
-        dlse = lse if dlse is None else dlse
+        dlse = lse if dlse is None else dlse.contiguous()
         sequences = [counter] * 3
         if packing is not None and self.order is not None:
             sequences = [*packing[:2], self.order(packing.starts_k)]

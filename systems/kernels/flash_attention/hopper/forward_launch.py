@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from systems.kernels.alignment import ALIGNMENT
 from systems.kernels.device import multiprocessors, on
+from systems.kernels.flash_attention.arguments import check_kernel_inputs
+from systems.kernels.flash_attention.call import (
+    MAX_PLANS,
+    PLAIN,
+    Call,
+    PackedSizes,
+    Packing,
+    Shapes,
+    signature,
+)
+from systems.kernels.flash_attention.hopper import support
 from systems.kernels.flash_attention.hopper.head_groups import (
     balanced_group,
     even_sizes,
@@ -22,9 +36,6 @@ from systems.kernels.flash_attention.hopper.head_groups import (
 from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions, kernel_options
 from systems.kernels.flash_attention.hopper.packed_order import PackedOrder
 from systems.kernels.flash_attention.hopper.splits import forward_splits
-
-# The registry finds this function here, too.
-from systems.kernels.flash_attention.hopper.support import unsupported_reason as unsupported_reason
 from systems.kernels.flash_attention.hopper.tiles import (
     PACKED_HEAD_DIMS,
     ROWS,
@@ -33,13 +44,15 @@ from systems.kernels.flash_attention.hopper.tiles import (
     forward_tile,
     used_columns,
 )
-from systems.kernels.flash_attention.hopper.tma_rows import in_units, row_maps, tma_compatible
-from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
+from systems.kernels.flash_attention.hopper.tma_rows import (
+    in_units,
+    row_maps,
+    tma_compatible,
+    tma_layout,
+)
+from systems.kernels.flash_attention.triton.layout import Layout, layout, output_strides
 from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_tiles
-from systems.kernels.flash_attention.validation import MAX_PLANS, check_kernel_inputs, signature
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 
 # Shorter heads form groups as if they had this number of keys. The first blocks of a group read the
@@ -52,11 +65,8 @@ def flash_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
     tile: HopperTile | None = None,
     n_splits: int | None = None,
     reuse_counters: bool = True,
@@ -64,7 +74,7 @@ def flash_forward(
     """Compute softmax(q k^T * scale) v and the log-sum-exp of the scaled scores by Hopper kernels.
 
     q, k or v is copied first if the kernels do not support its address or strides. The results, and
-    the arguments that are not listed, are those of `triton.launch.flash_forward`.
+    the call, are those of `triton.launch.flash_forward`.
 
     Args:
         q: (..., heads, n_queries, head_dim), bfloat16 or float16, head_dim one of HEAD_DIMS.
@@ -84,63 +94,67 @@ def flash_forward(
         ValueError: if the inputs are invalid; the message lists all errors.
         RuntimeError: if the kernels do not support the inputs (see `support.unsupported_reason`).
     """
-    check_kernel_inputs(*signature(q, k, v))
-    reason = unsupported_reason(q, variant, packing is not None, v.shape[-1])
-    if reason:
-        raise RuntimeError(reason)
-    out = empty_like(q, v.shape[-1])
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    if out.numel() == 0:
-        return out, lse
-    if k.shape[-2] == 0:
-        return out.zero_(), lse.fill_(-math.inf)
-    if scale is not None and scale < 0:
+    if call.scale is not None and call.scale < 0:
         # The kernel uses max(scale * s) = scale * max(s), which needs a scale of at least 0.
-        q, scale = -q, -scale
-    # These variables keep copies alive until the launch, so that their memory is not reused.
-    q, k, v, rows = tma_compatible(q), tma_compatible(k), tma_compatible(v), four_dimensional(out)
-    plan = _forward_plan(
-        q.device, q.dtype, (q.shape, k.shape, v.shape),
-        (q.stride(), k.stride(), v.stride(), rows.stride()), is_causal, scale, tile, n_splits,
-        variant, packed_sizes(packing),
-    )  # fmt: skip
-    with on(q.device):
-        plan(q, k, v, rows, lse, reuse_counters, packing)
-    return out, lse
+        q, call = -q, call._replace(scale=-call.scale)
+    options = call.for_plan(), tile, n_splits
+    plan = _forward_plan(*signature(q, k, v), *options)
+    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
+        q, k, v = tma_compatible(q), tma_compatible(k), tma_compatible(v)
+        plan = _forward_plan(*signature(q, k, v), *options, plan.out_strides)
+    return plan(q, k, v, call.packing, reuse_counters)
 
 
 class HopperForwardPlan:
-    """Prepared kernel launches of `flash_forward` for given shapes, strides and dtype.
+    """Prepared kernel launches of `flash_forward` for inputs with fixed properties.
 
-    A call `plan(q, k, v, out, lse, reuse_counters, packing)` runs the launches.
+    A call of the plan with q, k and v, the packed sequences, if any, and reuse_counters returns the
+    output and its log-sum-exp.
 
     Args:
-        dtype: of q, k, v and out.
-        shapes: shapes of q, k and v, all (batch, heads, rows, head_dim).
-        strides: of q, k, v and out, in elements. TMA must support all of them.
-        n_splits: ranges into which the keys are split; None for the result of `forward_splits`, or
-            1 if a split is impossible or makes no sense.
+        shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
+        call: the result of `Call.for_plan`.
+        tile, n_splits: as given to `flash_forward`.
+        out_strides: by default from `layout.output_strides` for q.
+
+    Raises:
+        ValueError, RuntimeError: as `flash_forward`.
     """
 
     def __init__(
         self,
-        device: torch.device,
-        dtype: torch.dtype,
-        shapes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
-        strides: tuple[tuple[int, ...], ...],
-        is_causal: bool,
-        scale: float | None,
-        tile: HopperTile | None,
-        n_splits: int | None,
-        variant: Variant,
-        packed: PackedSizes | None,
+        shapes: Shapes,
+        strides: Shapes,
+        dtypes: tuple[torch.dtype, ...],
+        devices: tuple[torch.device, ...],
+        call: Call,
+        tile: HopperTile | None = None,
+        n_splits: int | None = None,
+        out_strides: tuple[int, ...] | None = None,
     ):
+        check_kernel_inputs(shapes, dtypes, devices)
+        dtype, device = dtypes[0], devices[0]
+        reason = support.reason_for(device, dtype, shapes[0][-1], shapes[2][-1], call)
+        if reason:
+            raise RuntimeError(reason)
         from systems.kernels.flash_attention.hopper.forward.kernel import hopper_forward_kernel
 
-        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
-        value_dim = shapes[2][-1]
-        out_shape = (*shapes[0][:3], value_dim)
-        options = kernel_options(is_causal, variant, packed, (n_queries, n_keys), scale, head_dim)
+        layouts = [tma_layout(*of) for of in zip(shapes, strides, strict=True)]
+        self.copies = any(of.is_copy for of in layouts)
+        self.device, self.lse_shape = device, shapes[0][:-1]
+        self.out_shape = (*self.lse_shape, shapes[2][-1])
+        self.out_strides = out_strides or output_strides(shapes[0], strides[0], shapes[2][-1])
+        like_out = layout(self.out_shape, self.out_strides)
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = (
+            x.shape for x in layouts[:2]
+        )
+        value_dim = layouts[2].head_dim
+        self.is_empty = 0 in (*like_out.shape, n_keys)
+        if self.is_empty:
+            return
+        packed = call.packing
+        assert not isinstance(packed, Packing), "a plan depends only on sizes"
+        options = kernel_options(call, (n_queries, n_keys), head_dim)
         is_causal = options.constants["IS_CAUSAL"] and not options.is_bounded
         if tile is None and packed is not None:
             tile = forward_tile(
@@ -176,11 +190,11 @@ class HopperForwardPlan:
         n_work = n_programs * n_blocks * n_splits
         block_q = ROWS * tile.consumers
         n_programs_at_once = n_multiprocessors * tile.resident
-        group = _group(options, shapes, packed, block_q, tile.block_k, n_programs_at_once)
+        group = _group(options, layouts, packed, block_q, tile.block_k, n_programs_at_once)
         numbers = (
             n_work, n_programs, heads, n_queries, n_keys, n_splits, tiles_per_split * tile.block_k,
             group, *options.bounds,
-            *in_units(strides[3][:3]), *options.scales,
+            *in_units(like_out.strides), *options.scales,
         )  # fmt: skip
         value_columns = value_dim if head_dim > 128 else used_columns(value_dim)
         constants = {
@@ -199,23 +213,39 @@ class HopperForwardPlan:
             (ROWS, copied_values),
         )  # fmt: skip
         self.maps = [
-            row_maps(dtype, shape, of, *size)
-            for shape, of, size in zip((*shapes, out_shape), strides, tiles, strict=True)
+            row_maps(dtype, of.shape, of.strides, *size)
+            for of, size in zip((*layouts, like_out), tiles, strict=True)
         ]
-        self.partials_shape = n_splits, *out_shape
-        self.combine = combine_launch(device, dtype, n_splits, layout(out_shape, strides[3]))
+        self.partials_shape = n_splits, *like_out.shape
+        self.combine = combine_launch(device, dtype, n_splits, like_out)
 
     def __call__(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        packing: Any = None,
+        reuse_counters: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        out = q.new_empty_strided(self.out_shape, self.out_strides)
+        lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
+        if self.is_empty:
+            return out.zero_(), lse.fill_(-math.inf)
+        with on(self.device):
+            self._launch(q, k, v, out, lse, packing, reuse_counters)
+        return out, lse
+
+    def _launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         out: Tensor,
         lse: Tensor,
+        packing: Packing | None,
         reuse_counters: bool,
-        packing: Packing | None = None,
     ) -> None:
-        counters = _counters(q.device, reuse_counters)
+        counters = _counters(self.device, reuse_counters)
         pairs = zip(self.maps, (q, k, v, out), strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
         # Tensors that the kernel does not use are replaced by others.
@@ -233,7 +263,7 @@ class HopperForwardPlan:
 
 def _group(
     options: KernelOptions,
-    shapes: tuple[tuple[int, ...], ...],
+    layouts: Sequence[Layout],
     packed: PackedSizes | None,
     block_q: int,
     block_k: int,
@@ -255,7 +285,7 @@ def _group(
     sequence was counted took 1.04 to 1.5 times as long with a causal mask, head_dim 128 and 32,768
     tokens in sequences of 1,024 to 8,192 (in turn) or of 1,024 each (one after another).
     """
-    (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = shapes[:2]
+    (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, _) = (x.shape for x in layouts[:2])
     lengths = n_queries, n_keys
     n_heads, q_per_kv = batch * kv_heads, heads // kv_heads
     tiles = tiles_of_blocks(

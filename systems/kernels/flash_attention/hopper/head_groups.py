@@ -13,8 +13,8 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from systems.kernels.flash_attention.call import PackedSizes
 from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes
 
 # Duration of the start and the end of a block, in tiles. Of the values 0 to 3, 2 gives the best
 # estimates of the forward pass for one head (see `splits.FORWARD_ITEM_TILES`). Backward uses the
@@ -133,6 +133,36 @@ def balanced_group(
     found: dict[float, int] = {}
     for size in sizes:
         used = utilization(lengths, n_heads, size, multiprocessors)
+        if used >= GOOD:
+            return size
+        found.setdefault(used, size)
+    return found[max(found)]
+
+
+def heads_per_item(
+    q_per_kv: int, n_kv_heads: int, tiles: Sequence[int], multiprocessors: int
+) -> int:
+    """Return how many heads of q a work item of backward processes, a divisor of q_per_kv.
+
+    Work items with the same keys add dK and dV to sums in memory, which takes time. But if the
+    blocks of a head have different lengths, work items that process many heads of q are soon at
+    different heads. Their data no longer fit together in the L2 cache: with 8 heads of q per head
+    of k, 64 of q, head_dim 128 and 4,096 causal tokens, work items with all 8 take 1.33 times as
+    long as those with 2 (a trial on an H100). With a single head of k and v, 2 are slower than 1.
+
+    `tiles` are those of each block of a head of q, in the order of execution, and n_kv_heads is
+    batch * heads of k.
+    """
+    is_even = min(tiles) == max(tiles)
+    preferred = [q_per_kv] if is_even else []
+    preferred += [2] if q_per_kv % 2 == 0 and n_kv_heads > 1 else []
+    found: dict[float, int] = {}
+    for size in (*preferred, 1):
+        n_heads = n_kv_heads * q_per_kv // size
+        if len(tiles) * n_heads > MAX_BLOCKS:
+            return size
+        lengths = [n * size + OVERHEAD_TILES for n in tiles]
+        used = utilization(lengths, n_heads, n_heads, multiprocessors)
         if used >= GOOD:
             return size
         found.setdefault(used, size)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from systems.kernels.flash_attention.triton.base_plan import LOG2E, MAX_WINDOW, PackedSizes
-from systems.kernels.flash_attention.variant import Variant
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.triton.base_plan import LOG2E, MAX_WINDOW
 
 # Smallest scale of a bounded mask. The forward kernel multiplies masked scores, which are -inf, by
 # the scale, and -inf * 0 is NaN. This scale gives finite scores the same results as 0.
@@ -50,44 +50,35 @@ class KernelOptions(NamedTuple):
         return self.constants["SOFTCAP"]
 
 
-def kernel_options(
-    is_causal: bool,
-    variant: Variant,
-    packed: PackedSizes | None,
-    lengths: tuple[int, int],
-    scale: float | None,
-    head_dim: int,
-) -> KernelOptions:
-    """Return the arguments of the Hopper kernels for these options of attention.
+def kernel_options(call: Call, lengths: tuple[int, int], head_dim: int) -> KernelOptions:
+    """Return the arguments of the Hopper kernels for a call.
 
-    `lengths` are the numbers of queries and of keys per head. For the others, see
-    `triton.launch.flash_forward`.
+    `lengths` are the numbers of queries and of keys per head.
     """
-    mask = variant.mask(is_causal)
-    if packed is None:  # bounds beyond all keys change nothing
+    mask, is_packed = call.mask, call.packing is not None
+    if not is_packed:  # bounds beyond all keys change nothing
         left, right = (
             None if bound is not None and bound >= max(lengths) else bound
             for bound in (mask.left, mask.right)
         )
         mask = mask._replace(left=left, right=right)
     # Without packing, equal lengths make both alignments the same.
-    lower_right = mask.lower_right and (packed is not None or lengths[0] != lengths[1])
+    lower_right = mask.lower_right and (is_packed or lengths[0] != lengths[1])
     is_plain = mask.left is None and mask.right in (None, 0) and not lower_right
     constants = {
-        "IS_CAUSAL": mask.right == 0, "BOUNDED": packed is not None or not is_plain,
-        "LOWER_RIGHT": lower_right, "PACKED": packed is not None,
-        "SOFTCAP": variant.softcap is not None,
+        "IS_CAUSAL": mask.right == 0, "BOUNDED": is_packed or not is_plain,
+        "LOWER_RIGHT": lower_right, "PACKED": is_packed, "SOFTCAP": call.softcap is not None,
     }  # fmt: skip
     left, right = (
         MAX_WINDOW if bound is None else min(bound, MAX_WINDOW) for bound in (mask.left, mask.right)
     )
-    scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
-    scale_log2e, cap = scale * LOG2E, variant.softcap
+    scale = 1 / math.sqrt(head_dim) if call.scale is None else float(call.scale)
+    scale_log2e, cap = scale * LOG2E, call.softcap
     if cap is not None:
         scale_log2e *= 2 / cap
     elif constants["BOUNDED"] and 0 <= scale_log2e < SMALLEST_SCALE:
         scale_log2e = SMALLEST_SCALE
     return KernelOptions(
         constants, (left, right), scale, (scale_log2e, (cap or 0.0) * LOG2E),
-        packed is None and mask.left is None,
+        not is_packed and mask.left is None,
     )  # fmt: skip

@@ -46,6 +46,10 @@ def block_of_keys(head_dim: int) -> int:
     return 128 if head_dim <= 128 else 64
 
 
+def _step_seconds(head_dim: int) -> float:
+    return next(time for most, time in BACKWARD_STEP_SECONDS.items() if head_dim <= most)
+
+
 def fills_gpu(k_shape: Sequence[int], multiprocessors: int) -> bool:
     """Return whether backward has work for all multiprocessors without a split.
 
@@ -96,14 +100,14 @@ def backward_splits(
     is_causal: bool,
     head_dim: int,
     multiprocessors: int,
-    q_per_kv: int = 1,
+    q_per_item: int = 1,
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
     A split lets several work items share a block of keys, one for each range of queries. The result
     is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
-    heads of k and v, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64 queries per head,
-    and head_dim 64, 128, 192 or 256. `q_per_kv` are the heads of q per head of k.
+    heads of q / q_per_item, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64 queries per
+    head. `q_per_item` are the heads of q of a work item.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -116,7 +120,7 @@ def backward_splits(
 
     return _fastest(
         length, n_blocks, n_tiles, is_causal, True, n_programs, multiprocessors,
-        q_per_kv * BACKWARD_STEP_SECONDS[head_dim], 2 * ADD_SECONDS,
+        q_per_item * _step_seconds(head_dim), ADD_SECONDS,
         2 * n_programs * n_blocks * block_k * head_dim * 4,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Addresses, strides and tiles with which the Hopper kernels read and write tensors by TMA."""
+"""Strides and tiles with which the Hopper kernels read and write tensors by TMA."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.layout import four_dimensional, is_aligned
-from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
-from systems.kernels.flash_attention.validation import MAX_PLANS
+from systems.kernels.alignment import ALIGNMENT, are_aligned
+from systems.kernels.flash_attention.call import MAX_PLANS
+from systems.kernels.flash_attention.triton.layout import Layout, layout
 from systems.kernels.tensor_maps import TensorMaps
 
 UNIT = 8  # number of 16-bit elements in 16 bytes, of which all strides that TMA takes are multiples
@@ -24,25 +24,27 @@ def in_units(strides: Sequence[int]) -> list[int]:
     return [stride // UNIT for stride in strides]
 
 
-def tma_compatible(x: Tensor) -> Tensor:
-    """Return x reshaped to (batch, heads, rows, head_dim), or a contiguous copy of this tensor.
+@functools.lru_cache(maxsize=MAX_PLANS)
+def tma_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+    """Return the layout with which the kernels read a 16-bit tensor (..., rows, head_dim).
 
-    The copy is made if TMA or `prepare_kernel` does not support the address or the strides of x.
+    `is_copy` is True if TMA or `prepare_kernel`, which loads without TMA, does not support the
+    strides. They are then those of a contiguous copy.
     """
-    x = four_dimensional(x)
-    if is_aligned(x) and _has_tma_strides(x.shape, x.stride()):
+    found = layout(shape, strides)
+    sizes = found.shape[:-1]
+    if all(n == 1 or stride > 0 for n, stride in zip(sizes, found.strides, strict=True)) and (
+        are_aligned(found.shape, (*found.strides, 1), 2)
+    ):
+        return found
+    return found._replace(strides=found.dense_strides, is_copy=True)
+
+
+def tma_compatible(x: Tensor) -> Tensor:
+    """Return x, or a contiguous copy if TMA does not support its address or strides."""
+    if x.data_ptr() % ALIGNMENT == 0 and not tma_layout(x.shape, x.stride()).is_copy:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-@functools.lru_cache(maxsize=MAX_PLANS)
-def _has_tma_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    # The limit MAX_ROW_STRIDE is for `prepare_kernel`, which loads out and dout without TMA.
-    return (
-        strides[-1] == 1
-        and strides[-2] < MAX_ROW_STRIDE
-        and all(n == 1 or stride > 0 for n, stride in zip(shape[:-1], strides[:-1], strict=True))
-    )
 
 
 @functools.lru_cache(maxsize=MAX_PLANS)
@@ -54,6 +56,6 @@ def row_maps(
     The tiles have the given numbers of rows of one head and of columns. A tile may extend past the
     last row of its head, or past the last column. The elements outside of the head are read as
     zeros and are not written, whatever follows in memory. The shape is (batch, heads, n_rows,
-    head_dim), with head_dim one of HEAD_DIMS. Strides are in elements.
+    head_dim), with head_dim one of HEAD_DIMS. The strides of the first three are in elements.
     """
-    return TensorMaps(dtype, shape, strides, (1, 1, rows, columns))
+    return TensorMaps(dtype, shape, (*strides, 1), (1, 1, rows, columns))

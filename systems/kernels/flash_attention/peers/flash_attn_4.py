@@ -14,25 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.features import FEATURES, LSE
-from systems.kernels.flash_attention.layout import aligned, aligning_gradient
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
+from systems.kernels.alignment import aligned, aligning_gradient
+from systems.kernels.flash_attention.call import FEATURES, LSE, Call, Implementation, Packing
 
-HAS = frozenset(FEATURES) - {LSE}
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 
 
-def flash_attn_4(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
-    *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
-) -> Tensor:
+def flash_attn_4(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Compute attention with `flash_attn.cute`.
 
     Tensors are (batch, heads, rows, head_dim), or with packing (heads, rows, head_dim). Its own are
@@ -42,10 +31,10 @@ def flash_attn_4(
     _keep_compiled_kernels()
     from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
-    mask = variant.mask(is_causal)
+    mask, packing = call.mask, call.packing
     options: dict[str, Any] = {
-        "softmax_scale": scale, "causal": mask.right == 0 and mask.left is None,
-        "softcap": variant.softcap or 0.0,
+        "softmax_scale": call.scale, "causal": mask.right == 0 and mask.left is None,
+        "softcap": call.softcap or 0.0,
     }  # fmt: skip
     if not options["causal"]:
         options["window_size"] = tuple(
@@ -53,7 +42,7 @@ def flash_attn_4(
             for bound in (mask.left, mask.right)
         )
     q, k, v = (aligned(x).transpose(-3, -2) for x in (q, k, v))
-    if packing is None:
+    if not isinstance(packing, Packing):
         out = flash_attn_func(q, k, v, **options)
     else:
         out = flash_attn_varlen_func(
@@ -64,33 +53,29 @@ def flash_attn_4(
     return aligning_gradient(out).transpose(-3, -2)
 
 
-def flash_attn_4_unsupported_reason(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, variant: Variant, is_packed: bool
-) -> str | None:
-    """Return the reason why flash_attn_4 does not support these inputs, or None if it does."""
+def _unsupported_reason(q: Tensor, k: Tensor, v: Tensor, call: Call) -> str | None:
+    """Return the reason why flash_attn_4 does not support a call, or None if it does."""
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (9, 0):
         return "flash_attn_4 needs a Hopper or Blackwell GPU"
     if not _is_installed():
         return "flash_attn_4 needs the package flash-attn-4, which is not installed"
-    for head_dim in (q.shape[-1], v.shape[-1]):
-        reason = flash_attn_4_form_reason(q.dtype, head_dim)
-        if reason:
-            return reason
-    mask = variant.mask(is_causal)
+    mask = call.mask
     has_bounds = mask.left is not None or mask.right is not None
-    if has_bounds and not mask.lower_right and (is_packed or q.shape[-2] != k.shape[-2]):
+    shifts = call.packing is not None or q.shape[-2] != k.shape[-2]
+    if has_bounds and not mask.lower_right and shifts:
         return "flash_attn_4 has no upper-left alignment"
+    return _form_reason(q.dtype, q.shape[-1], v.shape[-1])
+
+
+def _form_reason(dtype: torch.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Return why flash_attn_4 does not support a dtype or head dimensions, or None if it does."""
+    for dim in (head_dim, value_dim):
+        if dtype not in DTYPES or dim > MAX_HEAD_DIM or dim % 8 != 0:
+            return (
+                f"flash_attn_4 needs dtype {' or '.join(map(str, DTYPES))} and a head_dim up to "
+                f"{MAX_HEAD_DIM} that is a multiple of 8, got {dtype} and head_dim {dim}"
+            )
     return None
-
-
-def flash_attn_4_form_reason(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Return why flash_attn_4 does not support a dtype or head dimension, or None if it does."""
-    if dtype in DTYPES and head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0:
-        return None
-    return (
-        f"flash_attn_4 needs dtype {' or '.join(map(str, DTYPES))} and a head_dim up to "
-        f"{MAX_HEAD_DIM} that is a multiple of 8, got {dtype} and head_dim {head_dim}"
-    )
 
 
 @cache
@@ -116,3 +101,11 @@ def _is_installed() -> bool:
         return importlib.util.find_spec("flash_attn.cute") is not None
     except ModuleNotFoundError:
         return False
+
+
+IMPLEMENTATIONS = {
+    "flash_attn_4": Implementation(
+        flash_attn_4, frozenset(FEATURES) - {LSE}, _unsupported_reason, _form_reason,
+        "Hopper, Blackwell",
+    )
+}  # fmt: skip

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper, multiprocessors
-from systems.kernels.flash_attention.layout import Layout, layout, output_strides
+from systems.kernels.flash_attention.call import Call, Packing, Shapes
+from systems.kernels.flash_attention.triton.layout import Layout, layout, output_strides
 from systems.kernels.flash_attention.triton.memory_bound_launch import (
     fp16_split_launch,
     peak_launch,
 )
 from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile, block_d
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_rows
-from systems.kernels.flash_attention.validation import Shapes
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.kernels.kernel_launch import Launch
 
 LOG2E = math.log2(math.e)
@@ -32,36 +31,6 @@ LOG2E = math.log2(math.e)
 # not fit in the memory of a GPU.
 MAX_WINDOW = 1 << 30
 MAX_SIMPLE_SOFTCAP = 512  # largest softcap for which the simple formula of tanh suffices
-
-
-class PackedSizes(NamedTuple):
-    """Sizes of packed sequences on which a launch plan depends.
-
-    Fields:
-        n_sequences: number of sequences.
-        max_queries, max_keys: length of the longest sequence of queries, and of keys.
-    """
-
-    n_sequences: int
-    max_queries: int
-    max_keys: int
-
-
-def packed_sizes(packing: Packing | None) -> PackedSizes | None:
-    """Return the sizes of packed sequences; None without packing.
-
-    Raises:
-        ValueError: if the boundaries are not contiguous int32 tensors.
-    """
-    if packing is None:
-        return None
-    for starts in packing[:2]:
-        if starts.dtype != torch.int32 or not starts.is_contiguous():
-            raise ValueError(
-                "boundaries of packed sequences must be contiguous int32 tensors, got "
-                f"{starts.dtype} with strides {starts.stride()}"
-            )
-    return PackedSizes(len(packing.starts_q) - 1, packing.max_queries, packing.max_keys)
 
 
 def softcap_form(softcap: float | None) -> int:
@@ -81,9 +50,8 @@ class TritonPlan:
 
     A launch plan holds the kernel launches of a pass, prepared for inputs with fixed shapes,
     strides, dtypes and device. Shapes, strides, dtypes and devices are those of q, k and v, from
-    `validation.signature`. They must be valid (see `validation.check_kernel_inputs`). The options
-    are as given to `launch.flash_forward`. Packed tensors are (heads, rows of all sequences,
-    head_dim).
+    `call.signature`. They must be valid (see `arguments.check_kernel_inputs`). `call` is the result
+    of `Call.for_plan`.
     """
 
     def __init__(
@@ -92,14 +60,12 @@ class TritonPlan:
         strides: Shapes,
         dtypes: tuple[torch.dtype, ...],
         devices: tuple[torch.device, ...],
-        is_causal: bool,
-        scale: float | None,
-        precision: str,
+        call: Call,
         tiles: Configuration,
-        variant: Variant = NO_VARIANT,
-        packed: PackedSizes | None = None,
     ):
-        self.dtype, self.device, self.packed = dtypes[0], devices[0], packed
+        self.dtype, self.device = dtypes[0], devices[0]
+        assert not isinstance(call.packing, Packing), "a plan depends only on sizes"
+        self.packed = call.packing
         # Outputs take their strides from inputs: dq and out from q, dk from k, dv from v.
         value_dim = shapes[2][-1]
         self.shapes = (*shapes, (*shapes[0][:-1], value_dim))
@@ -112,25 +78,29 @@ class TritonPlan:
         self.like_q, self.like_k, self.like_v, self.like_out = outputs
         self.is_empty = math.prod(shapes[0]) == 0 or math.prod(shapes[1]) == 0
         self.q_per_kv = self.q.heads // self.k.heads if self.k.heads else 1
-        self.n_sequences, self.max_queries, self.max_keys = packed or (1, self.q.rows, self.k.rows)
-        self.mask = variant.mask(is_causal)
+        self.n_sequences, self.max_queries, self.max_keys = self.packed or (
+            1,
+            self.q.rows,
+            self.k.rows,
+        )
+        self.mask = call.mask
         # Triton specializes kernels on integer arguments, so this must be a float.
-        self.scale = 1 / math.sqrt(self.q.head_dim) if scale is None else float(scale)
-        self.fp16x3 = self.dtype == torch.float32 and precision == "fp16x3"
+        self.scale = 1 / math.sqrt(self.q.head_dim) if call.scale is None else float(call.scale)
+        self.fp16x3 = self.dtype == torch.float32 and call.precision == "fp16x3"
         self.tiles = tiles
         # In the order of the kernels' constexpr arguments
         self.constants = {
-            "Q_PER_KV": self.q_per_kv, "PACKED": packed is not None,
+            "Q_PER_KV": self.q_per_kv, "PACKED": self.packed is not None,
             "HAS_LEFT": self.mask.left is not None, "HAS_RIGHT": self.mask.right is not None,
             "IS_CAUSAL": self.mask.right == 0, "LOWER_RIGHT": self.mask.lower_right,
-            "SOFTCAP": softcap_form(variant.softcap), "FP16X3": self.fp16x3,
-            "PRECISION": "tf32" if precision == "tf32" else "ieee",
+            "SOFTCAP": softcap_form(call.softcap), "FP16X3": self.fp16x3,
+            "PRECISION": "tf32" if call.precision == "tf32" else "ieee",
         }  # fmt: skip
         window = [min(bound or 0, MAX_WINDOW) for bound in (self.mask.left, self.mask.right)]
         # Numbers that the forward kernel and the kernels of backward have in common
         self.sizes = self.q.n_heads * self.n_sequences, self.q.heads, self.q.rows, self.k.rows
         self.window = tuple(window)
-        self.cap_log2e = float(variant.softcap or 0.0) * LOG2E
+        self.cap_log2e = float(call.softcap or 0.0) * LOG2E
 
     def empty(self, index: int) -> Tensor:
         """Allocate an output with the dtype of q, and the shape of q, k, v or the attention output.

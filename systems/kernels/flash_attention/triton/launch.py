@@ -28,30 +28,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.layout import empty_like
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes, packed_sizes
+from systems.kernels.flash_attention.arguments import check_kernel_inputs
+from systems.kernels.flash_attention.call import MAX_PLANS, PLAIN, Call, Packing, Shapes, signature
 from systems.kernels.flash_attention.triton.choose_tiles import tuned_tiles
+from systems.kernels.flash_attention.triton.layout import empty_like
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
 from systems.kernels.flash_attention.triton.tile_table import Configuration, configuration
-from systems.kernels.flash_attention.validation import (
-    MAX_PLANS,
-    Shapes,
-    check_kernel_inputs,
-    signature,
-)
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 
 
 def flash_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
-    precision: str = "fp16x3",
     tiles: Configuration | None = None,
     n_splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -65,13 +55,8 @@ def flash_forward(
             leading dimension (heads) may be smaller, if it divides that of q. Heads of k are then
             shared: head h of q has the head h // (heads of q / heads of k) of k and v.
         v: (..., n_keys, value_dim), with the leading dimensions of k, and value_dim from 1 to 256.
-        is_causal: if True, query i sees only keys 0 to i, unless `variant` aligns the mask to the
-            lower right.
-        scale: None for 1/sqrt(head_dim).
-        variant: window, alignment of the mask and softcap.
-        packing: boundaries of packed sequences. Packed tensors are (heads, rows of all sequences,
-            head_dim).
-        precision: of the matmuls of float32 inputs, "fp16x3" or "tf32", described below.
+        call: options. Packed tensors are (heads, rows of all sequences, head_dim). Its precision is
+            described below.
         tiles: None for those of `choose_tiles.tuned_tiles`.
         n_splits: ranges into which the keys are split, with one program for each; None for the
             result of `work_splits.default_splits`.
@@ -101,14 +86,11 @@ def flash_forward(
     with it. With `naive`, these are all queries of the head. In 16 bits, dK of a key can also be
     NaN because of q or dO of a query that does not see it.
     """
-    if scale is not None and scale < 0:
+    if call.scale is not None and call.scale < 0:
         # The kernels use max(scale * s) = scale * max(s), which needs a scale of at least 0.
-        q, scale = negated(q), -scale
-    plan = _forward_plan(
-        *signature(q, k, v), is_causal, scale, precision, tiles, variant, packed_sizes(packing),
-        n_splits,
-    )  # fmt: skip
-    return plan(q, k, v, packing)
+        q, call = negated(q), call._replace(scale=-call.scale)
+    plan = _forward_plan(*signature(q, k, v), call.for_plan(), tiles, n_splits=n_splits)
+    return plan(q, k, v, _packing(call))
 
 
 def flash_backward(
@@ -118,12 +100,8 @@ def flash_backward(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    is_causal: bool = False,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Variant = NO_VARIANT,
-    packing: Packing | None = None,
-    precision: str = "fp16x3",
     tiles: Configuration | None = None,
     n_splits_dkdv: int | None = None,
     n_splits_dq: int | None = None,
@@ -149,19 +127,23 @@ def flash_backward(
     Raises:
         ValueError, RuntimeError: as `flash_forward`.
     """
-    if scale is not None and scale < 0:
+    if call.scale is not None and call.scale < 0:
         dq, dk, dv = flash_backward(
-            negated(q), k, v, out, lse, dout, is_causal, -scale, variant=variant, packing=packing,
-            precision=precision, tiles=tiles, n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq,
-            needs_dq=needs_dq, needs_dkdv=needs_dkdv, dlse=dlse,
+            negated(q), k, v, out, lse, dout, call._replace(scale=-call.scale), tiles=tiles,
+            n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq, needs_dq=needs_dq,
+            needs_dkdv=needs_dkdv, dlse=dlse,
         )  # fmt: skip
         return None if dq is None else dq.neg_(), dk, dv
     plan = _backward_plan(
-        *signature(q, k, v), is_causal, scale, precision, tiles, variant, packed_sizes(packing),
-        out_strides=out.stride(), dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv,
-        n_splits_dq=n_splits_dq, needs_dq=needs_dq, needs_dkdv=needs_dkdv,
+        *signature(q, k, v), call.for_plan(), tiles, out_strides=out.stride(),
+        dout_strides=dout.stride(), n_splits_dkdv=n_splits_dkdv, n_splits_dq=n_splits_dq,
+        needs_dq=needs_dq, needs_dkdv=needs_dkdv,
     )  # fmt: skip
-    return plan(q, k, v, out, lse, dout, packing, dlse)
+    return plan(q, k, v, out, lse, dout, _packing(call), dlse)
+
+
+def _packing(call: Call) -> Packing | None:
+    return call.packing if isinstance(call.packing, Packing) else None
 
 
 def negated(q: Tensor) -> Tensor:
@@ -175,51 +157,35 @@ def negated(q: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _forward_plan(
-    shapes: Any, strides: Any, dtypes: Any, devices: Any, is_causal: bool,
-    scale: float | None, precision: str, tiles: Configuration | None, variant: Variant,
-    packed: PackedSizes | None, n_splits: int | None,
+    shapes: Any, strides: Any, dtypes: Any, devices: Any, call: Call,
+    tiles: Configuration | None, **options: Any,
 ) -> ForwardPlan:  # fmt: skip
-    check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(
-        shapes, dtypes[0], devices[0], is_causal, precision, variant, packed
-    )
-    return ForwardPlan(
-        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
-        n_splits=n_splits,
-    )  # fmt: skip
+    check_kernel_inputs(shapes, dtypes, devices, call.precision)
+    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], call)
+    return ForwardPlan(shapes, strides, dtypes, devices, call, tiles, **options)
 
 
 @functools.lru_cache(maxsize=MAX_PLANS)
 def _backward_plan(
-    shapes: Any, strides: Any, dtypes: Any, devices: Any, is_causal: bool,
-    scale: float | None, precision: str, tiles: Configuration | None, variant: Variant,
-    packed: PackedSizes | None, **options: Any,
+    shapes: Any, strides: Any, dtypes: Any, devices: Any, call: Call,
+    tiles: Configuration | None, **options: Any,
 ) -> BackwardPlan:  # fmt: skip
-    check_kernel_inputs(shapes, strides, dtypes, devices, precision)
-    tiles = tiles or _tuned_tiles(
-        shapes, dtypes[0], devices[0], is_causal, precision, variant, packed
-    )
-    return BackwardPlan(
-        shapes, strides, dtypes, devices, is_causal, scale, precision, tiles, variant, packed,
-        **options,
-    )  # fmt: skip
+    check_kernel_inputs(shapes, dtypes, devices, call.precision)
+    tiles = tiles or _tuned_tiles(shapes, dtypes[0], devices[0], call)
+    return BackwardPlan(shapes, strides, dtypes, devices, call, tiles, **options)
 
 
 def _tuned_tiles(
-    shapes: Shapes,
-    dtype: torch.dtype,
-    device: torch.device,
-    is_causal: bool,
-    precision: str,
-    variant: Variant,
-    packed: PackedSizes | None,
+    shapes: Shapes, dtype: torch.dtype, device: torch.device, call: Call
 ) -> Configuration:
     *leading, n_queries, head_dim = shapes[0]
     widest = max(head_dim, shapes[2][-1])
-    if variant.softcap is not None:  # the search measures kernels without a softcap
-        return configuration(widest, dtype, precision, softcap=True)
+    if call.softcap is not None:  # the search measures kernels without a softcap
+        return configuration(widest, dtype, call.precision, softcap=True)
     n_heads, n_keys = math.prod(leading), shapes[1][-2]
-    if packed is not None:  # as many sequences of the largest length as the rows have room for
-        n_heads *= max(1, n_queries // max(1, packed.max_queries))
-        n_queries, n_keys = packed.max_queries, packed.max_keys
-    return tuned_tiles(widest, dtype, precision, is_causal, n_queries, n_keys, n_heads, device)
+    if call.packing is not None:  # as many sequences of the largest length as there is room for
+        n_heads *= max(1, n_queries // max(1, call.packing.max_queries))
+        n_queries, n_keys = call.packing.max_queries, call.packing.max_keys
+    return tuned_tiles(
+        widest, dtype, call.precision, call.is_causal, n_queries, n_keys, n_heads, device
+    )

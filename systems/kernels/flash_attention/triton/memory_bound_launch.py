@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from systems.kernels.flash_attention.layout import Layout
+from systems.kernels.flash_attention.call import MAX_PLANS
+from systems.kernels.flash_attention.triton.layout import Layout
 from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
-from systems.kernels.flash_attention.validation import MAX_PLANS
 from systems.kernels.kernel_launch import Launch
 
 # Maximum number of cached launches of each kernel. A plan for float32 needs up to three of one.

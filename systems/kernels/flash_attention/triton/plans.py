@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import on
-from systems.kernels.flash_attention.layout import layout
+from systems.kernels.flash_attention.call import Packing
 from systems.kernels.flash_attention.triton.base_plan import LOG2E, TritonPlan
+from systems.kernels.flash_attention.triton.layout import layout
 from systems.kernels.flash_attention.triton.memory_bound_launch import (
     combine_launch,
     memory_bound_constants,
     memory_bound_programs,
     sum_launch,
 )
-from systems.kernels.flash_attention.variant import Packing
 from systems.kernels.kernel_launch import Launch
 
 

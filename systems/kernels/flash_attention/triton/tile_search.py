@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.call import Call, signature
 from systems.kernels.flash_attention.triton.plans import BackwardPlan, ForwardPlan
 from systems.kernels.flash_attention.triton.tile_table import (
     Configuration,
@@ -16,7 +17,6 @@ from systems.kernels.flash_attention.triton.tile_table import (
     configuration,
     kind,
 )
-from systems.kernels.flash_attention.validation import signature
 
 COMPILE_THREADS = 16
 # Largest relative L2 difference between the results of a candidate and those of the first candidate
@@ -117,7 +117,7 @@ class _Candidate:
         self.name, self.tile = name, tile
         self.run: Callable[[], Sequence[Tensor | None]]
         tiles = base._replace(**{name: tile})
-        inputs = (*signature(q, k, v), is_causal, None, precision, tiles)
+        inputs = (*signature(q, k, v), Call(is_causal, precision=precision), tiles)
         if name == "forward":
             forward = ForwardPlan(*inputs, n_splits=None)
             self.launch, self.run = forward.attend, lambda: forward(q, k, v)

@@ -38,6 +38,8 @@ The rings in shared memory are:
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 # mypy: disallow-untyped-decorators=False
+# A tuple of one tensor or of two, by a constant
+# mypy: disable-error-code=assignment
 
 from __future__ import annotations
 

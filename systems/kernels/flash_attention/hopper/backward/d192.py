@@ -123,7 +123,13 @@ def _produce(shared, problem, q_desc, do_desc, k_desc, v_desc, lse_desc, minus_d
             )  # fmt: skip
             if step == 0:  # V is needed after the first queries
                 copy_keys(
-                    v_desc, batch, kv_head, key, shared.v_full.index(0), shared.v_wide, shared.v_narrow
+                    v_desc,
+                    batch,
+                    kv_head,
+                    key,
+                    shared.v_full.index(0),
+                    shared.v_wide,
+                    shared.v_narrow,
                 )
             mbarrier.wait(shared.do_empty.index(slot), phase)
             copy_queries(
@@ -524,8 +530,10 @@ def d192_backward_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (shared, problem, dq_desc, dv_desc, 1.0, sums, gl.constexpr(True), SUMMED)),
-            (_consume, (shared, problem, dq_desc, dk_desc, scale, sums, gl.constexpr(False), SUMMED)),
+            (_consume, (shared, problem, dq_desc, dv_desc, 1.0, sums,
+                        gl.constexpr(True), SUMMED)),
+            (_consume, (shared, problem, dq_desc, dk_desc, scale, sums,
+                        gl.constexpr(False), SUMMED)),
             (_produce, (shared, problem,
                         q_desc, do_desc, k_desc, v_desc, lse_desc, minus_delta_desc)),
         ],

@@ -398,7 +398,8 @@ def d256_backward_kernel(
     left, right, scale, scale_log2e, cap_log2e,
     IS_CAUSAL: gl.constexpr, BOUNDED: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     PACKED: gl.constexpr, SOFTCAP: gl.constexpr, SUMMED: gl.constexpr, Q_PER_KV: gl.constexpr,
-    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr, HIGH: gl.constexpr, VALUE_HIGH: gl.constexpr,
+    Q_PER_ITEM: gl.constexpr, DETERMINISTIC: gl.constexpr, HIGH: gl.constexpr,
+    VALUE_HIGH: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 

@@ -304,7 +304,7 @@ def _consume(
         v = shared.v.index(place).load(operand)
         dk = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
         dv = gl.zeros([HALF_K, HEAD_DIM], gl.float32, layout)
-        end = n + problem.Q_PER_ITEM * item.n_tiles  # number of the first step of the next work item
+        end = n + problem.Q_PER_ITEM * item.n_tiles  # first step of the next work item
         scores = warpgroup_mma_wait(0, deps=[_scores(shared, n, k, s_layout)])
         for which in range(problem.Q_PER_ITEM):
             for i in range(item.n_first()):

@@ -52,7 +52,7 @@ def sum_of_items(
 
 @gluon.jit
 def sums_of_values(problem, sums, columns):
-    """Return the address of the sums of dV. Those of dK, with `columns` columns, start at `sums`."""
+    """Return the address of the sums of dV. Those of dK start at `sums`, with `columns` columns."""
     n_heads = problem.n_programs // problem.ITEMS_PER_KV
     return sums + n_heads.to(gl.int64) * problem.n_keys * columns
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from systems.external.loading import load
 from systems.external.reference import BadReference
-from systems.kernels.flash_attention.autograd import autocast
+from systems.kernels.flash_attention.call import Call, autocast
 from systems.kernels.flash_attention.reference import attention_reference
 from systems.kernels.triton_interpreter import mend_interpreter
 
@@ -124,7 +124,7 @@ class ExternalAttention:
             torch.randn(shape, generator=generator, device=like.device).to(like.dtype)
             for _ in range(3)
         )
-        exact = attention_reference(q, k, v, torch.zeros_like(q), is_causal=is_causal).out
+        exact = attention_reference(q, k, v, torch.zeros_like(q), Call(is_causal)).out
         usual = self.takes_heads
         without_exception = []
         for takes_heads in (usual, not usual):

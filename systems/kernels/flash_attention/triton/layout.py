@@ -16,7 +16,6 @@ from torch import Tensor
 from systems.kernels.flash_attention.triton.tile_table import MAX_ROW_STRIDE
 
 MAX_LAYOUTS = 1024  # maximum number of entries in each cache of strides
-ALIGNMENT = 16  # of addresses and strides in bytes, for loads of 16 bytes and for TMA
 
 
 class Layout(NamedTuple):
@@ -129,41 +128,6 @@ def empty_like(x: Tensor, head_dim: int | None = None) -> Tensor:
         return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
     strides = _cached_output_strides(x.shape, x.stride(), head_dim)
     return x.new_empty_strided((*x.shape[:-1], head_dim), strides)
-
-
-def is_aligned(x: Tensor) -> bool:
-    """Return whether the address of x and its strides are multiples of 16 bytes.
-
-    The strides are those of all dimensions but the last. Those of a contiguous tensor are not
-    checked: they are multiples of its last dimension.
-    """
-    return x.data_ptr() % ALIGNMENT == 0 and (
-        x.is_contiguous() or _are_aligned(x.shape, x.stride(), x.itemsize)
-    )
-
-
-@functools.lru_cache(maxsize=MAX_LAYOUTS)
-def _are_aligned(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    return all(
-        n == 1 or stride * itemsize % ALIGNMENT == 0
-        for n, stride in zip(shape[:-1], strides[:-1], strict=True)
-    )
-
-
-def aligned(x: Tensor) -> Tensor:
-    """Return x, or a contiguous copy if x is not aligned (see `is_aligned`).
-
-    Kernels of other packages need this: torch's fused attention loads 16 bytes at a time, and does
-    not check addresses (pytorch/pytorch#183484).
-    """
-    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
-
-
-def aligning_gradient(out: Tensor) -> Tensor:
-    """Return the output of another package's kernel, whose backward gets an aligned gradient."""
-    if out.requires_grad:
-        out.register_hook(aligned)
-    return out
 
 
 def four_dimensional(x: Tensor) -> Tensor:

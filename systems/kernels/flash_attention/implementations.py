@@ -1,0 +1,112 @@
+"""The implementations of attention by name, what they support, and which one `auto` chooses."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import torch
+from torch import Tensor
+
+from systems.attentions import ATTENTIONS as MODULES
+from systems.kernels.device import is_hopper, multiprocessors
+from systems.kernels.flash_attention.call import PLAIN, Call, Implementation, features
+from systems.kernels.flash_attention.hopper.splits import fills_gpu
+
+# By the names and modules of `systems.attentions`. An edit of one does not count as an edit of the
+# others, because this module does not name them.
+ATTENTIONS: dict[str, Implementation] = {
+    name: importlib.import_module(f"{__package__}.{modules[0]}").IMPLEMENTATIONS[name]
+    for name, modules in MODULES.items()
+}
+
+# Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
+# FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200
+# (logs/h200/flash):
+# - bfloat16, 128 to 1,024 tokens: 0.19 ms (median) with torch's fastest backend, 0.28 ms with
+#   flash_hopper.
+# - bfloat16, 16k tokens (2.4e11 FLOPs): 0.54 ms of GPU time with cuDNN, 0.27 ms with flash_hopper.
+# - float32, 4k tokens (1.5e10 FLOPs): 1.36 ms with torch's efficient backend, 0.17 ms with
+#   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
+LAUNCH_BOUND_FLOPS = 2e11
+LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
+# Number of keys from which forward alone uses flash_hopper with head_dim 192
+MEASURED_KEYS = 8192
+
+
+def unsupported_reason(
+    q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call = PLAIN
+) -> str | None:
+    """Return the reason why an implementation does not support a call, or None if it does.
+
+    The result also depends on this machine, for example on its GPU. `implementation` is a key of
+    ATTENTIONS. Tensors are (batch, heads, rows, head_dim), or packed (heads, rows, head_dim).
+    """
+    chosen = ATTENTIONS[implementation]
+    missing = [name for name in features(q, k, v, call) if name not in chosen.features]
+    if missing:
+        return f"{implementation} does not support {', '.join(missing)}"
+    return chosen.unsupported_reason(q, k, v, call)
+
+
+def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> str:
+    """Return the name of the implementation of attention that is probably the fastest.
+
+    The choice is based on measurements. On a Hopper GPU, it is "flash_hopper" or "flash_triton" for
+    large inputs that one of them supports, except that grouped heads and another head dimension of
+    v in 16 bits leave out "flash_triton", few heads leave out "flash_hopper" if it cannot split the
+    queries, and a head_dim above 128 in 16 bits leaves out both where `_is_faster_above_128` is
+    False. In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa lacks a
+    feature that the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that
+    supports the call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
+    """
+    needed = features(q, k, v, call)
+    if not set(needed) <= ATTENTIONS["sdpa"].features:
+        return next(
+            name
+            for name in ("flash_hopper", "flash_triton", "naive")
+            if unsupported_reason(q, k, v, name, call) is None
+            and (name != "flash_hopper" or _fills_gpu(k, call))
+        )
+    is_float32 = q.dtype == torch.float32
+    head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
+    flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
+    least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
+    if flops < least or not q.is_cuda or not is_hopper(q.device):
+        return "sdpa"
+    # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
+    # (logs/h100/flash_leaderboard).
+    names = ["flash_hopper"] + (["flash_triton"] if not needed or is_float32 else [])
+    if not is_float32 and q.shape[-1] > 128:
+        names = ["flash_hopper"] if _is_faster_above_128(q, k, v) else []
+    for name in names:
+        if unsupported_reason(q, k, v, name, call) is None and (
+            name != "flash_hopper" or _fills_gpu(k, call)
+        ):
+            return name
+    return "sdpa"
+
+
+def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether flash_hopper is faster than cuDNN for these inputs with head_dim above 128.
+
+    Measured on an H100 (logs/h100/flash_features, 8,192 tokens): with head_dim 256, forward takes
+    0.87 times as long as with cuDNN, and backward 0.99 times. With head_dim 192, forward takes 0.95
+    times and backward 0.90 times as long. In a trial without a record, forward with head_dim 192
+    takes 1.1 times as long with 2,048 tokens. Others are not measured.
+    """
+    if q.shape[-1] == 192:
+        needs_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return needs_backward or k.shape[-2] >= MEASURED_KEYS
+    return q.shape[-1] == 256
+
+
+def _fills_gpu(k: Tensor, call: Call) -> bool:
+    """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
+
+    A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. (Programs
+    with 96 keys are used only where that is estimated to be faster.) If there are few programs, the
+    queries may be split, unless they are packed or the mask has a left bound.
+    """
+    may_split = call.packing is None and call.window_left is None
+    return may_split or fills_gpu(k.shape, multiprocessors(k.device.index))
