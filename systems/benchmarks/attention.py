@@ -67,6 +67,8 @@ class Params(BenchmarkParams):
     num_heads: Positive = 1  # number of heads of q; also of k and v if num_kv_heads is null
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"  # dtype of q, k, v, output and gradients
     causal: bool = True  # whether to apply the causal mask
+    # Name of the case, for example of a model that has such heads. It changes nothing.
+    model: str | None = None
     num_kv_heads: Positive | None = None  # number of heads of k and v; null: num_heads
     value_dim: Positive | None = None  # head dimension of v; null: head_dim
     num_queries: Positive | None = None  # number of queries in each sequence; null: seq_len
