@@ -159,8 +159,9 @@ class FusedAdamW(Optimizer):
             RuntimeError: if a gradient is sparse, a parameter is not contiguous, or a gradient or
                 state tensor has another shape, dtype or device than its parameter requires; nothing
                 on that device is updated. After `p.data` has got another shape, delete
-                optimizer.state[p]. During a capture, also if `prepare` was not called before, or if
-                tensors, their addresses or hyperparameters have changed since.
+                optimizer.state[p]. During a capture, also if `prepare` was not called before, if
+                tensors, their addresses or hyperparameters have changed since, or if a gradient is
+                not contiguous, which is copied.
         """
         loss = None
         if closure is not None:
@@ -278,20 +279,16 @@ class FusedAdamW(Optimizer):
         rounded to nearest.
 
         Raises:
-            ValueError: if a key is not a parameter of this optimizer or has no master weights, or
-                if a value has another shape or dtype. The message names all errors, and nothing is
-                changed.
+            ValueError: if a key is not a parameter with master weights, or if a value is not
+                float32 of its shape. The message names all errors, and nothing is changed.
         """
         owners = self._owners()
         errors = []
         for param, value in masters.items():
-            name, group = owners.get(param, (f"a tensor of shape {tuple(param.shape)}", None))
-            if group is None:
-                errors.append(f"{name} is not a parameter of this optimizer")
-            elif "master" not in (forms := _state_forms(param, group)):
-                errors.append(f"{name} has no master weights with the options of its group")
-            elif (value.dtype, value.shape) != forms["master"]:
-                wanted = _plain(*forms["master"], value.device)
+            name, group = owners.get(param, ("a tensor that is not a parameter", None))
+            form = _state_forms(param, group).get("master") if group else None
+            if (value.dtype, value.shape) != form:
+                wanted = _plain(*form, value.device) if form else "none"
                 errors.append(f"master of {name} must be {wanted}, got {_described(value)}")
         if errors:
             raise ValueError("; ".join(errors))
@@ -333,12 +330,10 @@ class FusedAdamW(Optimizer):
 
     def _hyper_on(self, place: int, device: torch.device) -> Tensor:
         """Return the hyperparameters of a group on a device, after copying those that changed."""
-        if (place, device) not in self._hyper:
-            if _capturing():
-                raise RuntimeError(f"parameter group {place} is not yet on {device}; {PREPARE}")
-            buffer = torch.empty(len(HYPER), dtype=torch.float64, device=device)
-            self._hyper[place, device] = (buffer, [math.nan] * len(HYPER))
-        buffer, known = self._hyper[place, device]
+        buffer, known = self._hyper.get((place, device)) or (
+            torch.empty(len(HYPER), dtype=torch.float64, device=device),
+            [math.nan] * len(HYPER),
+        )
         group = self.param_groups[place]
         values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
         for i, value in enumerate(values):
@@ -355,6 +350,7 @@ class FusedAdamW(Optimizer):
                     )
                 buffer[i].fill_(number)  # fill_ does not synchronize
                 known[i] = number
+        self._hyper[place, device] = (buffer, known)
         return buffer
 
     def _new_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
@@ -388,11 +384,13 @@ class FusedAdamW(Optimizer):
                 o.param: (row[0], *row[2:], form)
                 for o, row, form in zip(params, *layout, strict=True)
             }
-            self._require_fit(
+            unchecked = [
                 o for o in params
                 if self._checked.get(o.param) != fits[o.param]
                 or o.grad.shape != o.param.shape or o.grad.device != device
-            )  # fmt: skip
+            ]  # fmt: skip
+            if unchecked:
+                self._require_fit(unchecked)
             self._checked |= fits
             tables = self._tables[device] = Tables(layout, device, like=tables)
         if _capturing():
@@ -434,7 +432,7 @@ class FusedAdamW(Optimizer):
         owners = self._owners()
         return errors + [e for p in group["params"] for e in _parameter_errors(owners[p][0], p)]
 
-    def _require_fit(self, params: Iterable[Operands]) -> None:
+    def _require_fit(self, params: list[Operands]) -> None:
         """Raise a RuntimeError that names all tensors that a step cannot use.
 
         The kernels trust all tensors to have the size of their parameter.
