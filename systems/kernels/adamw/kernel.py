@@ -1,19 +1,19 @@
-"""Triton kernels for one AdamW step on many tensors, with the arithmetic of `reference.py`.
+"""Triton kernels for one AdamW step on many parameters, with the arithmetic of `reference.py`.
 
-`launch.py` launches the kernels. A step takes two launches, whatever the number of parameters, if
-all parameters have the same dtypes, the same rounding and the same alignment:
+A step takes two launches, whatever the number of parameters, if all parameters have the same
+dtypes, the same rounding and the same alignment (a variant; each further one takes one more):
 
-    advance_kernel   increments the step t of each tensor, and computes the scalars of each tensor:
-                     values that depend only on t and the hyperparameters
-    adamw_kernel     updates the tensors, with one program for each block of elements of a tensor
+    advance_kernel   increments the step t of each parameter, and computes its scalars: values that
+                     depend only on t and the hyperparameters
+    adamw_kernel     updates parameters and state, with one program for each block of elements
 
-Both kernels read a table in device memory. A row of the table has the addresses of the parameter,
-the gradient and the state of one tensor. So the kernels are not recompiled if the number or the
-shapes of tensors change.
+Both kernels read a table in device memory. A row of the table has the addresses of a parameter, its
+gradient and its state. So the kernels are not recompiled if the number or the shapes of tensors
+change. `Tables` makes the table and launches the kernels.
 
 adamw_kernel is memory-bound, which determines its design:
 
-- Only the last block of a tensor loads and stores with a mask. The mask depends on the number of
+- Only the last block of a parameter loads and stores with a mask. The mask depends on the number of
   elements, which the kernel reads from memory. With such a mask, the compiler does not use 16-byte
   accesses.
 - Each thread has 16 bytes of the widest dtype. With this number of elements per thread, values of
@@ -25,7 +25,8 @@ adamw_kernel is memory-bound, which determines its design:
   element. An H200 has time for about 190 instructions while it moves the 28 bytes of an element.
 - With bfloat16 state, an element has 14 bytes, which leaves time for half as many instructions, and
   the random bits take some of them. So division and square root are approximate, with errors of up
-  to 2 units in the last place of float32. That is 2^-15 units in the last place of bfloat16.
+  to 2 units in the last place of float32, and updates with errors of up to 3. A parameter that is
+  rounded to bfloat16 may then differ from the reference by one unit in the last place of bfloat16.
 """
 
 # Arguments of Triton kernels have no type annotations.
@@ -34,34 +35,30 @@ adamw_kernel is memory-bound, which determines its design:
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from systems.kernels.adamw import reference
+from systems.kernels.adamw.reference import Operands
+from systems.kernels.device import on
 
-# Columns of the table (int64). All are addresses except NUMEL and STREAM.
-PARAM = tl.constexpr(0)
-GRAD = tl.constexpr(1)
-EXP_AVG = tl.constexpr(2)
-EXP_AVG_SQ = tl.constexpr(3)
-MASTER = tl.constexpr(4)
-STEP = tl.constexpr(5)  # address of an int64
-HYPER = tl.constexpr(6)  # address of float64 (5,): lr, beta1, beta2, eps, weight_decay
-NUMEL = tl.constexpr(7)  # number of elements of the tensor
-STREAM = tl.constexpr(8)  # random stream of the tensor, reference.stream(seed, index)
-COLUMNS = tl.constexpr(9)  # number of columns
-
-# Columns of the scalars (float32), which depend on the step t and the hyperparameters.
-DECAY = tl.constexpr(0)  # 1 - lr weight_decay
-STEP_SIZE = tl.constexpr(1)  # lr / (1 - beta1^t)
-RSQRT_CORRECTION = tl.constexpr(2)  # 1 / sqrt(1 - beta2^t)
-ONE_MINUS_BETA1 = tl.constexpr(3)
-BETA2 = tl.constexpr(4)
-ONE_MINUS_BETA2 = tl.constexpr(5)
-EPS = tl.constexpr(6)
-SCALARS = tl.constexpr(8)  # number of columns: 7 and one unused, so that a row is 32 bytes
-
+BLOCK_SIZE = 1024  # number of elements per program of adamw_kernel; a power of two
 ROWS = 128  # number of rows of the table per program of advance_kernel
+
+# Columns of the table (int64): addresses of the tensors in `reference.Operands`, the number of
+# elements of the parameter, and its random stream
+PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, MASTER, STEP, HYPER = map(tl.constexpr, range(7))
+NUMEL, STREAM, COLUMNS = map(tl.constexpr, range(7, 10))  # the last is the number of columns
+
+# Columns of the scalars (float32), the values in the formula of the update that depend only on the
+# step t and the hyperparameters
+DECAY, STEP_SIZE, RSQRT_CORRECTION, ONE_MINUS_BETA1 = map(tl.constexpr, range(4))
+BETA2, ONE_MINUS_BETA2, EPS = map(tl.constexpr, range(4, 7))
+SCALARS = tl.constexpr(8)  # number of columns: 7 and one unused, so that a row is 32 bytes
 
 MIX_1 = tl.constexpr(reference.MIX_1)
 MIX_2 = tl.constexpr(reference.MIX_2)
@@ -89,18 +86,14 @@ def _power(base, exponent):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def advance_kernel(table, scalars, keys, n_rows, ROWS: tl.constexpr):
-    """Increment the step t of each tensor, and compute its scalars and its random key for step t.
+    """Increment the step t of each parameter, and compute its scalars and its random key for it.
 
-    The scalars of a tensor are the values in the update formula that depend only on t and the
-    hyperparameters. They are computed in float64 and rounded to float32. adamw_kernel reads the
-    scalars and the keys. Grid: (ceil(n_rows / ROWS),).
+    Scalars are computed in float64 and rounded to float32. Grid: (ceil(n_rows / ROWS),).
 
     Args:
-        table: int64 (n_rows, COLUMNS). Each row has the addresses and the number of elements of one
-            tensor. The constants above (PARAM, GRAD, ...) are the columns.
-        scalars: output, float32 (n_rows, SCALARS). The constants above (DECAY, ...) are the
-            columns.
-        keys: output, uint32 (n_rows,); reference.key(seed, index, t).
+        table: int64 (n_rows, COLUMNS). The constants above (PARAM, GRAD, ...) are the columns.
+        scalars: output, float32 (n_rows, SCALARS); DECAY, STEP_SIZE, ... are the columns.
+        keys: output, uint32 (n_rows,); the key in `reference.random_bits`.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < n_rows
@@ -140,11 +133,9 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Round a float32 value to dtype.
+    """Round a float32 value to dtype, to nearest or as `reference.round_stochastically`.
 
-    Rounding is to nearest, except if STOCHASTIC is true and dtype is bfloat16. In that case, it is
-    the stochastic rounding of `reference.round_stochastically`. The random numbers `bits` are
-    uint32, uniform in [0, 2^16), with the shape of `value`, which is float32.
+    The random numbers `bits` are uint32, uniform in [0, 2^16), with the shape of `value`.
     """
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
@@ -208,14 +199,13 @@ def adamw_kernel(
 ):  # fmt: skip
     """Update one block of a parameter and of its optimizer state in each program.
 
-    advance_kernel must run first, because it writes the scalars and the keys. It describes them and
-    the table, whose rows here are parameters. With ALIGNED, all addresses are multiples of 16.
-    STATE_DTYPE is that of both moments. Grid: (programs,).
+    advance_kernel describes the table, and runs first to write the scalars and the keys. With
+    ALIGNED, all addresses are multiples of 16. Grid: (programs,).
 
     Args:
         blocks: int32 (programs, 2): the row of a program's parameter in the table, and the index of
             its block in the parameter.
-        STOCHASTIC: whether to round bfloat16 tensors without a float32 copy stochastically.
+        STOCHASTIC: as `reference.Operands.stochastic`.
         BLOCK: elements per block, a power of two, so that the indices of all elements of a block
             have the same upper 32 bits.
     """
@@ -249,3 +239,111 @@ def adamw_kernel(
             param, grad, exp_avg, exp_avg_sq, master, offset < remaining,
             scalars + row * SCALARS, word, PARAM_DTYPE, STATE_DTYPE, HAS_MASTER, STOCHASTIC,
         )  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """What `Tables` creates its tensors from. It shows whether existing ones can be used again."""
+
+    rows: list[tuple[int, ...]]  # of the table
+    # Variant of each parameter (the arguments of `launch_options`), its number of elements, whether
+    # it is contiguous, and the sizes of its gradient and its state. A tensor can be replaced by a
+    # smaller one at the same address.
+    forms: list[tuple[Any, ...]]
+
+
+def layout_of(params: list[Operands]) -> Layout:
+    """Return the layout of the tables of parameters on one device."""
+    rows: list[tuple[int, ...]] = []
+    forms: list[tuple[Any, ...]] = []
+    # Unpacked, because each access to a field would take time in every step.
+    for param, grad, first, second, master, step, hyper, stream, stochastic in params:
+        p, g, m, v = param.data_ptr(), grad.data_ptr(), first.data_ptr(), second.data_ptr()
+        w, weights = (0, 0) if master is None else (master.data_ptr(), master.nbytes)
+        aligned, numel = (p | g | m | v | w) % 16 == 0, param.numel()
+        variant = (param.dtype, grad.dtype, first.dtype, master is not None, stochastic, aligned)
+        sizes = (numel, param.is_contiguous(), grad.numel(), first.nbytes, second.nbytes, weights)
+        forms.append((variant, *sizes))
+        rows.append((p, g, m, v, w, step.data_ptr(), hyper.data_ptr(), numel, stream))
+    return Layout(rows, forms)
+
+
+class Tables:
+    """Tensors with which the kernels run one AdamW step on many parameters of one device.
+
+    Captured CUDA graphs read them, so new addresses need new Tables.
+    """
+
+    table: Tensor  # int64 (rows, COLUMNS)
+    scalars: Tensor  # float32 (rows, SCALARS)
+    keys: Tensor  # uint32 (rows,)
+    updates: list[tuple[Tensor, dict[str, Any]]]  # launches of adamw_kernel: blocks and options
+
+    def __init__(self, layout: Layout, device: torch.device, like: Tables | None = None) -> None:
+        """Create the tensors, or share those with `like` that do not depend on addresses."""
+        self.layout, self.device = layout, device
+        self.table = _upload(torch.tensor(layout.rows, dtype=torch.int64, device="cpu"), device)
+        if like is not None and like.layout.forms == layout.forms:
+            self.scalars, self.keys, self.updates = like.scalars, like.keys, like.updates
+            return
+        rows = len(layout.rows)
+        self.scalars = torch.empty(rows, SCALARS.value, dtype=torch.float32, device=device)
+        self.keys = torch.empty(rows, dtype=torch.uint32, device=device)
+        self.updates = []
+        for variant in dict.fromkeys(form[0] for form in layout.forms):
+            counts = torch.tensor(
+                [-(-form[1] // BLOCK_SIZE) * (form[0] == variant) for form in layout.forms],
+                device="cpu",
+            )
+            row = torch.arange(rows, device="cpu").repeat_interleave(counts)
+            first = (counts.cumsum(0) - counts).repeat_interleave(counts)
+            block = torch.arange(len(row), device="cpu") - first
+            if len(row):  # no blocks if all tensors are empty
+                blocks = _upload(torch.stack([row, block], dim=1).to(torch.int32), device)
+                self.updates.append((blocks, launch_options(*variant)))
+
+    def launch(self, dry: bool = False) -> None:
+        """Launch the kernels that run one AdamW step on all parameters in the table.
+
+        A dry launch compiles and loads the kernels and updates nothing. It precedes the capture of
+        a CUDA graph, because kernels cannot be loaded during a capture.
+        """
+        rows = 0 if dry else len(self.layout.rows)
+        with on(self.device):
+            advance_kernel[(max(1, -(-rows // ROWS)),)](
+                self.table, self.scalars, self.keys, rows, ROWS=ROWS, enable_fp_fusion=False
+            )
+            for blocks, options in self.updates:
+                if dry:  # a block after the end of its parameter
+                    blocks = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32, device=self.device)
+                adamw_kernel[(len(blocks),)](self.table, self.scalars, self.keys, blocks, **options)
+
+
+def launch_options(
+    param: torch.dtype, grad: torch.dtype, state: torch.dtype,
+    master: bool, stochastic: bool, aligned: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the compile-time arguments of adamw_kernel for a variant of parameters, by name."""
+    widest = max(4 if master else 0, param.itemsize, grad.itemsize, state.itemsize)
+    return {
+        "PARAM_DTYPE": _triton_dtype(param),
+        "GRAD_DTYPE": _triton_dtype(grad),
+        "STATE_DTYPE": _triton_dtype(state),
+        "HAS_MASTER": master,
+        "STOCHASTIC": stochastic,
+        "ALIGNED": aligned,
+        "BLOCK": BLOCK_SIZE,
+        "num_warps": BLOCK_SIZE * widest // 512,  # 16 bytes for each of the 32 threads of a warp
+        "enable_fp_fusion": False,
+    }
+
+
+def _triton_dtype(dtype: torch.dtype) -> Any:
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def _upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device asynchronously.
+
+    The copy is from pinned memory. torch reuses this memory only after the device has read it.
+    """
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

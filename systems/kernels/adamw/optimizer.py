@@ -1,9 +1,5 @@
 """FusedAdamW: AdamW that updates all parameters with two kernel launches.
 
-Two launches are enough for parameters on one device with the same dtypes (of parameters, gradients
-and state), the same rounding and the same alignment. Each further combination of dtypes, rounding
-and alignment takes one more launch.
-
     optimizer = FusedAdamW(model.parameters(), lr=3e-4)
     loss.backward()
     optimizer.step()
@@ -35,59 +31,37 @@ The step can be captured in a CUDA graph. Gradients must keep their addresses:
 
 If lr is a tensor on the GPU, each step and each replay copies it on the device, with one small
 kernel per group: lr.fill_(1e-4) needs no call. As in torch, load_state_dict replaces this tensor,
-so capture again after it.
-
-The graph reads tables that belong to the optimizer. So the optimizer must not be freed before the
-graph.
+so capture again after it. The graph reads tables of the optimizer, which must outlive the graph.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from systems.kernels.adamw.group import (
-    errors_of,
-    hyper_values,
-    is_stochastic,
-    misfits,
-    parameter_name,
-    state_dtypes,
-)
-from systems.kernels.adamw.launch import (
-    BLOCK_SIZE,
-    ParamTensors,
-    TableLayout,
-    Tables,
-    stale_reason,
-    table_layout,
-)
-from systems.kernels.adamw.reference import adamw_reference, stream
+from systems.kernels.adamw.reference import Operands, adamw_reference, stream
 from systems.kernels.device import runs_kernels
 
-# Keys may be Tensors or Parameters. Mapping is invariant in its key type, so this is a TypeVar.
-Owner = TypeVar("Owner", bound=Tensor)
+if TYPE_CHECKING:
+    from systems.kernels.adamw.kernel import Tables
 
+Group = dict[str, Any]  # an element of `param_groups`
+Form = tuple[torch.dtype, torch.Size]  # of a tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+STATE_DTYPES = (torch.float32, torch.bfloat16)
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")  # order of `Operands.hyper`
 PREPARE = (
     "call FusedAdamW.prepare() before the capture, when gradients exist, and keep the gradients at "
     "their addresses with zero_grad(set_to_none=False)"
 )
-
-HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")  # as `hyper_values`
-# The indices of a parameter in all groups and in its group, its group, and its tensors.
-Updated = tuple[int, int, dict[str, Any], ParamTensors]
-
-_stream = functools.lru_cache(maxsize=65_536)(stream)
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class FusedAdamW(Optimizer):
@@ -97,9 +71,7 @@ class FusedAdamW(Optimizer):
 
         step                   0-dimensional int64
         exp_avg, exp_avg_sq    moments, in state_dtype
-        master                 master weights in float32, if any
-
-    Master weights are initialized from the parameter or by `load_master`.
+        master                 master weights in float32, if any; `load_master` sets them
 
     A parameter without a gradient is skipped and its step does not advance, as in torch.
 
@@ -117,21 +89,17 @@ class FusedAdamW(Optimizer):
             parameters without master weights) stochastically. None means True. float16 tensors are
             always rounded to nearest.
         seed: of the random bits, in [0, 2^32). They are a hash of the seed, the step and the
-            indices of the parameter and the element, use no random generator and are the same on
-            every device.
+            indices of the parameter and the element, so they are the same on every device.
 
     Raises:
         ValueError: if any option or parameter is invalid; the message names all of them.
     """
 
-    block_size: int = BLOCK_SIZE  # number of elements per program; may be set on an instance
-
     _tables: dict[torch.device, Tables]  # tables of the last step
     _captured: list[Tables | Tensor]  # what captured graphs read, kept alive
     # (group index, device) -> float64 (5,) on the device, and its values on the host.
     _hyper: dict[tuple[int, torch.device], tuple[Tensor, list[float]]]
-    _dense_grads: dict[Tensor, Tensor]  # parameter -> contiguous copy of its gradient
-    _checked: dict[int, tuple[object, ...]]  # index of a parameter -> addresses and sizes that fit
+    _checked: dict[Tensor, tuple[object, ...]]  # parameter -> addresses and sizes that fit
 
     def __init__(
         self,
@@ -160,18 +128,12 @@ class FusedAdamW(Optimizer):
         super().__init__(params, defaults)
 
     def _init_caches(self) -> None:
-        for name, empty in (
-            ("_tables", {}),
-            ("_captured", []),
-            ("_hyper", {}),
-            ("_dense_grads", {}),
-            ("_checked", {}),
-        ):
-            self.__dict__.setdefault(name, empty)
+        for name in ("_tables", "_hyper", "_checked"):
+            self.__dict__.setdefault(name, {})
+        self.__dict__.setdefault("_captured", [])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Called by pickle, deepcopy and load_state_dict. Groups from torch.optim.AdamW lack
-        # options.
+        # Called by pickle, deepcopy and load_state_dict. Groups of torch.optim.AdamW lack options.
         super().__setstate__(state)
         self._init_caches()
         for group in self.param_groups:
@@ -182,218 +144,68 @@ class FusedAdamW(Optimizer):
         """Add a parameter group.
 
         Raises:
-            ValueError: if any option or parameter is invalid; the message names all of them, and
-                the group is not added.
+            ValueError: as the constructor; the group is not added.
         """
         super().add_param_group(param_group)
-        errors = errors_of(self.param_groups[-1])
-        if errors:
+        if errors := self._errors_of(self.param_groups[-1]):
             self.param_groups.pop()
             raise ValueError("; ".join(errors))
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update every parameter that has a gradient, and return the result of closure.
 
         Raises:
             RuntimeError: if a gradient is sparse, a parameter is not contiguous, or a gradient or
                 state tensor has another shape, dtype or device than its parameter requires; nothing
                 on that device is updated. After `p.data` has got another shape, delete
-                optimizer.state[p]. During the capture of a CUDA graph, also if `prepare` was not
-                called before, or if tensors, their addresses or hyperparameters have changed since
-                the call of `prepare`.
+                optimizer.state[p]. During a capture, also if `prepare` was not called before, if
+                tensors, their addresses or hyperparameters have changed since, or if a gradient is
+                not contiguous, which is copied.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        capturing = _capturing()
-        for device, params in self._params_by_device(capturing).items():
+        for device, params in self._operands().items():
             if runs_kernels(device):
-                self._tables_for(device, params, capturing).launch()
+                self._tables_for(device, params).launch()
                 continue
             self._require_fit(params)
-            for index, _, group, tensors in params:
-                lr, beta1, beta2, eps, weight_decay = map(float, hyper_values(group))
-                adamw_reference(
-                    *tensors[:6], lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay,
-                    stochastic_rounding=tensors.stochastic, seed=group["seed"], index=index,
-                )  # fmt: skip
+            for operands in params:
+                adamw_reference(operands)
         return loss
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Prepare the optimizer so that `step` can be captured in a CUDA graph.
+        """Create state and tables and compile the kernels, so that `step` can be captured.
 
-        The optimizer state is created, the addresses of all tensors are copied to the device, and
-        the kernels are compiled. No parameter changes. Call this method before the capture,
-        when all gradients exist and will keep their addresses. Call it on the stream of the
-        capture, or on a stream that the capture waits for (torch.cuda.graph waits for all streams).
+        No parameter changes. Call this method when all gradients exist and will keep their
+        addresses, on the stream of the capture or on one that the capture waits for
+        (torch.cuda.graph waits for all streams).
 
         Raises:
-            RuntimeError: if it is called during a capture.
+            RuntimeError: as `step`, or if it is called during a capture.
         """
         if _capturing():
-            raise RuntimeError(
-                "FusedAdamW.prepare() must be called before a capture, not during it"
-            )
-        for device, params in self._params_by_device(capturing=False).items():
+            raise RuntimeError(f"a capture has begun; {PREPARE}")
+        for device, params in self._operands().items():
             if runs_kernels(device):
-                self._tables_for(device, params, capturing=False).compile()
+                self._tables_for(device, params).launch(dry=True)
 
     @torch.no_grad()
     def update_hyperparameters(self) -> None:
-        """Copy lr, betas, eps and weight_decay from `param_groups` to the device.
+        """Copy changed lr, betas, eps and weight_decay from `param_groups` to the device.
 
-        A replay of a CUDA graph with a captured `step` does not copy these hyperparameters. If they
-        have changed, call this method before the next replay. A `step` that is not captured copies
-        them itself. The copy runs on the current stream.
+        Each `step` does so, but a replay of a captured step does not. The copy runs on the current
+        stream.
 
         Raises:
-            RuntimeError: if it is called during the capture of a CUDA graph.
+            RuntimeError: if a number has changed and a capture runs: every replay would restore it.
         """
-        if _capturing():
-            raise RuntimeError(
-                "FusedAdamW.update_hyperparameters() must not be called during a capture, because "
-                "every replay would restore the captured values; call it between replays"
-            )
-        self._update_hyperparameters(capturing=False)
-
-    def _params_by_device(self, capturing: bool) -> dict[torch.device, list[Updated]]:
-        """Return every parameter that has a gradient, by device.
-
-        First, changed hyperparameters are copied to the devices. Missing optimizer state is
-        created. If `capturing`, hyperparameters must not have changed, and all optimizer state must
-        exist.
-        """
-        self._update_hyperparameters(capturing)
-        found: dict[torch.device, list[Updated]] = {}
-        index = -1
-        for place, group in enumerate(self.param_groups):
-            hypers: dict[torch.device, Tensor] = {}
-            for position, param in enumerate(group["params"]):
-                index += 1
-                if param.grad is None:
-                    continue
-                device = param.device
-                if capturing and not (self.state.get(param) and (place, device) in self._hyper):
-                    raise RuntimeError(
-                        f"parameter {index} of shape {tuple(param.shape)} has no state on the "
-                        f"device; {PREPARE}"
-                    )
-                state = self._state(param, group)
-                hyper = hypers.get(device)
-                if hyper is None:
-                    hyper = hypers[device] = self._hyper_of(place, device)
-                tensors = ParamTensors(
-                    param, self._dense_grad(index, param), state["exp_avg"], state["exp_avg_sq"],
-                    state.get("master"), state["step"], hyper,
-                    _stream(group["seed"], index), is_stochastic(param, group, "master" in state),
-                )  # fmt: skip
-                found.setdefault(device, []).append((index, position, group, tensors))
-        return found
-
-    def _update_hyperparameters(self, capturing: bool) -> None:
         for place, device in self._hyper:
             if place < len(self.param_groups):  # else the group has been removed
-                self._copy_hyperparameters(place, device, capturing)
-
-    def _copy_hyperparameters(self, place: int, device: torch.device, capturing: bool) -> None:
-        buffer, known = self._hyper[place, device]
-        for i, value in enumerate(hyper_values(self.param_groups[place])):
-            if isinstance(value, Tensor):
-                buffer[i].copy_(value.reshape(()))
-                known[i] = math.nan
-                if capturing:  # each replay copies it
-                    self._captured.append(value)
-            elif value != known[i]:
-                if capturing:
-                    raise RuntimeError(
-                        f"{HYPER[i]} of parameter group {place} changed from {known[i]} to {value} "
-                        f"and cannot be copied during a capture; {PREPARE}"
-                    )
-                buffer[i].fill_(value)  # fill_ does not synchronize
-                known[i] = value
-
-    def _hyper_of(self, place: int, device: torch.device) -> Tensor:
-        if (place, device) not in self._hyper:
-            buffer = torch.empty(5, dtype=torch.float64, device=device)
-            self._hyper[place, device] = (buffer, [math.nan] * 5)
-            self._copy_hyperparameters(place, device, capturing=False)
-        return self._hyper[place, device][0]
-
-    def _dense_grad(self, index: int, param: Tensor) -> Tensor:
-        """Return the gradient of a parameter as a contiguous tensor.
-
-        This is the gradient itself if it is contiguous. If it is not, it is copied to a contiguous
-        tensor, which has the same address in every step.
-
-        Raises:
-            RuntimeError: if the gradient is sparse.
-        """
-        grad = param.grad
-        assert grad is not None
-        if grad.layout != torch.strided:
-            raise RuntimeError(
-                f"gradients must be dense, but the gradient of parameter {index} is {grad.layout}"
-            )
-        if grad.is_contiguous():
-            return grad
-        old = self._dense_grads.get(param)
-        if old is None or not _is(old, grad.shape, grad.dtype, grad.device):
-            old = torch.empty_like(grad, memory_format=torch.contiguous_format)
-            self._dense_grads[param] = old
-        return old.copy_(grad)
-
-    def _tables_for(self, device: torch.device, params: list[Updated], capturing: bool) -> Tables:
-        layout = table_layout([updated[-1] for updated in params], self.block_size)
-        tables: Tables | None = self._tables.get(device)
-        if tables is None or tables.layout != layout:
-            if capturing:
-                raise RuntimeError(f"{stale_reason(layout, tables)}; {PREPARE}")
-            self._require_fit(params, layout)
-            tables = self._tables[device] = Tables(layout, device, like=tables)
-        if capturing and all(tables is not other for other in self._captured):
-            self._captured.append(tables)
-        return tables
-
-    def _require_fit(self, params: list[Updated], layout: TableLayout | None = None) -> None:
-        """Raise a RuntimeError that names all tensors that do not fit their parameters.
-
-        With a layout, a parameter of which only the gradient has moved is not checked again:
-        gradients can move in every step.
-        """
-        errors: list[str] = []
-        for i, (index, position, group, tensors) in enumerate(params):
-            param, grad = tensors[:2]
-            if layout is not None:
-                row = layout.rows[i]
-                checked = (row[0], row[2:], layout.sizes[i], layout.variants[i])
-                same = self._checked.get(index) == checked
-                if same and grad.shape == param.shape and grad.device == param.device:
-                    continue
-                self._checked[index] = checked
-            name, dtypes = parameter_name(index, group, position), state_dtypes(param, group)
-            errors += misfits(name, param, tensors.others(), dtypes)
-        if errors:
-            self._checked.clear()
-            raise RuntimeError("; ".join(errors))
-
-    def _state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.int64, device=param.device)
-            for name, dtype in state_dtypes(param, group).items():
-                state[name] = torch.zeros(param.shape, dtype=dtype, device=param.device)
-            if "master" in state:
-                state["master"].copy_(param)
-        return state
+                self._hyper_on(place, device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return state and options as Optimizer.state_dict, with each step as a float64.
@@ -409,106 +221,280 @@ class FusedAdamW(Optimizer):
         return given
 
     @torch.no_grad()
-    def load_master(self, masters: Mapping[Owner, Tensor]) -> None:
-        """Set master weights to the float32 values from which 16-bit parameters were cast.
-
-        The parameters are set to the same values, rounded to nearest. The masters, float32 with the
-        shapes of their parameters, are copied.
-
-        Raises:
-            ValueError: if a key is not a parameter of this optimizer or has no master weights, or
-                if a value has another shape or dtype. The message names all errors, and nothing is
-                changed.
-        """
-        groups = {param: group for group in self.param_groups for param in group["params"]}
-        errors = []
-        for param, value in masters.items():
-            name = f"{param.dtype} tensor of shape {tuple(param.shape)}"
-            if param not in groups:
-                errors.append(f"a {name} is not a parameter of this optimizer")
-            elif "master" not in state_dtypes(param, groups[param]):
-                errors.append(f"a {name} has no master weights with the options of its group")
-            elif value.shape != param.shape or value.dtype != torch.float32:
-                errors.append(
-                    f"master weights of a {name} must be float32 of the same shape, got "
-                    f"{value.dtype} of shape {tuple(value.shape)}"
-                )
-        if errors:
-            raise ValueError("; ".join(errors))
-        for param, value in masters.items():
-            self._state(param, groups[param])["master"].copy_(value)
-            param.copy_(value)
-
-    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state and options from a state dict of FusedAdamW or torch.optim.AdamW.
 
         State tensors are cast to the dtypes that the loaded options require. (torch would cast them
-        to the dtype of the parameter.) If a state tensor of the right dtype already exists, the
-        values are copied into it, so a captured graph continues with the loaded state. If the state
-        dict has no master weights, they are initialized from the parameters, so load the model
-        first.
+        to the dtype of the parameter.) They are copied into those that exist, so a captured graph
+        continues with the loaded state. If the state dict has no master weights, they are
+        initialized from the parameters, so load the model first.
 
         Raises:
             ValueError: if any option or tensor is invalid; the message names all of them, and
                 nothing is changed.
         """
-        saved: dict[Any, dict[str, Any]] = {}
-        ids: list[Any] = []
+        loaded: list[tuple[Tensor, str, Tensor, Form]] = []
 
-        def withhold_state(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            saved.update(given["state"])
-            ids.extend(i for group in given["param_groups"] for i in group["params"])
+        def take_state(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            errors, owners = [], self._owners()
+            # torch checks afterwards that there are as many groups and parameters in both.
+            for mine, theirs in zip(self.param_groups, given["param_groups"], strict=False):
+                group = {**self.defaults, **theirs, "params": mine["params"]}
+                errors += self._errors_of(group)
+                for param, i in zip(mine["params"], theirs["params"], strict=False):
+                    if not (state := given["state"].get(i)):
+                        continue
+                    for name, form in _state_forms(param, group).items():
+                        value = torch.as_tensor(state.get(name, param if name == "master" else []))
+                        if name == "step" and value.numel() == 1:
+                            value = value.reshape(())  # old versions of torch save a vector
+                        loaded.append((param, name, value, form))
+                        if value.shape != form[1]:
+                            got = f"shape {tuple(value.shape)}" if name in state else "no tensor"
+                            what = f"{name} of {owners[param][0]}"
+                            errors.append(f"{what} must have shape {tuple(form[1])}, got {got}")
+            if errors:
+                raise ValueError("; ".join(errors))
             return {**given, "state": {}}
 
-        before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
+        before = self.state
         # This hook runs last, so it receives the state dict after all other hooks have changed it.
-        handle = self.register_load_state_dict_pre_hook(withhold_state)
+        handle = self.register_load_state_dict_pre_hook(take_state)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        errors = [error for group in self.param_groups for error in errors_of(group)]
-        owners = [(param, group) for group in self.param_groups for param in group["params"]]
-        loaded = []
-        for saved_id, (param, group) in zip(ids, owners, strict=True):
-            if not saved.get(saved_id):
-                continue
-            given = saved[saved_id]
-            for name in ("step", *state_dtypes(param, group)):
-                value = given.get(name, param if name == "master" else None)
-                found = None if value is None else tuple(torch.as_tensor(value).shape)
-                # Old versions of torch have a number as the step, or a tensor with one element.
-                valid = [(), (1,)] if name == "step" else [tuple(param.shape)]
-                if found not in valid:
-                    shape = "no tensor" if found is None else f"shape {found}"
-                    errors.append(
-                        f"{name} of parameter {saved_id} must have shape {valid[0]}, got {shape}"
-                    )
-            loaded.append((param, group, given))
-        if errors:
-            self.__setstate__(before)
-            raise ValueError("; ".join(errors))
-        for param, group, given in loaded:
-            self._restore(param, group, given, before["state"].get(param, {}))
-
-    def _restore(
-        self,
-        param: Tensor,
-        group: dict[str, Any],
-        given: dict[str, Any],
-        old: dict[str, Tensor],
-    ) -> None:
-        new: dict[str, Tensor] = {}
-        for name, dtype in {"step": torch.int64, **state_dtypes(param, group)}.items():
-            shape = torch.Size() if name == "step" else param.shape
-            value = torch.as_tensor(given.get(name, param)).reshape(shape)
-            tensor = old.get(name)
-            if tensor is None or not _is(tensor, shape, dtype, param.device):
+        for param, name, value, (dtype, shape) in loaded:
+            tensor = before.get(param, {}).get(name)
+            form = (dtype, shape, param.device)
+            if tensor is None or (tensor.dtype, tensor.shape, tensor.device) != form:
                 tensor = torch.empty(shape, dtype=dtype, device=param.device)
-            new[name] = tensor.copy_(value)
-        self.state[param] = new
+            self.state[param][name] = tensor.copy_(value)
+
+    @torch.no_grad()
+    def load_master(self, masters: Mapping[Any, Tensor]) -> None:
+        """Set master weights to the float32 values from which 16-bit parameters were cast.
+
+        `masters` has them by parameter; they are copied. The parameters are set to the same values,
+        rounded to nearest.
+
+        Raises:
+            ValueError: if a key is not a parameter with master weights, or if a value is not
+                float32 of its shape. The message names all errors, and nothing is changed.
+        """
+        owners = self._owners()
+        errors = []
+        for param, value in masters.items():
+            name, group = owners.get(param, ("a tensor that is not a parameter", None))
+            form = _state_forms(param, group).get("master") if group else None
+            if (value.dtype, value.shape) != form:
+                wanted = _plain(*form, value.device) if form else "none"
+                errors.append(f"master of {name} must be {wanted}, got {_described(value)}")
+        if errors:
+            raise ValueError("; ".join(errors))
+        for param, value in masters.items():
+            state = self.state.get(param) or self._new_state(param, owners[param][1])
+            state["master"].copy_(value)
+            param.copy_(value)
+
+    def _operands(self) -> dict[torch.device, list[Operands]]:
+        """Return the operands of every parameter that has a gradient, by device.
+
+        Missing state is created and changed hyperparameters are copied, except during a capture,
+        when both are errors.
+        """
+        found: dict[torch.device, list[Operands]] = {}
+        index = -1
+        for place, group in enumerate(self.param_groups):
+            hypers: dict[torch.device, Tensor] = {}
+            seed, stochastic = group["seed"], group["stochastic_rounding"] is not False
+            for param in group["params"]:
+                index += 1
+                grad = param.grad
+                if grad is None:
+                    continue
+                if grad.layout != torch.strided:
+                    name = self._owners()[param][0]
+                    raise RuntimeError(f"the gradient of {name} must be dense, got {grad.layout}")
+                state = self.state.get(param) or self._new_state(param, group)
+                device = param.device
+                hyper = hypers.get(device)
+                if hyper is None:
+                    hyper = hypers[device] = self._hyper_on(place, device)
+                operands = Operands(
+                    param, grad.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+                    state.get("master"), state["step"], hyper, stream(seed, index), stochastic,
+                )  # fmt: skip
+                found.setdefault(device, []).append(operands)
+        return found
+
+    def _hyper_on(self, place: int, device: torch.device) -> Tensor:
+        """Return the hyperparameters of a group on a device, after copying those that changed."""
+        buffer, known = self._hyper.get((place, device)) or (
+            torch.empty(len(HYPER), dtype=torch.float64, device=device),
+            [math.nan] * len(HYPER),
+        )
+        group = self.param_groups[place]
+        values = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        for i, value in enumerate(values):
+            if isinstance(value, Tensor) and not value.is_cpu:
+                buffer[i].copy_(value.reshape(()))  # the host would have to wait for the value
+                known[i] = math.nan
+                if _capturing():  # each replay copies it
+                    self._captured.append(value)
+            elif (number := float(value)) != known[i]:
+                if _capturing():
+                    raise RuntimeError(
+                        f"{HYPER[i]} of parameter group {place} changed from {known[i]} to "
+                        f"{number} and cannot be copied during a capture; {PREPARE}"
+                    )
+                buffer[i].fill_(number)  # fill_ does not synchronize
+                known[i] = number
+        self._hyper[place, device] = (buffer, known)
+        return buffer
+
+    def _new_state(self, param: Tensor, group: Group) -> dict[str, Tensor]:
+        if _capturing():
+            raise RuntimeError(f"{self._owners()[param][0]} has no state on the device; {PREPARE}")
+        state = self.state[param] = {
+            name: torch.zeros(shape, dtype=dtype, device=param.device)
+            for name, (dtype, shape) in _state_forms(param, group).items()
+        }
+        if "master" in state:
+            state["master"].copy_(param)
+        return state
+
+    def _tables_for(self, device: torch.device, params: list[Operands]) -> Tables:
+        from systems.kernels.adamw.kernel import Tables, layout_of
+
+        layout = layout_of(params)
+        tables: Tables | None = self._tables.get(device)
+        if tables is None or tables.layout != layout:
+            if _capturing():
+                known = () if tables is None else set(zip(*tables.layout, strict=True))
+                now, owners = zip(params, zip(*layout, strict=True), strict=True), self._owners()
+                moved = [owners[o.param][0] for o, row in now if row not in known]
+                raise RuntimeError(
+                    "tensors changed or moved since the last FusedAdamW.prepare() or step(): those "
+                    f"of {', '.join(moved) or 'parameters without a gradient'}; {PREPARE}"
+                )
+            # Gradients can move in every step, so a parameter of which only the gradient has moved
+            # is not checked again.
+            fits = {
+                o.param: (row[0], *row[2:], form)
+                for o, row, form in zip(params, *layout, strict=True)
+            }
+            unchecked = [
+                o for o in params
+                if self._checked.get(o.param) != fits[o.param]
+                or o.grad.shape != o.param.shape or o.grad.device != device
+            ]  # fmt: skip
+            if unchecked:
+                self._require_fit(unchecked)
+            self._checked |= fits
+            tables = self._tables[device] = Tables(layout, device, like=tables)
+        if _capturing():
+            self._captured.append(tables)
+        return tables
+
+    def _owners(self) -> dict[Tensor, tuple[str, Group]]:
+        """Return the name in messages and the group of each parameter."""
+        owners: dict[Tensor, tuple[str, Group]] = {}
+        index = 0
+        for group in self.param_groups:
+            names = group.get("param_names")
+            for place, param in enumerate(group["params"]):
+                name = f" ({names[place]})" if names else ""
+                owners[param] = (f"parameter {index}{name}", group)
+                index += 1
+        return owners
+
+    def _errors_of(self, group: Group) -> list[str]:
+        """Return one error message for each invalid option or parameter of a parameter group."""
+        errors = [
+            f"{name} must be a number of at least 0, got {group[name]!r}"
+            for name in ("lr", "eps", "weight_decay")
+            if not (_is_number(group[name], tensor=name == "lr") and group[name] >= 0)
+        ]
+        betas = group["betas"]
+        if len(betas) != 2 or not all(_is_number(b, tensor=True) and 0 <= b < 1 for b in betas):
+            errors.append(f"betas must be two numbers in [0, 1), got {betas!r}")
+        state_dtype, seed = group["state_dtype"], group["seed"]
+        if state_dtype not in STATE_DTYPES:
+            errors.append(f"state_dtype must be one of {STATE_DTYPES}, got {state_dtype!r}")
+        if not isinstance(seed, int) or not 0 <= seed < 2**32:
+            errors.append(f"seed must be an integer in [0, 2^32), got {seed!r}")
+        # The other options of torch.optim.AdamW, foreach, fused and capturable, change no result.
+        refused = ("amsgrad", "maximize", "differentiable")
+        errors += [f"{name} is not supported" for name in refused if group.get(name)]
+        if group.get("decoupled_weight_decay") is False and group["weight_decay"] != 0:
+            errors.append("decoupled_weight_decay=False is not supported with a weight_decay")
+        owners = self._owners()
+        return errors + [e for p in group["params"] for e in _parameter_errors(owners[p][0], p)]
+
+    def _require_fit(self, params: list[Operands]) -> None:
+        """Raise a RuntimeError that names all tensors that a step cannot use.
+
+        The kernels trust all tensors to have the size of their parameter.
+        """
+        owners = self._owners()
+        errors = []
+        for o in params:
+            name, group = owners[o.param]
+            errors += _parameter_errors(name, o.param)
+            dtype = o.grad.dtype if o.grad.dtype in DTYPES else o.param.dtype
+            forms = {"gradient": (dtype, o.param.shape), **_state_forms(o.param, group)}
+            names = ("gradient", "exp_avg", "exp_avg_sq", "master", "step")
+            for what, tensor in zip(names, o[1:], strict=False):
+                wanted = _plain(*forms[what], o.param.device) if what in forms else "none"
+                given = _described(tensor) if isinstance(tensor, Tensor) else "none"
+                if wanted != given:
+                    errors.append(f"{what} of {name} must be {wanted}, got {given}")
+        if errors:
+            raise RuntimeError("; ".join(errors))
 
 
-def _is(tensor: Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
-    return (tensor.shape, tensor.dtype, tensor.device) == (shape, dtype, device)
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _state_forms(param: Tensor, group: Group) -> dict[str, Form]:
+    """Return the dtype and the shape of each optimizer state tensor of a parameter, by name."""
+    state_dtype, master = group["state_dtype"], group["master_weights"]
+    forms = {
+        "step": (torch.int64, torch.Size()),
+        "exp_avg": (state_dtype, param.shape),
+        "exp_avg_sq": (state_dtype, param.shape),
+    }
+    has_master = state_dtype == torch.float32 if master is None else master
+    if has_master and param.dtype != torch.float32:
+        forms["master"] = (torch.float32, param.shape)
+    return forms
+
+
+def _is_number(value: object, tensor: bool) -> bool:
+    if tensor and isinstance(value, Tensor):
+        return value.numel() == 1 and value.is_floating_point()
+    return isinstance(value, Real)
+
+
+def _parameter_errors(name: str, param: Tensor) -> list[str]:
+    described = _described(param)
+    if param.dtype in DTYPES and described == _plain(param.dtype, param.shape, param.device):
+        return []
+    return [f"{name} must be contiguous, with a dtype in {DTYPES}, got {described}"]
+
+
+def _plain(dtype: torch.dtype, shape: Iterable[int], device: torch.device) -> str:
+    return f"{dtype} of shape {tuple(shape)} on {device}"
+
+
+def _described(tensor: Tensor) -> str:
+    """Return the properties of a tensor. If it is contiguous, they are those of `_plain`."""
+    if is_traceable_wrapper_subclass(tensor):  # a kernel cannot read it at its address
+        return f"{type(tensor).__name__}; give its local tensor"
+    if tensor.layout != torch.strided:
+        return f"layout {tensor.layout}"
+    strides = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+    freed = " without memory" if tensor.untyped_storage().nbytes() < tensor.nbytes else ""
+    return _plain(tensor.dtype, tensor.shape, tensor.device) + strides + freed

@@ -11,9 +11,12 @@ import re
 import pytest
 import torch
 
-from systems.kernels.adamw import fused_adamw
-from systems.kernels.adamw.launch import BLOCK_SIZE, constants, num_warps
-from systems.kernels.adamw.reference import key, random_bits, round_stochastically
+from systems.kernels.adamw.reference import (
+    Operands,
+    random_bits,
+    round_stochastically,
+    stream,
+)
 from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
@@ -23,6 +26,8 @@ from tests.systems.kernels.adamw_cases import (
     assert_against_float64,
     assert_kernel_is_reference,
     assert_same,
+    hyper_tensor,
+    kernel_step,
     make_optimizer,
     make_parameters,
     set_grads,
@@ -40,12 +45,12 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
     from systems.kernels.adamw import kernel
 
     dtype, state_dtype, master = USES[use]
+    options = kernel.launch_options(dtype, dtype, state_dtype, master, True, aligned)
     made = compile_for_hopper(
         kernel.adamw_kernel,
         {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "blocks": "*i32"},
-        constants(dtype, dtype, state_dtype, master, state_dtype == BF16, aligned),
-        num_warps=num_warps(dtype, dtype, state_dtype, master, BLOCK_SIZE),
-        enable_fp_fusion=False,
+        {name: value for name, value in options.items() if name.isupper()},
+        **{name: value for name, value in options.items() if not name.isupper()},
     )
     used = resources(made, tmp_path)
     assert used["STACK"] == used["LOCAL"] == 0
@@ -93,12 +98,14 @@ def test_gpu_kernel_is_the_reference(use, n, offset):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("use", ["fp32", "bf16_master", "bf16"])
-def test_gpu_block_size_changes_no_bit(use):
+def test_gpu_block_size_changes_no_bit(use, monkeypatch):
+    from systems.kernels.adamw import kernel
+
     results = []
     for block_size in (256, 1024, 4096):
+        monkeypatch.setattr(kernel, "BLOCK_SIZE", block_size)
         parameters = make_parameters(USES[use][0], "cuda")
         optimizer = make_optimizer(use, parameters)
-        optimizer.block_size = block_size
         for step in range(3):
             set_grads(parameters, step)
             optimizer.step()
@@ -233,7 +240,7 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
         parameters[1].grad = kept
     messages = {
         "nothing": "parameter 0 .* no state",
-        "gradient": "moved since .*: gradient of parameter 1;",
+        "gradient": "moved since .*: those of parameter 1;",
         "lr": r"lr of parameter group 0 changed from 0.01 to 0.5",
         "state": "parameter 1 .* no state",
     }
@@ -273,12 +280,12 @@ def test_gpu_past_two_to_the_32_elements():
     grad = torch.ones_like(param)
     moments = [torch.zeros_like(param) for _ in range(2)]
     step = torch.zeros((), dtype=torch.int64, device="cuda")
-    options = {**HYPER, "stochastic_rounding": True, "seed": 1, "index": 0}
-    fused_adamw(param, grad, *moments, None, step, **options)
+    hyper = hyper_tensor(device="cuda", **HYPER)
+    kernel_step(Operands(param, grad, *moments, None, step, hyper, stream(1, 0), stochastic=True))
     for place in (0, 1 << 31, 1 << 32):
         piece = slice(max(0, place - 5000), place + 4097)
         count = piece.stop - piece.start
-        bits = random_bits(count, key(1, 0, 1), start=piece.start)
+        bits = random_bits(count, stream(1, 0), 1, start=piece.start)
         for tensor, value, drawn in (
             (param, 1.5 * (1 - 1e-3) - 1e-2, bits[0]),
             (moments[0], 0.1, bits[1]),

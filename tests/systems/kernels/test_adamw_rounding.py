@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from systems.kernels.adamw import FusedAdamW
-from systems.kernels.adamw.reference import key, random_bits, round_stochastically
-from tests.systems.kernels.adamw_cases import (
-    BF16,
-    F32,
-    bf16_run,
-)
+from systems.kernels.adamw.reference import random_bits, round_stochastically, stream
+from tests.systems.kernels.adamw_cases import BF16, F32, bf16_run
 
 
 def _neighbours(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +21,7 @@ def test_rounding_is_unbiased_and_within_one_unit(value):
     n = 1 << 18
     x = torch.full((n,), value)
     low, high = _neighbours(x)
-    for bits in random_bits(n, key(1, 2, 3)):
+    for bits in random_bits(n, stream(1, 2), 3):
         rounded = round_stochastically(x, bits).float()
         assert ((rounded == low) | (rounded == high)).all()
         # The standard error of a mean of two values is at most half their distance over sqrt(n).
@@ -35,7 +31,7 @@ def test_rounding_is_unbiased_and_within_one_unit(value):
 
 def test_rounding_over_seeds_is_unbiased_too():
     x = torch.tensor([1.0 + 2**-9 / 3])
-    bits = torch.stack([torch.stack(random_bits(1, key(s, 0, 1))) for s in range(3000)])
+    bits = torch.stack([torch.stack(random_bits(1, stream(s, 0), 1)) for s in range(3000)])
     for one in bits.unbind(1):
         mean = round_stochastically(x.expand(3000), one).double().mean().item()
         assert abs(mean - x.item()) <= 5 * 2**-8 / 3000**0.5
@@ -54,19 +50,19 @@ def test_representable_values_infinities_and_nan_stay():
 
 def test_random_bits_are_uniform_independent_and_counted():
     n = 1 << 17
-    drawn = random_bits(n, key(1, 0, 1))
+    drawn = random_bits(n, stream(1, 0), 1)
     for bits in drawn:
         assert bits.min() >= 0 and bits.max() < 1 << 16
         counts = torch.bincount(bits >> 8, minlength=256).double()
         chi2 = ((counts - n / 256) ** 2 / (n / 256)).sum().item()
         assert 150 < chi2 < 380  # 255 degrees of freedom, about five standard deviations
-    unit = [b.double() / (1 << 16) - 0.5 for b in (*drawn, *random_bits(n, key(1, 0, 2)))]
+    unit = [b.double() / (1 << 16) - 0.5 for b in (*drawn, *random_bits(n, stream(1, 0), 2))]
     for i, a in enumerate(unit):
         assert abs((a[1:] * a[:-1]).mean().item() * 12) < 5 / n**0.5
         for b in unit[:i]:
             assert abs((a * b).mean().item() * 12) < 5 / n**0.5
-    whole = random_bits(100, key(1, 0, 1), start=(1 << 32) - 50)
-    part = random_bits(50, key(1, 0, 1), start=1 << 32)
+    whole = random_bits(100, stream(1, 0), 1, start=(1 << 32) - 50)
+    part = random_bits(50, stream(1, 0), 1, start=1 << 32)
     for a, b, first in zip(whole, part, drawn, strict=True):
         assert torch.equal(a[50:], b)  # independent of the start
         assert not torch.equal(b, first[:50])  # element 2^32 has other bits than element 0
