@@ -120,8 +120,8 @@ def _attention(
     import torch
 
     from systems.check.attention import cases
+    from systems.check.attention_accuracy import TOLERANCE
     from systems.check.attention_process import NotImportable, check_in_child
-    from systems.measure.attention_accuracy import TOLERANCE
 
     grid = cases(on_gpu, dtypes, seq_lens, head_dims)
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"
@@ -152,7 +152,7 @@ def _attention(
 
 def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
     """Check a wrapper or an optimizer like `_attention`."""
-    from systems.check.parallel import WORLD_SIZES, check_parallel_code
+    from systems.check.wrappers import WORLD_SIZES, check_parallel_code
 
     enough = len(visible_gpus()) >= max(WORLD_SIZES)
     backend = "nccl" if on_gpu and enough else "gloo"

@@ -31,8 +31,8 @@ from systems.external.reference import is_reference
 if TYPE_CHECKING:
     import torch
 
-    from systems.measure.attention_accuracy import AttentionResult
-    from systems.training.attention_call import AttentionCall
+    from systems.check.attention_accuracy import AttentionResult
+    from systems.check.attention_call import AttentionCall
 
 # Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
 # versions before 3, peak memory of backward includes a retained autograd graph with the
@@ -180,13 +180,13 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
         WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.measure.attention_accuracy.require_right`.
+            `systems.check.attention_accuracy.require_right`.
         BadReference: if `implementation` is a reference that names no attention function.
     """
     import torch
 
+    from systems.check.attention_call import AttentionCall
     from systems.measure.windows import during
-    from systems.training.attention_call import AttentionCall
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options = round_options()

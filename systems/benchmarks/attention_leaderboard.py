@@ -81,7 +81,7 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
-    from systems.measure.attention_accuracy import call_once, check_attention, check_result, refill
+    from systems.check.attention_accuracy import call_once, check_attention, check_result, refill
     from systems.measure.windows import during, window
     from systems.training.attention_choice import attention_function
 

@@ -146,7 +146,8 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if this machine does not support the parameters.
         WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks.
+            those of a single process that trains on the batches of all ranks, or if the user's
+            attention is not accurate enough.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -162,6 +163,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
+    from systems.check.parallel_training import require_right_attention
+    from systems.check.sharded_training import check_sharded
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.training.parallel_timing import (
@@ -171,9 +174,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         profiled_steps,
     )
     from systems.training.parallel_training import ParallelTraining
-    from systems.training.sharded_check import check_sharded
 
     check, errors = round_options().check, {}
+    with during("init"):
+        require_right_attention(params, device)
     state, peaks = _memory(params, device)
     gc.collect()
     with during("init"):

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import Unsupported, WrongOutput
-from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import attention_reference
-from systems.measure.attention_accuracy import (
+from systems.check.attention_accuracy import (
     ROWS_FACTOR,
     TOLERANCE,
     AttentionErrors,
@@ -23,6 +21,8 @@ from systems.measure.attention_accuracy import (
     errors_of,
     refill,
 )
+from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention import attention_reference
 from systems.training.attention_choice import attention_function
 
 Inputs = tuple[Tensor, Tensor, Tensor]

@@ -11,10 +11,10 @@ import torch
 
 from systems.benchmark import ROUND, AttentionName, Unsupported, WrongOutput
 from systems.benchmarks.attention import Params, run
+from systems.check import attention_call
+from systems.check.attention_accuracy import TOLERANCE
 from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
 from systems.kernels.flash_attention import reference as reference_module
-from systems.measure.attention_accuracy import TOLERANCE
-from systems.training import attention_call
 
 # (queries, keys): equal and different lengths, a single one, and lengths that are no power of two
 LENGTHS = [(1, 1), (17, 17), (64, 96), (96, 64), (33, 1), (1, 33)]

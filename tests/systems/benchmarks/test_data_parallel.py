@@ -21,9 +21,9 @@ from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import Params, measure, predict
+from systems.check.parallel_training import CHECK_STEPS, TOLERANCE, check_parallel
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
-from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
 from systems.training.parallel_timing import (
     alternating_rounds,
     exposed_facts,

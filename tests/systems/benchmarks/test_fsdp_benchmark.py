@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
-from systems.training.parallel_check import CHECK_STEPS
+from systems.check.parallel_training import CHECK_STEPS
+from systems.check.sharded_training import check_sharded
 from systems.training.parallel_training import ParallelTraining
-from systems.training.sharded_check import check_sharded
 from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 

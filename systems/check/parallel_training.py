@@ -13,17 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
+from systems.check.attention_accuracy import check_attention
 from systems.checkpointing import every_k_blocks
+from systems.dtypes import TORCH_DTYPES
+from systems.external.reference import is_reference
+from systems.kernels.flash_attention.external import PROBE_LENGTH
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining, rank_batch
-from systems.training.training import WEIGHT_DECAY
+from systems.training.training import WEIGHT_DECAY, model_attention
 
 CHECK_STEPS = 3  # number of compared steps
 # Maximum errors by precision. They are about ten times the errors that were measured on a CPU.
@@ -48,6 +53,32 @@ NEW_SEED = 1_000_000  # added to the seed of the batches that are compared after
 MAX_NAMES = 6  # maximum number of parameter names in a message
 GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
 WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
+
+
+def require_right_attention(params: ParallelParams, device: torch.device) -> None:
+    """Compare causal attention of the user with float64 on small random inputs.
+
+    Two trainings with the same attention are compared below, which does not show its errors. The
+    output and the gradients are compared, with the dtype, heads and head_dim of the model. Other
+    attention than the user's is not checked.
+
+    Raises:
+        Unsupported: if the attention does not support these inputs on this machine.
+        WrongOutput: if the output or a gradient is not accurate enough.
+    """
+    if not is_reference(params.attention):
+        return
+    attention, like = model_attention(params, device)
+    _, heads, seq_len, head_dim = like.shape
+    shape = (2, heads, min(seq_len, PROBE_LENGTH), head_dim)
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator, device=device).to(like.dtype) for _ in range(4)
+    )
+    inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
+    forward = partial(attention, *inputs, is_causal=True)
+    dtype = next(key for key, value in TORCH_DTYPES.items() if value == like.dtype)
+    check_attention(forward, inputs, dout, True, params.attention, dtype)
 
 
 def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:

@@ -1,9 +1,9 @@
 """Check a data-parallel wrapper or a sharded optimizer on several ranks, with a small model.
 
 Each case compares a training with a single process that trains on the batches of all ranks, see
-`systems.training.parallel_check`. The ranks are started by `python -m jobs check`, or by
+`systems.check.parallel_training`. The ranks are started by `python -m jobs check`, or by
 
-    torchrun --nproc-per-node 2 -m systems.check.parallel ddp my_ddp.py:MyDDP RESULTS
+    torchrun --nproc-per-node 2 -m systems.check.wrappers ddp my_ddp.py:MyDDP RESULTS
 
 Rank 0 writes one line of JSON per case to the file RESULTS.
 """
@@ -29,7 +29,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 TIMEOUT_S = 300  # for the start of the ranks and all their cases, in seconds
 COLLECTIVE_S = 60.0  # for a collective, in seconds; it fails if a rank does not call it
-BENCHMARKS = {"ddp": "data_parallel", "fsdp": "fsdp", "optimizer": "sharded_optimizer"}
+BUCKET_SIZE_MB = 100.0  # for a wrapper without a default, as in the benchmarks
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
 def _start_ranks(arguments: list[str], world_size: int) -> str:
     """Run this module under torchrun. Return the first error, or "" if there is none."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.parallel", *arguments]
+    ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.wrappers", *arguments]
     process = subprocess.Popen(
         [*torchrun, *ranks], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -155,41 +155,40 @@ def _errors(
 
     With differs, the model has other weights on each rank before it is wrapped.
     """
-    import importlib
-
     import torch.distributed as dist
 
     from systems.check.late_gradients import watch_gradients
-    from systems.training.parallel_check import (
+    from systems.check.parallel_training import (
         check_again,
         check_optimizer_again,
         check_parallel,
     )
+    from systems.check.sharded_training import check_sharded
+    from systems.parallel import BucketedDDP
+    from systems.training.external_wrappers import make_sharded_optimizer, wrap_ddp, wrap_fsdp
+    from systems.training.parallel_params import ParallelParams
     from systems.training.parallel_training import ParallelTraining
-    from systems.training.sharded_check import check_sharded
+    from systems.training.training import optimizer_class_and_options
 
-    module = importlib.import_module(f"systems.benchmarks.{BENCHMARKS[kind]}")
-    params = module.Params(
-        size="small",
-        context_length=6,
-        batch_size=2,
-        world_size=case.world_size,
-        backend=backend,
-        precision=case.precision,
-        strategy=reference,
-        **MODELS[case.model],
-    )
+    sizes = {"size": "small", "context_length": 6, "batch_size": 2, **MODELS[case.model]}
+    ranks = {"world_size": case.world_size, "backend": backend, "precision": case.precision}
+    params = ParallelParams.model_validate(sizes | ranks)
+
+    def wrap(inner: Any) -> Any:
+        if kind == "optimizer":
+            return BucketedDDP(inner, BUCKET_SIZE_MB)
+        if kind == "fsdp":
+            return wrap_fsdp(reference, inner, None)
+        for parameter in inner.parameters() if differs else ():
+            parameter.data += dist.get_rank()
+        return wrap_ddp(reference, inner, None, BUCKET_SIZE_MB)
+
+    def make_optimizer(parameters: Any) -> Any:
+        return make_sharded_optimizer(reference, parameters, *optimizer_class_and_options(params))
+
     alone = ParallelTraining(params, device, dist.get_rank())
-    if kind == "ddp":
-
-        def wrap(inner: Any) -> Any:
-            for parameter in inner.parameters() if differs else ():
-                parameter.data += dist.get_rank()
-            return module.wrapped(inner, params)
-
-        training = ParallelTraining(params, device, dist.get_rank(), wrap)
-    else:
-        training = module.sharded_training(params, device)
+    own = make_optimizer if kind == "optimizer" else None
+    training = ParallelTraining(params, device, dist.get_rank(), wrap, own, kind != "fsdp")
     watch_gradients(training)
     if kind == "fsdp":
         errors = check_sharded(training, alone)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from systems.check import parallel
-from systems.check.parallel import Case, Checked, cases
+from systems.check import wrappers
+from systems.check.wrappers import Case, Checked, cases
 from tests.jobs.harness import ROOT, call
 from tests.systems.parallel.ranks import RankContext
 
@@ -125,13 +125,13 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finds_it_right(here: RankContext, reference: str, kind: str) -> None:
     smallest, *_, largest = cases(kind, here.world_size)
     for case in (smallest, largest):
-        found = parallel._check(kind, reference, here.backend, case, here.device)
+        found = wrappers._check(kind, reference, here.backend, case, here.device)
         assert found.status == "right", found
 
 
 def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> None:
     case = cases(kind, here.world_size)[0]
-    found = parallel._check(kind, reference, here.backend, case, here.device)
+    found = wrappers._check(kind, reference, here.backend, case, here.device)
     assert found.status == "wrong", found
     if here.rank == 0:  # which writes the results
         assert words in f"{found.message}\n{found.looks_like}", found
@@ -208,5 +208,5 @@ def test_the_command_ends_with_0_only_if_something_is_right(
     right = Checked(Case(2, 0, "fp32"), "right", {"loss": 1e-7})
     refused = Checked(Case(3, 0, "fp32"), "refused", {}, "NotImplementedError: 3 ranks")
     for found, code in (([right, refused], 0), ([refused], 1)):
-        monkeypatch.setattr(parallel, "check_parallel_code", lambda *_, found=found: found)
+        monkeypatch.setattr(wrappers, "check_parallel_code", lambda *_, found=found: found)
         assert "refused: 1 case: NotImplementedError: 3 ranks" in check("Right", code)

@@ -9,11 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive
-from systems.kernels.flash_attention.reference import AttentionReference
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
-from systems.measure.attention_accuracy import (
+from systems.check.attention_accuracy import (
     AttentionErrors,
     AttentionResult,
     call_once,
@@ -22,6 +18,10 @@ from systems.measure.attention_accuracy import (
     require_right,
     take_gradients,
 )
+from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive
+from systems.kernels.flash_attention.reference import AttentionReference
+from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from systems.measure.windows import during
 from systems.training.attention_choice import attention_function
 

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from systems.benchmark import WrongOutput
+from systems.check.parallel_training import check_again, check_parallel
 from systems.parallel import FullyShardedDataParallel
 from systems.training.external_wrappers import full_gradients_by_update, full_parameters
-from systems.training.parallel_check import check_again, check_parallel
 from systems.training.parallel_training import ParallelTraining
 
 
@@ -34,7 +34,7 @@ def check_sharded(
 
     For the comparison, weights and gradients are gathered from their shards. All ranks must call
     this function. Arguments, result and exceptions are those of `check_parallel` in
-    `systems.training.parallel_check`, or with `again` those of `check_again`.
+    `systems.check.parallel_training`, or with `again` those of `check_again`.
     """
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     gradients_of: Any = partial(full_gradients, shapes=shapes)
