@@ -104,6 +104,21 @@ class Params(BenchmarkParams):
         return [(n, n) for n in accounting.packed_lengths(self.batch_size, self.seq_len)]
 
     @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of q, k, v and the gradient of the output, in memory."""
+        queries, dim = self.num_queries or self.seq_len, self.value_dim or self.head_dim
+        kv_heads = self.num_kv_heads or self.num_heads
+        plain = [
+            (self.num_heads, queries, self.head_dim),
+            (kv_heads, self.seq_len, self.head_dim),
+            (kv_heads, self.seq_len, dim),
+            (self.num_heads, queries, dim),
+        ]
+        if self.packed:
+            return [(self.batch_size * rows, heads, width) for heads, rows, width in plain]
+        return [(self.batch_size, *shape) for shape in plain]
+
+    @property
     def is_plain(self) -> bool:
         """Whether this is self-attention with at most a causal mask, without other features."""
         return self.model_copy(update=PLAIN) == self
@@ -180,7 +195,7 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
         WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.check.attention_accuracy.require_right`.
+            `systems.check.attention_accuracy.check_attention`.
         BadReference: if `implementation` is a reference that names no attention function.
     """
     import torch

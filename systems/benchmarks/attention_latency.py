@@ -63,7 +63,7 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
         WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.check.attention_accuracy.require_right`.
+            `systems.check.attention_accuracy.check_attention`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
