@@ -151,11 +151,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch._dynamo
     import torch.distributed as dist
 
-    from systems.check.parallel_training import (
-        check_again,
-        check_parallel,
-        require_right_attention,
-    )
+    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
@@ -169,7 +165,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_training import ParallelTraining
 
     with during("init"):
-        require_right_attention(params, device)
+        check_own_attention(params, device)
     rank, check = dist.get_rank(), round_options().check
     facts: dict[str, Any] = {}
     # In the forward of torch's DistributedDataParallel, torch.compile would split each block into

@@ -163,8 +163,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
-    from systems.check.parallel_training import require_right_attention
-    from systems.check.sharded_training import check_sharded
+    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
+    from systems.check.sharded_training import gathered
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.training.parallel_timing import (
@@ -177,7 +177,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     check, errors = round_options().check, {}
     with during("init"):
-        require_right_attention(params, device)
+        check_own_attention(params, device)
     state, peaks = _memory(params, device)
     gc.collect()
     with during("init"):
@@ -185,25 +185,25 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         alone = ParallelTraining(params, device, dist.get_rank())
     if check:
         with during("check"):
-            errors["error"] = check_sharded(training, alone)
+            errors["error"] = check_parallel(training, alone, gathered(training, alone))
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     if check:
         with during("check"):
-            check_sharded(training, alone, again=True)
+            check_again(training, alone, gathered(training, alone))
     del alone, both
     gc.collect()
-    gathered: dict[str, float] = {}
+    gathers_of_rank: dict[str, float] = {}
     if check:
         with during("profile"):
             steps = profiled_steps(training)
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
             draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
-        gathered = gather_facts(steps)
+        gathers_of_rank = gather_facts(steps)
     states = all_gather_objects(state)
     facts = facts_of_ranks(all_gather_objects(samples))
-    gathers: list[dict[str, float]] = all_gather_objects(gathered)
+    gathers: list[dict[str, float]] = all_gather_objects(gathers_of_rank)
     waiting = max(gathers, key=lambda of_rank: of_rank.get("gather_wait_ms", 0.0))
     return {
         "samples_ms": samples,

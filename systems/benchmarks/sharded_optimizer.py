@@ -118,8 +118,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.check.parallel_training import (
         check_again,
         check_optimizer_again,
+        check_own_attention,
         check_parallel,
-        require_right_attention,
     )
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
@@ -127,7 +127,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.training.parallel_training import ParallelTraining
 
     with during("init"):
-        require_right_attention(params, device)
+        check_own_attention(params, device)
     memory, peaks = _memory(params, device)
     gc.collect()
     check, errors = round_options().check, {}

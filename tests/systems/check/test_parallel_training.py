@@ -9,7 +9,7 @@ import pytest
 
 from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel, fsdp, sharded_optimizer
-from systems.check.parallel_training import require_right_attention
+from systems.check.parallel_training import check_own_attention
 from systems.training.parallel_params import ParallelParams
 from tests.systems.training.tiny_training import CPU
 
@@ -28,7 +28,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_right_attention_passes(own: Path) -> None:
-    require_right_attention(ParallelParams(attention=f"{own}:right", **TINY), CPU)
+    check_own_attention(ParallelParams(attention=f"{own}:right", **TINY), CPU)
 
 
 @pytest.mark.parametrize(
