@@ -79,7 +79,7 @@ def calibrate(point: dict[str, object], slowdown: float) -> int:
 import statistics, torch
 from systems.benchmarks.attention import Params
 from systems.measure.timing import time_ms
-from systems.training.attention_call import AttentionCall
+from systems.check.attention_call import AttentionCall
 call = AttentionCall(Params.model_validate({point!r}), torch.device("cuda"))
 forward, before = call.phases()["forward"]
 def ms(cycles):

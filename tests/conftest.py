@@ -54,7 +54,7 @@ FIRST = [
     "test_flash_pytorch.py",
     "test_fsdp.py",
     "test_stop.py",
-    "test_gradient_check.py",
+    "test_gradients.py",
     "test_torchrun.py",
     "test_memory.py",
     "test_local.py",

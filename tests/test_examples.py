@@ -183,8 +183,8 @@ def test_the_triton_kernel_is_right_on_a_gpu(dtype: str) -> None:
     import torch
 
     from examples.triton_attention import TritonAttention
+    from systems.check.attention_accuracy import TOLERANCE, check_attention
     from systems.dtypes import TORCH_DTYPES
-    from systems.measure.attention_accuracy import TOLERANCE, check_attention
 
     for seq_len, head_dim, is_causal in product([1, 100, 1024], [16, 80, 128], [True, False]):
         torch.manual_seed(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from jobs.cli.output import fail
 from jobs.formatting import counted
 from jobs.provenance import packages, visible_gpus
 from jobs.versions import untested
+from systems.check.checked import Checked
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
 from systems.triton_faults import TRITON_FAULT
@@ -120,8 +121,8 @@ def _attention(
     import torch
 
     from systems.check.attention import cases
+    from systems.check.attention_accuracy import TOLERANCE
     from systems.check.attention_process import NotImportable, check_in_child
-    from systems.measure.attention_accuracy import TOLERANCE
 
     grid = cases(on_gpu, dtypes, seq_lens, head_dims)
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"
@@ -139,20 +140,12 @@ def _attention(
         left = counted(len(grid) - len(checked), "case")
         ended = checked[-1].crashed or "CUDA error" in checked[-1].refused
         print(f"  {left} not checked: {checked[-1].refused if ended else 'out of time'}")
-    wrong = [item for item in checked if item.status == "wrong"]
-    details = [
-        f"{tensor.name}: relative error {tensor.error:.1e} (at most {tensor.limit:.0e}), "
-        f"wrong in {tensor.rows}"
-        for tensor in (wrong[0].wrong if wrong else ())
-    ]
-    refused = [(item.case, item.refused) for item in checked if item.refused]
-    code = _show(checked, [*details, wrong[0].message] if wrong else [], refused)
-    return 1 if any(item.crashed for item in checked) else code
+    return _show(checked)
 
 
 def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
     """Check a wrapper or an optimizer like `_attention`."""
-    from systems.check.parallel import WORLD_SIZES, check_parallel_code
+    from systems.check.wrappers import WORLD_SIZES, check_parallel_code
 
     enough = len(visible_gpus()) >= max(WORLD_SIZES)
     backend = "nccl" if on_gpu and enough else "gloo"
@@ -165,27 +158,23 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
             errors[name] = max(error, errors.get(name, 0.0))
     largest = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     print(f"  {_counts(checked)}" + (f"; largest errors: {largest}" if errors else ""))
-    first = next((item for item in checked if item.status == "wrong"), None)
-    details = [first.message] if first else []
-    if first and first.looks_like:
-        details.append(f"it looks as if {first.looks_like}")
-    refused = [(item.case, item.message) for item in checked if item.status == "refused"]
-    return _show(checked, details, refused)
+    return _show(checked)
 
 
-def _counts(checked: Sequence[Any]) -> str:
+def _counts(checked: Sequence[Checked]) -> str:
     counts = Counter(item.status for item in checked)
     return ", ".join(f"{counts[s]} {s}" for s in ("right", "wrong", "refused") if counts[s])
 
 
-def _show(checked: Sequence[Any], details: list[str], refused: list[tuple[Any, str]]) -> int:
+def _show(checked: Sequence[Checked]) -> int:
     """Print the smallest wrong case with details and the reasons of refusals. Return the code."""
     wrong = [item for item in checked if item.status == "wrong"]
     if wrong:
         of = f"{len(wrong)} of {counted(len(checked), 'case')}"
-        print("\n  ".join([f"wrong: {of}; the smallest: {wrong[0].case}", *filter(None, details)]))
-    first = {reason: case for case, reason in reversed(refused)}
-    reasons = Counter(reason for _, reason in refused)
+        print("\n  ".join([f"wrong: {of}; the smallest: {wrong[0].case}", *wrong[0].wrong]))
+    first = {item.refused: item.case for item in reversed(checked)}
+    reasons = Counter(item.refused for item in checked if item.refused)
     for reason, count in reasons.most_common(SHOWN_REASONS):
         print(f"refused: {counted(count, 'case')}: {reason}; the smallest: {first[reason]}")
-    return 0 if not wrong and any(item.status == "right" for item in checked) else 1
+    right = any(item.status == "right" for item in checked)
+    return 0 if right and not wrong and not any(item.crashed for item in checked) else 1

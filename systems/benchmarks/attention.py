@@ -31,8 +31,8 @@ from systems.external.reference import is_reference
 if TYPE_CHECKING:
     import torch
 
-    from systems.measure.attention_accuracy import AttentionResult
-    from systems.training.attention_call import AttentionCall
+    from systems.check.attention_accuracy import AttentionResult
+    from systems.check.attention_call import AttentionCall
 
 # Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
 # versions before 3, peak memory of backward includes a retained autograd graph with the
@@ -102,6 +102,21 @@ class Params(BenchmarkParams):
         if not self.packed:
             return [(self.num_queries or self.seq_len, self.seq_len)] * self.batch_size
         return [(n, n) for n in accounting.packed_lengths(self.batch_size, self.seq_len)]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of q, k, v and the gradient of the output, in memory."""
+        queries, dim = self.num_queries or self.seq_len, self.value_dim or self.head_dim
+        kv_heads = self.num_kv_heads or self.num_heads
+        plain = [
+            (self.num_heads, queries, self.head_dim),
+            (kv_heads, self.seq_len, self.head_dim),
+            (kv_heads, self.seq_len, dim),
+            (self.num_heads, queries, dim),
+        ]
+        if self.packed:
+            return [(self.batch_size * rows, heads, width) for heads, rows, width in plain]
+        return [(self.batch_size, *shape) for shape in plain]
 
     @property
     def is_plain(self) -> bool:
@@ -180,13 +195,13 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
         WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.measure.attention_accuracy.require_right`.
+            `systems.check.attention_accuracy.check_attention`.
         BadReference: if `implementation` is a reference that names no attention function.
     """
     import torch
 
+    from systems.check.attention_call import AttentionCall
     from systems.measure.windows import during
-    from systems.training.attention_call import AttentionCall
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     options = round_options()

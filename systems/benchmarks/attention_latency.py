@@ -68,14 +68,14 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
         WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.measure.attention_accuracy.require_right`.
+            `systems.check.attention_accuracy.check_attention`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
+    from systems.check.attention_accuracy import check_attention, refill
     from systems.dtypes import TORCH_DTYPES
     from systems.kernels.flash_attention import Call, flash_attention, unsupported_reason
-    from systems.measure.attention_accuracy import check_attention, refill
     from systems.measure.latency import latency_ms_in_turn
     from systems.measure.windows import during, window
 

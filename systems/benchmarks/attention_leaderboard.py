@@ -81,8 +81,8 @@ def run(params: Params) -> dict[str, Any]:
     from triton.testing import do_bench
 
     from systems import accounting
+    from systems.check.attention_accuracy import call_once, check_attention, refill
     from systems.kernels.flash_attention.call import Call
-    from systems.measure.attention_accuracy import call_once, check_attention, check_result, refill
     from systems.measure.windows import during, window
     from systems.training.attention_choice import attention_function
 
@@ -122,7 +122,7 @@ def run(params: Params) -> dict[str, Any]:
     if first is not None:
         with during("check"):
             q.grad = k.grad = v.grad = None
-            facts["relative_error"] = check_result(first, *values).total
+            facts["relative_error"] = check_attention(first, *values).total
             for seed, some_rows in ((1, False), (2, True)):
                 refill((q, k, v), seed=seed, some_rows=some_rows)
                 check_attention(forward, *values, "after timing")

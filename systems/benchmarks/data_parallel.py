@@ -132,7 +132,8 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if this machine does not support the parameters.
         WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks.
+            those of a single process that trains on the batches of all ranks, or if the user's
+            attention is not accurate enough.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -150,10 +151,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch._dynamo
     import torch.distributed as dist
 
+    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
-    from systems.training.parallel_check import check_again, check_parallel
     from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
@@ -163,6 +164,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     )
     from systems.training.parallel_training import ParallelTraining
 
+    with during("init"):
+        check_own_attention(params, device)
     rank, check = dist.get_rank(), round_options().check
     facts: dict[str, Any] = {}
     # In the forward of torch's DistributedDataParallel, torch.compile would split each block into

@@ -54,9 +54,9 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
+    from systems.check.gradients import check_training
     from systems.measure.profiler.host_calls import host_times
     from systems.measure.profiler.trace import by_category, read_events, span
-    from systems.training.gradient_check import check_training
     from systems.training.training import make_training
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -146,7 +146,8 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if this machine does not support the parameters.
         WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks.
+            those of a single process that trains on the batches of all ranks, or if the user's
+            attention is not accurate enough.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -162,6 +163,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
+    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
+    from systems.check.sharded_training import gathered
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.training.parallel_timing import (
@@ -171,9 +174,10 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         profiled_steps,
     )
     from systems.training.parallel_training import ParallelTraining
-    from systems.training.sharded_check import check_sharded
 
     check, errors = round_options().check, {}
+    with during("init"):
+        check_own_attention(params, device)
     state, peaks = _memory(params, device)
     gc.collect()
     with during("init"):
@@ -181,25 +185,25 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         alone = ParallelTraining(params, device, dist.get_rank())
     if check:
         with during("check"):
-            errors["error"] = check_sharded(training, alone)
+            errors["error"] = check_parallel(training, alone, gathered(training, alone))
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     if check:
         with during("check"):
-            check_sharded(training, alone, again=True)
+            check_again(training, alone, gathered(training, alone))
     del alone, both
     gc.collect()
-    gathered: dict[str, float] = {}
+    gathers_of_rank: dict[str, float] = {}
     if check:
         with during("profile"):
             steps = profiled_steps(training)
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
             draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
-        gathered = gather_facts(steps)
+        gathers_of_rank = gather_facts(steps)
     states = all_gather_objects(state)
     facts = facts_of_ranks(all_gather_objects(samples))
-    gathers: list[dict[str, float]] = all_gather_objects(gathered)
+    gathers: list[dict[str, float]] = all_gather_objects(gathers_of_rank)
     waiting = max(gathers, key=lambda of_rank: of_rank.get("gather_wait_ms", 0.0))
     return {
         "samples_ms": samples,

@@ -133,8 +133,8 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
+    from systems.check.gradients import check_training
     from systems.measure.memory.memory_timeline import recording
-    from systems.training.gradient_check import check_training
     from systems.training.phases import phases_of
     from systems.training.training import make_training
 

@@ -117,8 +117,8 @@ def run(params: Params) -> dict[str, Any]:
     """
     import torch
 
+    from systems.check.gradients import check_training
     from systems.measure.profiler import nsys
-    from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 

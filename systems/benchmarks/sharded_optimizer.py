@@ -98,7 +98,8 @@ def run(params: Params) -> dict[str, Any]:
     Raises:
         Unsupported: if this machine does not support the parameters.
         WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks.
+            those of a single process that trains on the batches of all ranks, or if the user's
+            attention is not accurate enough.
         RuntimeError: if the number of processes is not `world_size`.
     """
     from systems.measure.ranks import rank_process_group
@@ -114,16 +115,19 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
-    from systems.measure.ranks import all_gather_objects
-    from systems.measure.windows import during
-    from systems.training.parallel_check import (
+    from systems.check.parallel_training import (
         check_again,
         check_optimizer_again,
+        check_own_attention,
         check_parallel,
     )
+    from systems.measure.ranks import all_gather_objects
+    from systems.measure.windows import during
     from systems.training.parallel_timing import alternating_rounds
     from systems.training.parallel_training import ParallelTraining
 
+    with during("init"):
+        check_own_attention(params, device)
     memory, peaks = _memory(params, device)
     gc.collect()
     check, errors = round_options().check, {}

@@ -130,9 +130,9 @@ def _empty_caches() -> Iterator[None]:
 def _measure(params: Params) -> dict[str, Any]:
     import torch
 
+    from systems.check.gradients import check_training
     from systems.measure.sustained import facts_of, sustained_ms
     from systems.measure.windows import during
-    from systems.training.gradient_check import check_training
     from systems.training.phases import by_phase, phases_of, steps_ms, timed_steps
     from systems.training.training import make_training
 

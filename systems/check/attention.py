@@ -5,44 +5,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from systems.benchmark import Unsupported, WrongOutput
-from systems.dtypes import TORCH_DTYPES
-from systems.kernels.flash_attention.call import Call
-from systems.kernels.flash_attention.reference import attention_reference
-from systems.measure.attention_accuracy import (
+from systems.check.attention_accuracy import (
     ROWS_FACTOR,
     TOLERANCE,
     AttentionErrors,
-    AttentionResult,
     call_once,
     errors_of,
     refill,
 )
+from systems.check.checked import Checked, one_line
+from systems.dtypes import TORCH_DTYPES
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.reference import attention_reference
 from systems.training.attention_choice import attention_function
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 # (batch, heads, seq_len, head_dim). Sequence lengths are one token, multiples of common tile sizes,
 # and lengths that are no multiple of them.
 SHAPES = [
-    (1, 1, 16, 16),
-    (1, 1, 1, 64),
-    (1, 1, 16, 64),
-    (1, 1, 32, 32),
-    (1, 1, 64, 64),
-    (1, 1, 100, 64),
-    (2, 2, 64, 32),
-    (1, 1, 128, 128),
-    (2, 3, 100, 32),
-    (2, 3, 128, 64),
-    (1, 2, 256, 64),
+    (1, 1, 16, 16), (1, 1, 1, 64), (1, 1, 16, 64), (1, 1, 32, 32), (1, 1, 64, 64), (1, 1, 100, 64),
+    (2, 2, 64, 32), (1, 1, 128, 128), (2, 3, 100, 32), (2, 3, 128, 64), (1, 2, 256, 64),
     (1, 1, 1000, 64),
-]
+]  # fmt: skip
 LARGE_SHAPES = [(1, 4, 4096, 64), (1, 4, 4096, 128)]  # on a GPU only
 CONTIGUOUS = "contiguous"
 # Scores up to about 100, whose exponential overflows in float32. Checked in float32 only, because
@@ -88,34 +79,6 @@ class Case:
         return text if self.layout == CONTIGUOUS else f"{text}, {self.layout}"
 
 
-@dataclass(frozen=True)
-class WrongTensor:
-    """An output or gradient that differs from its reference."""
-
-    name: str  # out, dq, dk or dv
-    error: float  # relative L2 error
-    limit: float  # maximum error
-    rows: str  # which rows are wrong
-
-
-@dataclass
-class Checked:
-    """Result of one case: right, wrong or refused."""
-
-    case: Case
-    errors: dict[str, float] = field(default_factory=dict)  # relative L2 errors by tensor
-    wrong: list[WrongTensor] = field(default_factory=list)
-    message: str = ""  # if the output has a wrong form, or if a second call is wrong
-    refused: str = ""  # the exception that the function raised
-    crashed: bool = False  # whether the process of the function ended or hung
-
-    @property
-    def status(self) -> str:
-        if self.refused:
-            return "refused"
-        return "wrong" if self.wrong or self.message else "right"
-
-
 def cases(
     on_gpu: bool,
     dtypes: list[str] | None = None,
@@ -130,17 +93,14 @@ def cases(
     shapes = SHAPES + (LARGE_SHAPES if on_gpu else [])
     if seq_lens or head_dims:
         shapes = [(1, 1, n, d) for n in seq_lens or [128] for d in head_dims or [64]]
-    layouts = {shape: LAYOUTS if shape == LAYOUT_SHAPE else () for shape in shapes}
     return [
         Case(*shape, dtype, causal, layout)
-        for shape in sorted(shapes, key=lambda s: s[0] * s[1] * s[2] * s[3])
+        for shape in sorted(shapes, key=math.prod)
         for dtype in dtypes or ["fp32", "bf16", "fp16"]
         for causal in (False, True)
-        for layout in (
-            CONTIGUOUS,
-            *(layouts[shape] if causal else ()),
-            *((LARGE_SCORES,) if layouts[shape] and causal and dtype == "fp32" else ()),
-        )
+        for layout in (CONTIGUOUS, *LAYOUTS, LARGE_SCORES)
+        if layout == CONTIGUOUS or (causal and shape == LAYOUT_SHAPE)
+        if layout != LARGE_SCORES or dtype == "fp32"
     ]
 
 
@@ -169,34 +129,36 @@ def _check(reference: str, case: Case, device: torch.device) -> Checked:
         attention = attention_function(reference, *inputs, Call(case.causal))
         forward = partial(attention, *inputs, is_causal=case.causal)
         result = call_once(forward, inputs, dout)
-        errors = errors_of(result, inputs, dout, case.causal)
-        wrong = _wrong_tensors(result, errors, inputs, dout, case)
-        message = "" if wrong else _second_call(forward, inputs, dout, case)
+        exact = attention_reference(*inputs, dout, Call(case.causal))
+        errors = errors_of(result, inputs, dout, case.causal, exact)
+        wrong = [
+            f"{name}: relative error {errors.total[name]:.1e} (at most {case.limit:.0e}), wrong in "
+            + _wrong_rows(getattr(result, name), getattr(exact, name), ROWS_FACTOR * case.limit)
+            for name in _wrong_tensors(errors, case)
+        ]
+        if not wrong:
+            wrong = _second_call(forward, inputs, dout, case)
     except Unsupported as error:
         return Checked(case, refused=str(error))
     except WrongOutput as error:
-        return Checked(case, message=str(error))
+        return Checked(case, wrong=[str(error)])
     except (Exception, SystemExit) as error:
-        first = [*str(error).splitlines(), ""][0]
-        return Checked(case, refused=f"{type(error).__name__}: {first}")
-    return Checked(case, errors.total, wrong, message)
+        return Checked(case, refused=one_line(error))
+    return Checked(case, errors.total, wrong)
 
 
-def _second_call(forward: Callable[[], Tensor], inputs: Inputs, dout: Tensor, case: Case) -> str:
-    """Call the function on new values in the same buffers; return an error message or ""."""
-    buffers = (*inputs, dout) if dout.is_contiguous() else inputs
-    refill(buffers, seed=1)
+def _second_call(
+    forward: Callable[[], Tensor], inputs: Inputs, dout: Tensor, case: Case
+) -> list[str]:
+    """Call the function on new values in the same buffers; return what is wrong, in one line."""
+    refill((*inputs, dout) if dout.is_contiguous() else inputs, seed=1)
     if case.layout == LARGE_SCORES:
         inputs[0].data *= LARGE
     result = call_once(forward, inputs, dout)
-    errors = errors_of(result, inputs, dout, case.causal).total
-    wrong = [name for name, error in errors.items() if not error <= case.limit]
-    if not wrong:
-        return ""
-    return (
-        f"{', '.join(wrong)} of a second call, on new values in the same buffers: the result of an "
-        "earlier call, or not synchronized with the current stream"
-    )
+    wrong = _wrong_tensors(errors_of(result, inputs, dout, case.causal), case)
+    why = "the result of an earlier call, or not synchronized with the current stream"
+    names = ", ".join(wrong)
+    return [f"{names} of a second call, on new values in the same buffers: {why}"] if wrong else []
 
 
 def _inputs(case: Case, device: torch.device) -> tuple[Inputs, Tensor]:
@@ -226,30 +188,15 @@ def _inputs(case: Case, device: torch.device) -> tuple[Inputs, Tensor]:
     return (q, k, v), laid_out(draw())
 
 
-def _wrong_tensors(
-    result: AttentionResult,
-    errors: AttentionErrors,
-    inputs: Inputs,
-    dout: Tensor,
-    case: Case,
-) -> list[WrongTensor]:
-    limit = case.limit
+def _wrong_tensors(errors: AttentionErrors, case: Case) -> list[str]:
+    """Return the names of the output and gradients that are not accurate enough."""
     # The softmax of large scores is almost one-hot. Many rows of dq and dk are then almost zero.
-    rows_limit = math.inf if case.layout == LARGE_SCORES else ROWS_FACTOR * limit
-    names = [
+    rows_limit = math.inf if case.layout == LARGE_SCORES else ROWS_FACTOR * case.limit
+    return [
         name
         for name, error in errors.total.items()
-        if not (error <= limit and errors.rows[name] <= rows_limit)
+        if not (error <= case.limit and errors.rows[name] <= rows_limit)
     ]
-    if not names:
-        return []
-    exact = attention_reference(*inputs, dout, Call(case.causal))
-    wrong = []
-    for name in names:
-        given, expected = getattr(result, name), getattr(exact, name)
-        rows = _wrong_rows(given, expected, ROWS_FACTOR * limit)
-        wrong.append(WrongTensor(name, errors.total[name], limit, rows))
-    return wrong
 
 
 def _wrong_rows(given: Tensor, exact: Tensor, limit: float) -> str:

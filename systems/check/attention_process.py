@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from systems.check.attention import Case, Checked, check_attention
+from systems.check.attention import Case, check_attention
+from systems.check.checked import Checked, one_line
 from systems.external.loading import load
 
 START_S = 300.0  # maximum time until the code is imported, in seconds
@@ -57,13 +58,11 @@ def check_in_child(
                     yield checked
                 return
             except TimeoutError:
-                took = f"{budget_s + LAST_CASE_S:.0f} s"
-                why = f"not finished when the check ended after {took}"
+                why = f"not finished when the check ended after {budget_s + LAST_CASE_S:.0f} s"
                 yield Checked(left[0], refused=why, crashed=True)
                 return
             except (EOFError, ConnectionError):
-                code = child.wait()
-                why = f"the process ended with exit code {code}"
+                why = f"the process ended with exit code {child.wait()}"
                 yield Checked(left.pop(0), refused=why, crashed=True)
                 deaths += 1
             finally:
@@ -99,7 +98,7 @@ def _run(connection: Connection) -> None:
     try:
         load(reference)
     except BaseException as error:  # also SystemExit
-        connection.send(" ".join(f"{type(error).__name__}: {error}".splitlines()[:1]))
+        connection.send(one_line(error))
         return
     # torch prints it when the first matmul of a process is in backward.
     warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")

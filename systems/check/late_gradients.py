@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
+from systems.check.problems import listed
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_training import ParallelTraining
 
-MAX_NAMES = 4  # maximum number of parameter names in a message
 CHANGED = "gradients changed after finish_gradient_synchronization had returned"
 
 
@@ -39,7 +39,7 @@ def watch_gradients(training: ParallelTraining) -> None:
             kept = None
             if any(by_rank):
                 rank, names = next((rank, names) for rank, names in enumerate(by_rank) if names)
-                raise WrongOutput(f"{CHANGED}: rank {rank}: {', '.join(names[:MAX_NAMES])}")
+                raise WrongOutput(f"{CHANGED}: rank {rank}: {listed(names)}")
         step()
 
     training.synchronize_gradients = synchronize_and_keep  # type: ignore[method-assign]

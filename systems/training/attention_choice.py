@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-import torch
 from torch import Tensor
 
 from systems.benchmark import Unsupported
-from systems.dtypes import TORCH_DTYPES
-from systems.external.attention import PROBE_LENGTH, ExternalAttention
+from systems.external.attention import ExternalAttention
 from systems.external.reference import is_reference
 from systems.kernels.flash_attention.call import PLAIN, Call, features
 from systems.kernels.flash_attention.implementations import ATTENTIONS, unsupported_reason
-from systems.measure.attention_accuracy import check_attention
 
 
 def attention_function(
@@ -64,24 +60,3 @@ def implementation(name: str, call: Call = PLAIN) -> Callable[..., Tensor]:
         return out
 
     return attention
-
-
-def require_right_attention(attention: Callable[..., Tensor], like: Tensor, name: str) -> None:
-    """Compare causal attention with float64 on small random inputs, output and gradients.
-
-    A benchmark that compares two trainings with the same attention would not find its errors.
-    `like` is (batch, heads, seq_len, head_dim), with the dtype, device, heads, head_dim and the
-    largest seq_len of the inputs.
-
-    Raises:
-        WrongOutput: if the output or a gradient is not accurate enough.
-    """
-    _, heads, seq_len, head_dim = like.shape
-    shape = (2, heads, min(seq_len, PROBE_LENGTH), head_dim)
-    generator = torch.Generator(like.device).manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(shape, generator=generator, device=like.device).to(like.dtype) for _ in range(4)
-    )
-    inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
-    dtype = next(key for key, value in TORCH_DTYPES.items() if value == like.dtype)
-    check_attention(partial(attention, *inputs, is_causal=True), inputs, dout, True, name, dtype)

@@ -5,8 +5,8 @@
     errors = check_parallel(training, alone)
     samples = alternating_rounds({"train_step": training, "alone": alone}, rounds=5, steps=10)
 
-The training without communication is a reference: `check_parallel` compares losses, gradients and
-weights with it, and `alternating_rounds` times both.
+The training without communication is a reference: `systems.check.parallel_training` compares
+losses, gradients and weights with it, and `alternating_rounds` times both.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from systems.external.reference import is_reference
 from systems.model import cross_entropy
-from systems.training.attention_choice import require_right_attention
 from systems.training.external_wrappers import finish_of
 from systems.training.parallel_params import ParallelParams
 from systems.training.training import (
     Training,
     batch,
-    model_attention,
     optimizer_class_and_options,
 )
 
@@ -48,7 +45,6 @@ class ParallelTraining(Training):
 
     Raises:
         Unsupported: if the device does not support the parameters.
-        WrongOutput: if the attention is external code and not accurate enough.
     """
 
     def __init__(
@@ -60,11 +56,7 @@ class ParallelTraining(Training):
         make_optimizer: MakeOptimizer | None = None,
         autocasts: bool = True,
     ):
-        attention, like = model_attention(params, device)
-        if is_reference(params.attention):
-            # Both compared trainings have this attention, so they do not show its errors.
-            require_right_attention(attention, like, params.attention)
-        super().__init__(params, device, attention)
+        super().__init__(params, device)
         self.params: ParallelParams = params
         self._autocasts = autocasts
         self.tokens, self.targets = rank_batch(params, device, rank)

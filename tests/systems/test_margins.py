@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from systems.check.gradients import TOLERANCE, check_training
 from systems.kernels.adamw import FusedAdamW
 from systems.parallel import FlatDDP, ShardedOptimizer
-from systems.training.gradient_check import TOLERANCE, check_training
 from systems.training.training import make_training
 from tests.systems.kernels.adamw_cases import USES, float64_shares
 from tests.systems.margins import assert_margin

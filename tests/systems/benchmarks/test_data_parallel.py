@@ -14,16 +14,14 @@ from statistics import mean, stdev
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from systems import accounting
-from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import Params, measure, predict
+from systems.check.parallel_training import TOLERANCE, check_parallel
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
-from systems.training.parallel_check import CHECK_STEPS, TOLERANCE, check_parallel
 from systems.training.parallel_timing import (
     alternating_rounds,
     exposed_facts,
@@ -138,42 +136,6 @@ def torch_does_not_split_compiled_blocks(here: RankContext, folder: str) -> None
     assert compiled[0] == compiled[1] > 0
 
 
-class Summed(NaiveDDP):
-    def finish_gradient_synchronization(self) -> None:
-        super().finish_gradient_synchronization()
-        for parameter in self.module.parameters():
-            parameter.grad.mul_(2)
-
-
-class NotAveraged(NaiveDDP):
-    def _average(self) -> None:
-        pass
-
-
-class OneBitOff(NaiveDDP):
-    """Changes one weight on rank 1 by the smallest possible amount after the last step."""
-
-    def finish_gradient_synchronization(self) -> None:
-        super().finish_gradient_synchronization()
-        self.seen = getattr(self, "seen", 0) + 1
-        if self.seen == CHECK_STEPS and torch.distributed.get_rank() == 1:
-            weight = self.module.final_norm.weight.data
-            weight[0] = torch.nextafter(weight[0], weight.new_tensor(2.0))
-
-
-def a_wrong_wrapper_is_found(here: RankContext, wrap: type[nn.Module], why: str) -> None:
-    training, alone = pair(here, on(here, "naive"), wrap)
-    with pytest.raises(WrongOutput, match=why):
-        check_parallel(training, alone)
-
-
-def an_optimizer_that_skips_is_found(here: RankContext) -> None:
-    training, alone = pair(here, on(here, "naive"), NaiveDDP)
-    training.optimizer_step = lambda: None
-    with pytest.raises(WrongOutput, match=r"rank 0: .*weights"):
-        check_parallel(training, alone)
-
-
 def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
     return (
         ParallelTraining(point, here.device, here.rank, wrap),
@@ -218,19 +180,6 @@ def test_rounds_alternate_and_reverse_their_order(ranks):
 @two_ranks
 def test_a_failure_names_the_training_that_failed(ranks):
     ranks.assert_passes(a_failure_in_warm_up_names_its_phase, repeats=1)
-
-
-@two_ranks
-def test_the_check_finds_what_is_wrong(ranks):
-    ranks.assert_passes(a_wrong_wrapper_is_found, Summed, r"gradient 1\.00e\+00", repeats=1)
-    ranks.assert_passes(
-        a_wrong_wrapper_is_found, NotAveraged, "weights differ from rank 0", repeats=1
-    )
-    ranks.assert_passes(
-        a_wrong_wrapper_is_found, OneBitOff,
-        r"^rank 1: weights differ from rank 0: final_norm.weight$", repeats=1,
-    )  # fmt: skip
-    ranks.assert_passes(an_optimizer_that_skips_is_found, repeats=1)
 
 
 @pytest.mark.gpu

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
-from systems.training.parallel_check import CHECK_STEPS
+from systems.check.parallel_training import CHECK_STEPS, check_parallel
+from systems.check.sharded_training import gathered
 from systems.training.parallel_training import ParallelTraining
-from systems.training.sharded_check import check_sharded
 from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 
@@ -66,7 +66,7 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     with pytest.raises(
         WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
     ):
-        check_sharded(training, alone)
+        check_parallel(training, alone, gathered(training, alone))
 
 
 @pytest.mark.slow

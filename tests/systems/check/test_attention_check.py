@@ -16,10 +16,10 @@ from systems.check.attention import (
     CONTIGUOUS,
     LAYOUT_SHAPE,
     Case,
-    Checked,
     cases,
     check_attention,
 )
+from systems.check.checked import Checked
 from tests.jobs.harness import ROOT, call
 from tests.systems.training.tiny_training import CPU
 
@@ -182,4 +182,4 @@ CHEATS = ROOT / "tests" / "benchmarks" / "cheating_attention.py"
 def test_a_cheat_is_wrong_in_a_second_call() -> None:
     grid = cases(False, ["fp32"], [16])
     found = list(check_attention(f"{CHEATS}:CachedByPointer", grid, CPU, 600))
-    assert all("of a second call, on new values" in checked.message for checked in found)
+    assert all("of a second call, on new values" in checked.wrong[0] for checked in found)

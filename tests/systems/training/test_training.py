@@ -20,12 +20,10 @@ from systems import accounting
 from systems.benchmark import ROUND, Unsupported, WrongOutput
 from systems.benchmarks import train_step, training_loss
 from systems.benchmarks.train_step import predict, run
+from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
 from systems.measure import windows
 from systems.training import training as training_module
-from systems.training.gradient_check import TOLERANCE
-from systems.training.parallel_params import ParallelParams
-from systems.training.parallel_training import ParallelTraining
 from systems.training.training import (
     GraphedTraining,
     Training,
@@ -409,18 +407,3 @@ def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
     assert 0 < fresh["compiling_seconds"] < fresh["facts"]["building_and_measuring_seconds"]
     torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
     assert list(mine.iterdir())  # torch uses the user's folder again
-
-
-def test_a_wrong_attention_of_ones_own_is_refused(tmp_path: Path) -> None:
-    """Two trainings with the same attention are compared, which does not show its errors."""
-    path = tmp_path / "own.py"
-    path.write_text(
-        "from systems.kernels.flash_attention import naive\n"
-        "def right(q, k, v, is_causal): return naive(q, k, v, is_causal)\n"
-        "def wrong(q, k, v, is_causal): return naive(q, k, v, is_causal) * 1.01\n"
-    )
-    keys = {"size": "tiny", "context_length": 8, "batch_size": 1, "vocab_size": 11, "world_size": 2}
-    device = torch.device("cpu")
-    ParallelTraining(ParallelParams(attention=f"{path}:right", **keys), device, 0)
-    with pytest.raises(WrongOutput, match=r"own\.py:wrong: relative L2 error"):
-        ParallelTraining(ParallelParams(attention=f"{path}:wrong", **keys), device, 0)

@@ -11,8 +11,8 @@ import torch
 
 from systems import accounting
 from systems.benchmarks.train_step import Params, predict, run
+from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
-from systems.training.gradient_check import TOLERANCE
 from systems.training.training import make_training, new_model
 from tests.systems.training.tiny_training import GPU
 

@@ -11,19 +11,25 @@ data-parallel training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
+from systems.check.attention_accuracy import check_attention
+from systems.check.problems import above, listed, named_gradients, named_parameters
 from systems.checkpointing import every_k_blocks
+from systems.dtypes import TORCH_DTYPES
+from systems.external.attention import PROBE_LENGTH
+from systems.external.reference import is_reference
 from systems.measure.ranks import all_gather_objects
 from systems.training.parallel_params import ParallelParams
 from systems.training.parallel_training import ParallelTraining, rank_batch
-from systems.training.training import WEIGHT_DECAY
+from systems.training.training import WEIGHT_DECAY, model_attention
 
 CHECK_STEPS = 3  # number of compared steps
 # Maximum errors by precision. They are about ten times the errors that were measured on a CPU.
@@ -45,51 +51,68 @@ TOLERANCE = {
 }
 STEPS_TO_FORGET = 100  # weight of older gradients in AdamW's averages: 0.95^100 = 0.6 %
 NEW_SEED = 1_000_000  # added to the seed of the batches that are compared after timing
-MAX_NAMES = 6  # maximum number of parameter names in a message
-GradientsOf = Callable[[ParallelTraining], Iterator[tuple[str, Tensor]]]
 WeightsOf = Callable[[ParallelTraining], Mapping[str, Tensor]]
 
 
-def local_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the gradient of each parameter of a training.
+def check_own_attention(params: ParallelParams, device: torch.device) -> None:
+    """Compare causal attention of the user with float64 on small random inputs.
 
-    Each rank must have whole gradients, not shards.
+    Two trainings with the same attention are compared below, which does not show its errors. The
+    output and the gradients are compared, with the dtype, heads and head_dim of the model. Other
+    attention than the user's is not checked.
 
     Raises:
-        WrongOutput: if a parameter has no gradient.
+        Unsupported: if the attention does not support these inputs on this machine.
+        WrongOutput: if the output or a gradient is not accurate enough.
     """
-    for name, parameter in training.model.named_parameters():
-        if parameter.grad is None:
-            raise WrongOutput(f"backward computed no gradient for {name}")
-        yield name, parameter.grad
+    if not is_reference(params.attention):
+        return
+    attention, like = model_attention(params, device)
+    _, heads, seq_len, head_dim = like.shape
+    shape = (2, heads, min(seq_len, PROBE_LENGTH), head_dim)
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v, dout = (
+        torch.randn(shape, generator=generator, device=device).to(like.dtype) for _ in range(4)
+    )
+    inputs = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
+    forward = partial(attention, *inputs, is_causal=True)
+    dtype = next(key for key, value in TORCH_DTYPES.items() if value == like.dtype)
+    check_attention(forward, inputs, dout, True, params.attention, dtype)
+
+
+def local_gradients(training: ParallelTraining) -> Iterable[tuple[str, Tensor]]:
+    """Return names and gradients of a training, as this rank has them."""
+    return named_gradients(training.model).items()
 
 
 def local_weights(training: ParallelTraining) -> Mapping[str, Tensor]:
-    """Return the weights of a training by name. Each rank must have whole weights, not shards."""
-    return {name: p.detach() for name, p in training.model.named_parameters()}
+    """Return the weights of a training by name, as this rank has them."""
+    return {name: p.detach() for name, p in named_parameters(training.model).items()}
+
+
+class Whole(NamedTuple):
+    """Functions of a training that return its whole gradients and weights by name, not shards."""
+
+    # Those of the data-parallel training, one at a time, after they are averaged
+    gradients: Callable[[ParallelTraining], Iterable[tuple[str, Tensor]]]
+    weights: WeightsOf  # of the data-parallel training
+    expected_weights: WeightsOf = local_weights  # of the single process
+
+
+LOCAL = Whole(local_gradients, local_weights)  # for trainings without shards
 
 
 def check_parallel(
-    training: ParallelTraining,
-    alone: ParallelTraining,
-    gradients_of: GradientsOf = local_gradients,
-    weights_of: WeightsOf = local_weights,
-    expected_weights_of: WeightsOf = local_weights,
+    training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL
 ) -> dict[str, float]:
     """Compare a data-parallel training with a training on one process.
 
     Runs a few steps of both trainings. Both must still have their initial weights. All ranks must
     call this function. In each step, `alone` trains on the batches of all ranks, without
-    communication. `gradients_of` yields whole gradients, not shards, after they are averaged, and
-    `weights_of` and `expected_weights_of` return whole weights of `training` and of `alone`.
+    communication.
 
     Returns:
-        The errors of this rank, with these keys:
-        loss: largest relative error of the loss in any step.
-        gradient: largest relative error of the gradient of any parameter in any step.
-        weights: root mean square of the differences of all weights after the last step, divided by
-            the learning rate times the number of steps. The divisor is about the largest change
-            that AdamW can make to a weight.
+        The errors of this rank: loss, gradient and weights, see TOLERANCE.
 
     Raises:
         WrongOutput: on all ranks, if an error of any rank is above the limit for the precision (the
@@ -100,57 +123,51 @@ def check_parallel(
     rank_tokens = alone.tokens, alone.targets
     worst: dict[str, float] = {}
     for _ in range(CHECK_STEPS):
-        for name, error in _step_errors(training, alone, gradients_of).items():
+        for name, error in _step_errors(training, alone, whole, params).items():
             worst[name] = _worse(worst.get(name, 0.0), error)
         for either in (training, alone):
             either.optimizer_step()
             either.zero_grad()
     alone.tokens, alone.targets = rank_tokens
-    weights = weights_of(training)
-    difference = _root_mean_square_difference(weights, expected_weights_of(alone))
+    weights, expected = whole.weights(training), whole.expected_weights(alone)
+    squares = [(weights[name] - e).double().square().sum() for name, e in expected.items()]
+    count = sum(e.numel() for e in expected.values())
+    difference = (torch.stack(squares).sum() / count).sqrt().item()
     worst["weights"] = difference / (params.lr * CHECK_STEPS)
-    _raise_problems(worst, TOLERANCE[params.precision], _different(weights))
+    _raise_problems(worst, TOLERANCE[params.precision], weights)
     return worst
 
 
-def check_again(
-    training: ParallelTraining,
-    alone: ParallelTraining,
-    gradients_of: GradientsOf = local_gradients,
-    weights_of: WeightsOf = local_weights,
-) -> dict[str, float]:
+def check_again(training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL) -> None:
     """Compare a data-parallel training with a training on one process, after it was timed.
 
     A wrapper that communicates only in its first steps is detected here. The single process gets
     the present weights. All ranks get new batches, which are written into the buffers of the old
-    ones. Then one step is compared. All ranks must call this function.
+    ones. Then the loss and the gradients of one step are compared. All ranks must call this
+    function.
 
     The optimizer of the single process has another state, so updated weights are not compared with
-    it. They must differ from the weights before the step and be equal on all ranks. Arguments and
-    errors, of loss and gradient, are as for `check_parallel`.
+    it. They must differ from the weights before the step and be equal on all ranks.
 
     Raises:
         WrongOutput: on all ranks, as `check_parallel`.
     """
     new = alone.params.model_copy(update={"seed": alone.params.seed + NEW_SEED})
-    before = _copied_weights(weights_of(training), alone)
+    before = _copied_weights(whole.weights(training), alone)
     with torch.no_grad():
         mine = rank_batch(new, training.device, dist.get_rank())
         for buffer, values in zip((training.tokens, training.targets), mine, strict=True):
             buffer.copy_(values)
-    errors = _step_errors(training, alone, gradients_of, new)
+    errors = _step_errors(training, alone, whole, new)
     alone.zero_grad()
     training.optimizer_step()
     training.zero_grad()
-    after = weights_of(training)
+    after = whole.weights(training)
     same = [name for name, tensor in before.items() if torch.equal(tensor, after[name])]
-    _raise_problems(errors, TOLERANCE[new.precision], _different(after), same, "after timing: ")
-    return errors
+    _raise_problems(errors, TOLERANCE[new.precision], after, same, "after timing: ")
 
 
-def check_optimizer_again(
-    training: ParallelTraining, weights_of: WeightsOf = local_weights
-) -> None:
+def check_optimizer_again(training: ParallelTraining) -> None:
     """Check the updates of a sharded optimizer after it was timed, without knowing its state.
 
     All gradients are set to 1 or -1, for a number of steps after which AdamW has forgotten all
@@ -171,67 +188,56 @@ def check_optimizer_again(
     before: Mapping[str, Tensor] = {}
     for step in range(STEPS_TO_FORGET):
         if step == STEPS_TO_FORGET - 1:
-            before = {name: tensor.clone() for name, tensor in weights_of(training).items()}
+            before = {name: tensor.clone() for name, tensor in local_weights(training).items()}
         for parameter, sign in zip(parameters, signs, strict=True):
             parameter.grad = sign.to(parameter.dtype)
         training.optimizer_step()
-    after = weights_of(training)
-    names = {id(p): name for name, p in training.model.named_parameters()}
+    after = local_weights(training)
+    names = {id(p): name for name, p in named_parameters(training.model).items()}
     worst = 0.0
     for parameter, sign in zip(parameters, signs, strict=True):
         name = names[id(parameter)]
         update = (after[name] - before[name]).double() / lr
         expected = -(sign + WEIGHT_DECAY * before[name].double())
-        worst = _worse(worst, ((update - expected).norm() / expected.norm()).item())
+        worst = _worse(worst, _relative_error(update, expected))
     training.zero_grad()
-    _raise_problems({"update": worst}, {"update": 0.1}, _different(after), when="after timing: ")
+    _raise_problems({"update": worst}, {"update": 0.1}, after, when="after timing: ")
 
 
 def _step_errors(
-    training: ParallelTraining,
-    alone: ParallelTraining,
-    gradients_of: GradientsOf,
-    params: ParallelParams | None = None,
+    training: ParallelTraining, alone: ParallelTraining, whole: Whole, params: ParallelParams
 ) -> dict[str, float]:
     """Run forward and backward of both trainings, and return the errors of this rank.
 
     The data-parallel training is first, so that the single process has no gradients during its
     forward. The gradients are read after the single process has computed. Communication that the
     wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this. The
-    batches of all ranks are made from `params`, or from the parameters of `alone` if it is None.
-    The gradient error is the largest relative error of a parameter's gradient.
+    batches of all ranks are made from `params`.
     """
     world_size, rank = dist.get_world_size(), dist.get_rank()
     training.forward()
     training.backward()
     training.synchronize_gradients()
     expected_loss = 0.0
-    with _recomputed_blocks(alone):
-        for other in range(world_size):
-            alone.tokens, alone.targets = rank_batch(params or alone.params, alone.device, other)
-            alone.forward()
-            if other == rank:
-                expected_loss = alone.loss.item()
-            alone.backward()
+    # Save only the inputs of the blocks in forward.
+    policy, alone.model.apply_blocks = alone.model.apply_blocks, every_k_blocks(1)
+    for other in range(world_size):
+        alone.tokens, alone.targets = rank_batch(params, alone.device, other)
+        alone.forward()
+        if other == rank:
+            expected_loss = alone.loss.item()
+        alone.backward()
+    alone.model.apply_blocks = policy
     expected = dict(local_gradients(alone))
     torch._foreach_div_(list(expected.values()), world_size)
-    errors = {"loss": abs(training.loss.item() / expected_loss - 1)}
-    for name, gradient in gradients_of(training):
-        norm = expected[name].norm().clamp_min(1e-20)
-        error = (gradient - expected[name]).norm() / norm
-        errors["gradient"] = _worse(errors.get("gradient", 0.0), error.item())
+    errors = {"loss": abs(training.loss.item() / expected_loss - 1), "gradient": 0.0}
+    for name, gradient in whole.gradients(training):
+        errors["gradient"] = _worse(errors["gradient"], _relative_error(gradient, expected[name]))
     return errors
 
 
-@contextmanager
-def _recomputed_blocks(training: ParallelTraining) -> Iterator[None]:
-    """Let a training save only the inputs of its blocks in forward, and compute the rest again."""
-    model = training.model
-    policy, model.apply_blocks = model.apply_blocks, every_k_blocks(1)
-    try:
-        yield
-    finally:
-        model.apply_blocks = policy
+def _relative_error(given: Tensor, expected: Tensor) -> float:
+    return ((given - expected).norm() / expected.norm().clamp_min(1e-20)).item()
 
 
 def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> dict[str, Tensor]:
@@ -257,14 +263,6 @@ def _worse(worst: float, error: float) -> float:
     return worst if error <= worst or math.isnan(worst) else error
 
 
-def _root_mean_square_difference(
-    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> float:
-    squares = [(weights[name] - e).double().square().sum() for name, e in expected.items()]
-    count = sum(e.numel() for e in expected.values())
-    return (torch.stack(squares).sum() / count).sqrt().item()
-
-
 def _different(weights: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the weights that are not bitwise equal to the weights of rank 0.
 
@@ -283,35 +281,22 @@ def _different(weights: Mapping[str, Tensor]) -> list[str]:
 def _raise_problems(
     errors: Mapping[str, float],
     limits: Mapping[str, float],
-    different: list[str],
-    unchanged: list[str] | None = None,
+    weights: Mapping[str, Tensor],
+    unchanged: Sequence[str] = (),
     when: str = "",
 ) -> None:
     """Raise WrongOutput on all ranks if any rank has a problem.
 
-    A problem is an error above its limit, weights that differ from rank 0, or weights that a step
-    did not change. The message lists the problems of all ranks. All ranks must call this function.
-    Names of weights are those of this rank. `when` is for the message.
+    A problem is an error above its limit, a weight that differs from rank 0, or one that a step did
+    not change. The message lists the problems of all ranks. All ranks must call this function.
     """
-    problems = []
-    wrong = [
-        f"{name} {error:.2e} (at most {limits[name]:.0e})"
-        for name, error in errors.items()
-        if not error <= limits[name]  # true for NaN, too
-    ]
-    if wrong:
-        problems.append(
-            f"error against one process that trains on all batches is too large: {', '.join(wrong)}"
-        )
-    for what, names in (
-        ("weights differ from rank 0", different),
-        ("a step did not change weights", unchanged or []),
-    ):
-        if names:
-            left = len(names) - MAX_NAMES
-            more = f", and {left} more" if left > 0 else ""
-            problems.append(f"{what}: {', '.join(names[:MAX_NAMES])}{more}")
+    found = {
+        "error against one process that trains on all batches is too large": above(errors, limits),
+        "weights differ from rank 0": _different(weights),
+        "a step did not change weights": unchanged,
+    }
+    problems = [f"{what}: {listed(names)}" for what, names in found.items() if names]
     by_rank = all_gather_objects(problems)
     if any(by_rank):
-        listed = "; ".join(f"rank {r}: {p}" for r, ps in enumerate(by_rank) for p in ps)
-        raise WrongOutput(f"{when}{listed}")
+        told = "; ".join(f"rank {r}: {p}" for r, ps in enumerate(by_rank) for p in ps)
+        raise WrongOutput(f"{when}{told}")

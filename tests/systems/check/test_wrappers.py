@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from systems.check import parallel
-from systems.check.parallel import Case, Checked, cases
+from systems.check import wrappers
+from systems.check.checked import Checked
+from systems.check.wrappers import Case, cases
 from tests.jobs.harness import ROOT, call
 from tests.systems.parallel.ranks import RankContext
 
@@ -56,6 +57,16 @@ class NotAwaited(Sums):
             p.grad /= dist.get_world_size()
             self.last = dist.all_reduce(p.grad, async_op=True)
 
+class OneBitOff(Right):
+    # changes one weight on rank 1 by the smallest possible amount after the last step
+    steps = 0
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        self.steps += 1
+        if self.steps == 3 and dist.get_rank() == 1:
+            weight = self.module.final_norm.weight.data
+            weight[0] = torch.nextafter(weight[0], weight.new_tensor(2.0))
+
 class MyFSDP(FullyShardedDataParallel):
     def __init__(self, module, compute_dtype=None): super().__init__(module, compute_dtype)
 
@@ -93,6 +104,9 @@ class Stops(MyFSDP):
             for p in self.parameters():
                 p.grad = torch.ones_like(p)
 
+class Skips(MyOptimizer):
+    def step(self, closure=None): pass
+
 class Ignores(MyOptimizer):
     steps = 0
     def step(self, closure=None):
@@ -125,16 +139,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finds_it_right(here: RankContext, reference: str, kind: str) -> None:
     smallest, *_, largest = cases(kind, here.world_size)
     for case in (smallest, largest):
-        found = parallel._check(kind, reference, here.backend, case, here.device)
+        found = wrappers._check(kind, reference, here.backend, case, here.device)
         assert found.status == "right", found
 
 
 def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> None:
     case = cases(kind, here.world_size)[0]
-    found = parallel._check(kind, reference, here.backend, case, here.device)
+    found = wrappers._check(kind, reference, here.backend, case, here.device)
     assert found.status == "wrong", found
     if here.rank == 0:  # which writes the results
-        assert words in f"{found.message}\n{found.looks_like}", found
+        assert words in "\n".join(found.wrong), found
 
 
 @on_a_cpu
@@ -161,6 +175,8 @@ def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
         ("NotAwaited", "ddp", "the wrapper does not wait for all of its communication"),
         ("NoBroadcast", "optimizer", "ranks do not get the updates of other ranks"),
         ("DifferentWeights", "ddp", "weights of rank 0 are not copied to the other ranks at the"),
+        ("OneBitOff", "ddp", "rank 1: weights differ from rank 0: final_norm.weight"),
+        ("Skips", "optimizer", "weights 9.9"),
         ("StopsAveraging", "ddp", "after timing: rank"),
         ("Stops", "fsdp", "after timing: rank 0: error against one process"),
         ("Ignores", "optimizer", "after timing: rank 0: error against one process that trains on"),
@@ -205,8 +221,8 @@ def test_the_command_tells_what_is_right() -> None:
 def test_the_command_ends_with_0_only_if_something_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = Checked(Case(2, 0, "fp32"), "right", {"loss": 1e-7})
-    refused = Checked(Case(3, 0, "fp32"), "refused", {}, "NotImplementedError: 3 ranks")
+    right = Checked(Case(2, 0, "fp32"), {"loss": 1e-7})
+    refused = Checked(Case(3, 0, "fp32"), refused="NotImplementedError: 3 ranks")
     for found, code in (([right, refused], 0), ([refused], 1)):
-        monkeypatch.setattr(parallel, "check_parallel_code", lambda *_, found=found: found)
+        monkeypatch.setattr(wrappers, "check_parallel_code", lambda *_, found=found: found)
         assert "refused: 1 case: NotImplementedError: 3 ranks" in check("Right", code)

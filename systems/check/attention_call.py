@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from systems.check.attention_accuracy import (
+    AttentionErrors,
+    AttentionResult,
+    call_once,
+    check_attention,
+    refill,
+    take_gradients,
+)
 from systems.dtypes import TORCH_DTYPES
 from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.naive import naive
 from systems.kernels.flash_attention.reference import AttentionReference, attention_reference
-from systems.measure.attention_accuracy import (
-    AttentionErrors,
-    AttentionResult,
-    call_once,
-    errors_of,
-    refill,
-    require_right,
-    take_gradients,
-)
 from systems.measure.windows import during
 from systems.training.attention_choice import attention_function
 
@@ -32,23 +31,9 @@ class AttentionParams(Protocol):
     @property
     def implementation(self) -> str: ...
     @property
-    def seq_len(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
     def dtype(self) -> str: ...
     @property
     def causal(self) -> bool: ...
-    @property
-    def num_kv_heads(self) -> int | None: ...
-    @property
-    def value_dim(self) -> int | None: ...
-    @property
-    def num_queries(self) -> int | None: ...
     @property
     def window_left(self) -> int | None: ...
     @property
@@ -63,6 +48,8 @@ class AttentionParams(Protocol):
     def seed(self) -> int: ...
     @property
     def lengths(self) -> list[tuple[int, int]]: ...
+    @property
+    def shapes(self) -> list[tuple[int, ...]]: ...
 
 
 class AttentionCall:
@@ -80,7 +67,7 @@ class AttentionCall:
         dtype = TORCH_DTYPES[params.dtype]
         q, k, v, self.dout = (
             torch.randn(shape, generator=generator, device=device).to(dtype)
-            for shape in _shapes(params)
+            for shape in params.shapes
         )
         if params.packed:  # (heads, rows, head_dim), with the heads of a row together in memory
             q, k, v, self.dout = (x.transpose(0, 1) for x in (q, k, v, self.dout))
@@ -163,9 +150,8 @@ class AttentionCall:
         """
         result = result or call_once(self.forward, self.inputs, self.dout)
         exact = exact or self.reference()
-        errors = errors_of(result, self.inputs, self.dout, self.causal, exact)
-        require_right(errors, self.params.implementation, self.params.dtype, when)
-        return errors
+        names = self.params.implementation, self.params.dtype
+        return check_attention(result, self.inputs, self.dout, self.causal, *names, when, exact)
 
     def compile(self) -> float | None:
         """Call a compiled implementation once, and return the seconds that it takes.
@@ -219,23 +205,6 @@ def _implementation(
     if params.implementation == "naive" and call.is_plain:
         return naive
     return attention_function(params.implementation, q, k, v, call)
-
-
-def _shapes(params: AttentionParams) -> Iterator[tuple[int, ...]]:
-    """Return the shapes of q, k, v and dout in memory."""
-    kv_heads, value_dim = params.num_kv_heads or params.num_heads, params.value_dim
-    value_dim = value_dim or params.head_dim
-    n_queries, n_keys = params.num_queries or params.seq_len, params.seq_len
-    for heads, rows, dim in (
-        (params.num_heads, n_queries, params.head_dim),
-        (kv_heads, n_keys, params.head_dim),
-        (kv_heads, n_keys, value_dim),
-        (params.num_heads, n_queries, value_dim),
-    ):
-        if params.packed:
-            yield params.batch_size * rows, heads, dim
-        else:
-            yield params.batch_size, heads, rows, dim
 
 
 def _packing(lengths: Sequence[tuple[int, int]], device: torch.device) -> Packing:

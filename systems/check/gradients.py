@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from systems.benchmark import WrongOutput
+from systems.check.problems import above, listed, named_gradients
 from systems.kernels.flash_attention.naive import naive
 from systems.model import TransformerLM, cross_entropy
 from systems.training.training import Training, new_model
@@ -58,10 +59,8 @@ def check_training(training: Training) -> dict[str, float]:
     runs forward and backward once.
 
     Returns:
-        loss: relative error of the loss.
-        gradient: largest relative error |g - e| / |e| of a gradient g, where e is the gradient in
-            float64.
-        slope: largest relative error of a gradient in the direction of e, |<g - e, e>| / <e, e>.
+        The relative error of the loss, and the largest errors of a gradient as defined above, with
+        the keys loss, gradient and slope.
 
     Raises:
         WrongOutput: if an error is above the limit for the precision (the constant TOLERANCE), if a
@@ -76,44 +75,32 @@ def check_training(training: Training) -> dict[str, float]:
     _load_first_weights(training)
     training.forward()
     training.backward()
-    missing = [name for name, p in training.model.named_parameters() if p.grad is None]
-    if missing:
-        raise WrongOutput(f"backward computed no gradient for {', '.join(missing)}")
+    named_gradients(training.model)  # raises if one is missing
     loss = training.loss.item()
     training.loss = training.loss.detach()
     scale = training.scaler.get_scale() if training.scaler.is_enabled() else 1.0
-    limits = TOLERANCE[training.params.precision]
-    worst = {"loss": 0.0, "gradient": 0.0, "slope": 0.0}
-    wrong: list[str] = []
-
-    def hold(name: str, what: str, error: float) -> None:
-        if not error <= limits[name]:  # true for NaN, too
-            wrong.append(f"{what} {error:.2e} (at most {limits[name]:.0e})")
-        worst[name] = max(worst[name], error)
-
+    errors: dict[str, float] = {}
     for name, given, exact in _exact(training):
         if given is None:
-            hold("loss", "loss", abs(loss / exact.item() - 1))
+            errors["loss"] = abs(loss / exact.item() - 1)
             continue
         least = _LEAST_SHARE * exact.norm()
         parts = _PARTS.get(name.rpartition(".")[0].rpartition(".")[2], ("",))
-        for part, g, e in zip(
-            parts,
-            (given.double() / scale).chunk(len(parts)),
-            exact.chunk(len(parts)),
-            strict=True,
-        ):
+        count = len(parts)
+        pieces = zip(parts, (given.double() / scale).chunk(count), exact.chunk(count), strict=True)
+        for part, g, e in pieces:
             what = f"{name} {part}".rstrip()
             size = torch.maximum(e.norm(), least)
-            hold("gradient", f"gradient of {what}", ((g - e).norm() / size).item())
-            hold("slope", f"slope of {what}", (((g - e) * e).sum() / size**2).abs().item())
+            errors[f"gradient of {what}"] = ((g - e).norm() / size).item()
+            errors[f"slope of {what}"] = (((g - e) * e).sum() / size**2).abs().item()
+    limits = TOLERANCE[training.params.precision]
+    wrong = above(errors, {what: limits[what.partition(" ")[0]] for what in errors})
     if wrong:
-        more = f", and {len(wrong) - 6} more" if len(wrong) > 6 else ""
         raise WrongOutput(
             f"relative error of {training.params.precision} training against float64 is too "
-            f"large: {', '.join(wrong[:6])}{more}"
+            f"large: {listed(wrong)}"
         )
-    return worst
+    return {kind: max(e for what, e in errors.items() if what.startswith(kind)) for kind in limits}
 
 
 @torch.no_grad()
@@ -135,18 +122,15 @@ def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
     exact: TransformerLM = new_model(one_block, torch.device("meta"), naive).double()
     exact.to_empty(device=training.device)
     block = exact.blocks[0]
-    ends = {"token_embedding", "final_norm", "output_head"}
-    for name in ends:
+    for name in ("token_embedding", "final_norm", "output_head"):
         exact.get_submodule(name).load_state_dict(model.get_submodule(name).state_dict())
 
     def pairs(prefix: str, mine: nn.Module) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-        for (name, wanted), given in zip(mine.named_parameters(), theirs(prefix), strict=True):
+        theirs = model.get_submodule(prefix).parameters()
+        for (name, wanted), given in zip(mine.named_parameters(), theirs, strict=True):
             assert isinstance(wanted.grad, Tensor)
             yield f"{prefix}.{name}", given.grad, wanted.grad
             wanted.grad = None
-
-    def theirs(prefix: str) -> Iterator[nn.Parameter]:
-        return model.get_submodule(prefix).parameters()
 
     inputs: list[Tensor] = []
     with torch.no_grad():

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from systems.benchmark import WrongOutput
 from systems.benchmarks.train_step import Params, run
+from systems.check.gradients import TOLERANCE, check_training
 from systems.kernels.flash_attention import naive
-from systems.training.gradient_check import TOLERANCE, check_training
 from systems.training.training import Training, make_training, new_model
 from tests.systems.training.tiny_training import CPU, GPU, ON_CPU, params
 
@@ -170,8 +170,8 @@ def test_a_wrong_training_is_no_result(monkeypatch):
 
 
 def test_exact_gradients_are_those_of_float64_autograd():
+    from systems.check.gradients import _exact
     from systems.model import cross_entropy
-    from systems.training.gradient_check import _exact
 
     training = _trained("fp32", steps=0)
     training.forward()

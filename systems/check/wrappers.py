@@ -1,9 +1,9 @@
 """Check a data-parallel wrapper or a sharded optimizer on several ranks, with a small model.
 
 Each case compares a training with a single process that trains on the batches of all ranks, see
-`systems.training.parallel_check`. The ranks are started by `python -m jobs check`, or by
+`systems.check.parallel_training`. The ranks are started by `python -m jobs check`, or by
 
-    torchrun --nproc-per-node 2 -m systems.check.parallel ddp my_ddp.py:MyDDP RESULTS
+    torchrun --nproc-per-node 2 -m systems.check.wrappers ddp my_ddp.py:MyDDP RESULTS
 
 Rank 0 writes one line of JSON per case to the file RESULTS.
 """
@@ -11,6 +11,8 @@ Rank 0 writes one line of JSON per case to the file RESULTS.
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from systems.check.checked import Checked
 
 WORLD_SIZES = (2, 3)
 # Parameters of the models, smallest first. The second has an odd number of blocks and a vocabulary
@@ -29,7 +33,8 @@ MODELS: list[dict[str, Any]] = [
 ]
 TIMEOUT_S = 300  # for the start of the ranks and all their cases, in seconds
 COLLECTIVE_S = 60.0  # for a collective, in seconds; it fails if a rank does not call it
-BENCHMARKS = {"ddp": "data_parallel", "fsdp": "fsdp", "optimizer": "sharded_optimizer"}
+LOOKS = "it looks as if"  # before the mistake that explains an error
+BUCKET_SIZE_MB = 100.0  # for a wrapper without a default, as in the benchmarks
 
 
 @dataclass(frozen=True)
@@ -43,21 +48,8 @@ class Case:
     def __str__(self) -> str:
         model = MODELS[self.model]
         blocks = "1 block" if model["num_layers"] == 1 else f"{model['num_layers']} blocks"
-        return (
-            f"{self.world_size} ranks, {self.precision}, model with {blocks} and d_model "
-            f"{model['d_model']}"
-        )
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Result of one case."""
-
-    case: Case
-    status: str  # right, wrong or refused
-    errors: dict[str, float]  # errors of loss, gradient and weights
-    message: str = ""  # why the case is wrong or refused
-    looks_like: str | None = None  # the mistake that explains a wrong gradient
+        sizes = f"{blocks} and d_model {model['d_model']}"
+        return f"{self.world_size} ranks, {self.precision}, model with {sizes}"
 
 
 def cases(kind: str, world_size: int) -> list[Case]:
@@ -86,13 +78,13 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         yield from done
         left = cases(kind, world_size)[len(done) :]
         if left:
-            yield Checked(left[0], "refused", {}, why or "the ranks ended without a result")
+            yield Checked(left[0], refused=why or "the ranks ended without a result")
 
 
 def _start_ranks(arguments: list[str], world_size: int) -> str:
     """Run this module under torchrun. Return the first error, or "" if there is none."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.parallel", *arguments]
+    ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.wrappers", *arguments]
     process = subprocess.Popen(
         [*torchrun, *ranks], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -115,8 +107,6 @@ def _read(line: str) -> Checked:
 
 
 def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
-    import os
-
     import torch.distributed as dist
 
     from systems.parallel import process_group
@@ -136,16 +126,16 @@ def _check(kind: str, reference: str, backend: str, case: Case, device: Any) -> 
     try:
         errors = _errors(kind, reference, backend, case, device)
     except (Unsupported, NotImplementedError) as error:
-        return Checked(case, "refused", {}, str(error))
+        return Checked(case, refused=str(error) or type(error).__name__)
     except WrongOutput as error:
-        return Checked(case, "wrong", {}, str(error), _explain(kind, str(error), case.world_size))
+        return Checked(case, wrong=[str(error), *_explain(kind, str(error), case.world_size)])
     if kind == "ddp":
         try:
             _errors(kind, reference, backend, case, device, differs=True)
         except WrongOutput as error:
             why = "the weights of rank 0 are not copied to the other ranks at the start"
-            return Checked(case, "wrong", errors, str(error), why)
-    return Checked(case, "right", errors)
+            return Checked(case, errors, [str(error), f"{LOOKS} {why}"])
+    return Checked(case, errors)
 
 
 def _errors(
@@ -155,72 +145,68 @@ def _errors(
 
     With differs, the model has other weights on each rank before it is wrapped.
     """
-    import importlib
-
     import torch.distributed as dist
 
     from systems.check.late_gradients import watch_gradients
-    from systems.training.parallel_check import (
+    from systems.check.parallel_training import (
+        LOCAL,
         check_again,
         check_optimizer_again,
         check_parallel,
     )
+    from systems.check.sharded_training import gathered
+    from systems.parallel import BucketedDDP
+    from systems.training.external_wrappers import make_sharded_optimizer, wrap_ddp, wrap_fsdp
+    from systems.training.parallel_params import ParallelParams
     from systems.training.parallel_training import ParallelTraining
-    from systems.training.sharded_check import check_sharded
+    from systems.training.training import optimizer_class_and_options
 
-    module = importlib.import_module(f"systems.benchmarks.{BENCHMARKS[kind]}")
-    params = module.Params(
-        size="small",
-        context_length=6,
-        batch_size=2,
-        world_size=case.world_size,
-        backend=backend,
-        precision=case.precision,
-        strategy=reference,
-        **MODELS[case.model],
-    )
+    sizes = {"size": "small", "context_length": 6, "batch_size": 2, **MODELS[case.model]}
+    ranks = {"world_size": case.world_size, "backend": backend, "precision": case.precision}
+    params = ParallelParams.model_validate(sizes | ranks)
+
+    def wrap(inner: Any) -> Any:
+        if kind == "optimizer":
+            return BucketedDDP(inner, BUCKET_SIZE_MB)
+        if kind == "fsdp":
+            return wrap_fsdp(reference, inner, None)
+        for parameter in inner.parameters() if differs else ():
+            parameter.data += dist.get_rank()
+        return wrap_ddp(reference, inner, None, BUCKET_SIZE_MB)
+
+    def make_optimizer(parameters: Any) -> Any:
+        return make_sharded_optimizer(reference, parameters, *optimizer_class_and_options(params))
+
     alone = ParallelTraining(params, device, dist.get_rank())
-    if kind == "ddp":
-
-        def wrap(inner: Any) -> Any:
-            for parameter in inner.parameters() if differs else ():
-                parameter.data += dist.get_rank()
-            return module.wrapped(inner, params)
-
-        training = ParallelTraining(params, device, dist.get_rank(), wrap)
-    else:
-        training = module.sharded_training(params, device)
+    own = make_optimizer if kind == "optimizer" else None
+    training = ParallelTraining(params, device, dist.get_rank(), wrap, own, kind != "fsdp")
     watch_gradients(training)
-    if kind == "fsdp":
-        errors = check_sharded(training, alone)
-        check_sharded(training, alone, again=True)
-        return errors
-    errors = check_parallel(training, alone)
-    check_again(training, alone)
+    whole = gathered(training, alone) if kind == "fsdp" else LOCAL
+    errors = check_parallel(training, alone, whole)
+    check_again(training, alone, whole)
     if kind == "optimizer":
         check_optimizer_again(training)
     return errors
 
 
-def _explain(kind: str, message: str, world_size: int) -> str | None:
-    """Return which mistake explains the error of the gradients in a message, or None."""
+def _explain(kind: str, message: str, world_size: int) -> list[str]:
+    """Return which mistake explains the error in a message, in one line, or no line."""
     from systems.check.late_gradients import CHANGED
 
-    if message.startswith(CHANGED):
-        return "the wrapper does not wait for all of its communication"
-    if kind == "optimizer":
-        return "ranks do not get the updates of other ranks" if "differ" in message else None
-    found = re.search(r"gradient ([\d.e+-]+)", message)
-    if found is None:
-        return None
-    error = float(found[1])
-    if abs(error - (world_size - 1)) < 0.02:
-        return "gradients are summed over the ranks, but not divided by the number of ranks"
-    if abs(error - (1 - 1 / world_size)) < 0.02:
-        return "gradients are divided by the number of ranks twice, or divided without a sum"
-    if "differ from rank 0" in message:
-        return "gradients are not exchanged between the ranks"
-    return None
+    found = None if kind == "optimizer" else re.search(r"gradient ([\d.e+-]+)", message)
+    error = float(found[1]) if found else math.nan
+    causes = {
+        "the wrapper does not wait for all of its communication": message.startswith(CHANGED),
+        "ranks do not get the updates of other ranks": kind == "optimizer" and "differ" in message,
+        "gradients are summed over the ranks, but not divided by the number of ranks": (
+            abs(error - (world_size - 1)) < 0.02
+        ),
+        "gradients are divided by the number of ranks twice, or divided without a sum": (
+            abs(error - (1 - 1 / world_size)) < 0.02
+        ),
+        "gradients are not exchanged between the ranks": found and "differ from rank 0" in message,
+    }
+    return [f"{LOOKS} {cause}" for cause, is_so in causes.items() if is_so][:1]
 
 
 if __name__ == "__main__":

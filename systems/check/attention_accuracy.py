@@ -174,37 +174,40 @@ def errors_of(
 
 
 def check_attention(
-    forward: Callable[[], Tensor],
+    call: Callable[[], Tensor] | AttentionResult,
     inputs: tuple[Tensor, Tensor, Tensor],
     dout: Tensor,
     is_causal: bool,
     implementation: str,
     dtype: str,
     when: str = "",
+    exact: AttentionReference | None = None,
 ) -> AttentionErrors:
-    """Run forward and backward once, and compare output and gradients with float64.
+    """Compare an output and gradients of attention with float64.
 
-    Arguments and exceptions are those of `call_once` and `require_right`.
+    `call` is what `call_once` returned, or the forward function, which is then called once.
+    TOLERANCE has maximum errors by dtype. `when` tells when the results were computed, for the
+    message, such as "after timing". For other arguments, see `errors_of`.
+
+    Raises:
+        WrongOutput: as `call_once`, or if an error is NaN or above its limit, which is ROWS_FACTOR
+            times as high for a few rows as for the whole tensor.
     """
-    result = call_once(forward, inputs, dout)
-    return check_result(result, inputs, dout, is_causal, implementation, dtype, when)
-
-
-def check_result(
-    result: AttentionResult,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-    is_causal: bool,
-    implementation: str,
-    dtype: str,
-    when: str = "",
-) -> AttentionErrors:
-    """Compare an output and gradients with float64.
-
-    Arguments and exceptions are those of `errors_of` and `require_right`.
-    """
-    errors = errors_of(result, inputs, dout, is_causal)
-    require_right(errors, implementation, dtype, when)
+    result = call if isinstance(call, AttentionResult) else call_once(call, inputs, dout)
+    errors = errors_of(result, inputs, dout, is_causal, exact)
+    subject = " ".join(filter(None, (implementation, when)))
+    for found, factor, of, hint in (
+        (errors.total, 1, "", ""),
+        (errors.rows, ROWS_FACTOR, f" of every {ROWS} rows", "; a few rows are wrong"),
+    ):
+        limit = factor * TOLERANCE[dtype]
+        # "not <=" is also true for NaN, unlike ">".
+        wrong = [f"{name} {error:.2e}" for name, error in found.items() if not error <= limit]
+        if wrong:
+            raise WrongOutput(
+                f"{subject}: relative L2 error{of} against float64 must be at most {limit:.0e} in "
+                f"{dtype}, got {', '.join(wrong)}{hint}"
+            )
     return errors
 
 
@@ -217,30 +220,3 @@ def _by_rows(squares: Tensor) -> Tensor:
     first = squares[..., : (count - 1) * ROWS].unflatten(-1, (count - 1, ROWS)).sum(-1)
     last = squares[..., (count - 1) * ROWS :].sum(-1, keepdim=True)
     return torch.cat([first, last], dim=-1)
-
-
-def require_right(errors: AttentionErrors, implementation: str, dtype: str, when: str = "") -> None:
-    """Raise an exception if the output or a gradient of attention is not accurate enough.
-
-    TOLERANCE has maximum errors by dtype. `when` tells when they were computed, for the message,
-    such as "after timing".
-
-    Raises:
-        WrongOutput: if an error is NaN or above its limit, which is ROWS_FACTOR times as high for a
-            few rows as for the whole tensor.
-    """
-    subject = " ".join(filter(None, (implementation, when)))
-    # "not <=" is also true for NaN, unlike ">".
-    wrong = [f"{n} {e:.2e}" for n, e in errors.total.items() if not e <= TOLERANCE[dtype]]
-    if wrong:
-        raise WrongOutput(
-            f"{subject}: relative L2 error against float64 must be at most "
-            f"{TOLERANCE[dtype]:.0e} in {dtype}, got {', '.join(wrong)}"
-        )
-    limit = ROWS_FACTOR * TOLERANCE[dtype]
-    wrong = [f"{n} {e:.2e}" for n, e in errors.rows.items() if not e <= limit]
-    if wrong:
-        raise WrongOutput(
-            f"{subject}: relative L2 error of every {ROWS} rows against float64 must be at most "
-            f"{limit:.0e} in {dtype}, got {', '.join(wrong)}; a few rows are wrong"
-        )
