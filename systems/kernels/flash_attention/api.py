@@ -9,7 +9,6 @@ Example:
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
@@ -112,9 +111,9 @@ def flash_attention(
     """
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
-    options = is_causal, scale, implementation, alignment, softcap, return_lse, layout
-    properties = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), _devices(q, k, v)
-    call = _checked(*properties, window, *options)
+    call, chosen = _choose(
+        q, k, v, is_causal, scale, implementation, window, alignment, softcap, return_lse, layout
+    )
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     leading = q.shape[:-2]
@@ -123,8 +122,8 @@ def flash_attention(
         # materializes the score matrix.
         q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
-        implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
-    result = _attend(q, k, v, implementation, call)
+        chosen = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
+    result = _attend(q, k, v, chosen, call)
     if len(leading) == 2 and layout == LAYOUTS[0]:
         return result
     out, lse = result if return_lse else (result, None)
@@ -203,7 +202,10 @@ def flash_attention_packed(
     if cu_seqlens_q is cu_seqlens_k:
         alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
     call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
-    result = _attend(q, k, v, implementation, call._replace(packing=packing))
+    call = call._replace(packing=packing)
+    if implementation == "auto":
+        implementation = best_implementation(q, k, v, call)
+    result = _attend(q, k, v, implementation, call)
     out, lse = result if return_lse else (result, None)
     # The kernels write rows before heads if q has them so; naive does not.
     out = out.transpose(0, 1).contiguous()
@@ -290,64 +292,81 @@ def _devices(q: Tensor, k: Tensor, v: Tensor) -> tuple[torch.device, ...]:
     return q.device, k.device, v.device
 
 
-def _checked(*arguments: Any) -> Call:
-    """Return the call for arguments of `_check`.
+# The calls and implementations for arguments that were checked before
+_chosen: dict[tuple[Any, ...], tuple[Call, str]] = {}
 
-    Equal arguments are checked once, because the checks take a considerable part of a call with
-    small inputs.
+
+def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
+    """Return the call for arguments of `flash_attention`, and the name of the implementation.
+
+    Equal arguments are checked once, and "auto" chooses once for them, because this takes a
+    considerable part of a call with small inputs.
 
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.
     """
-    if arguments[3] is NO_WINDOW and not torch.compiler.is_compiling():
-        try:
-            return _cached_check(*arguments)
-        except TypeError:  # an option or a size that cannot be hashed
-            pass
-    return _check(*arguments)
+    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
+    if torch.compiler.is_compiling():
+        return _check(q, k, v, *options)
+    needs_gradient = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    # With types, because True == 1 == 1.0, but an argument may accept only one of them.
+    key = (shapes, dtypes, _devices(q, k, v), needs_gradient, options, *map(type, options))
+    if options[3] is not NO_WINDOW:
+        key += tuple(map(type, options[3])) if isinstance(options[3], (tuple, list)) else ()
+    try:
+        found = _chosen.get(key)
+    except TypeError:  # an option that cannot be hashed
+        return _check(q, k, v, *options)
+    if found is None:
+        found = _check(q, k, v, *options)
+        if len(_chosen) >= MAX_PLANS:
+            del _chosen[next(iter(_chosen))]
+        _chosen[key] = found
+    return found
 
 
 def _check(
-    shapes: Any,
-    dtypes: Any,
-    devices: Any,
-    window: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     is_causal: Any,
     scale: Any,
     implementation: Any,
+    window: Any,
     alignment: Any,
     softcap: Any,
     return_lse: Any,
     layout: Any,
-) -> Call:
+) -> tuple[Call, str]:
     errors = option_errors(
         is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
     )
-    layout = layout if layout in LAYOUTS else LAYOUTS[0]
-    errors += tensor_errors(shapes, dtypes, devices, layout)
+    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
+    own = layout if layout in LAYOUTS else LAYOUTS[0]
+    errors += tensor_errors(shapes, dtypes, _devices(q, k, v), own)
     if errors:
         raise ValueError("; ".join(errors))
-    rows = -2 if layout == LAYOUTS[0] else -3
-    if shapes[0][rows] == shapes[1][rows]:
+    if layout == LAYOUTS[1]:
+        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    q, k, v = (four_dimensional(x) for x in (q, k, v))
+    if q.shape[-2] == k.shape[-2]:
         alignment = ALIGNMENTS[0]  # the same, and more implementations have it
-    return make_call(is_causal, scale, window, alignment, softcap, return_lse)
-
-
-# typed, because True == 1 == 1.0, but an argument may accept only one of them.
-_cached_check = functools.lru_cache(maxsize=MAX_PLANS, typed=True)(_check)
+    call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
+    if implementation == "auto":
+        implementation = best_implementation(q, k, v, call)
+    return call, implementation
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call) -> Any:
-    """Call the implementation with this name, or the best one, with checked arguments."""
-    if implementation == "auto":
-        implementation = best_implementation(q, k, v, call)
-    else:
-        reason = unsupported_reason(q, k, v, implementation, call)
-        if reason:
-            others = [name for name in ATTENTIONS if not unsupported_reason(q, k, v, name, call)]
-            raise RuntimeError(
-                f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
-            )
+    """Call the implementation with this name, with checked arguments."""
+    reason = unsupported_reason(q, k, v, implementation, call)
+    if reason:
+        others = [name for name in ATTENTIONS if not unsupported_reason(q, k, v, name, call)]
+        raise RuntimeError(
+            f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
+        )
     chosen = ATTENTIONS[implementation]
     if call.scale is not None and call.scale < 0 and not chosen.any_scale:
         q, call = -q, call._replace(scale=-call.scale)
