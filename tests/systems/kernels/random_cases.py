@@ -35,6 +35,7 @@ from tests.systems.kernels.attention_error import (
 from tests.systems.kernels.flash_cases import BF16, F16, F32
 
 KERNELS = ("flash_triton", "flash_hopper")
+MOST_ELEMENTS = 2**25  # of a tensor; several processes share a GPU, and the limits are in float64
 MOST_UNSUPPORTED = 0.1  # share of the cases that a forced implementation may refuse
 STRIDES = ("dense", "dense", "rows", "columns", "slice", "shifted", "spread", "swapped", "expanded")
 GROUPS = (1, 1, 1, 2, 2, 3, 4, 5, 7, 8, 16)
@@ -147,11 +148,13 @@ def draw(seed: int, place: Place) -> Case:
             n_queries, n_keys = (_length(own, shortest, longest, packed) for _ in range(2))
             equal = same_starts or own.random() < 0.25
             lengths.append((n_queries, n_queries if equal else n_keys))
+        rows = max(sum(n) for n in zip(*lengths, strict=True))
         of_a_head = group * sum(x * y for x, y in lengths) * batch
         if (
             of_a_head * heads <= place.scores
             and of_a_head <= place.scores / 4
             and batch * heads * group * n_sequences <= max(group, place.heads)
+            and batch * heads * group * rows * max(head_dim, value_dim) <= MOST_ELEMENTS
         ):
             break
         batch, heads, n_sequences = (-(-x // 2) for x in (batch, heads, n_sequences))
