@@ -65,6 +65,7 @@ INDEPENDENT = (
     "tests/interpreted/",
     "tests/systems/kernels/test_flash_hopper",
     "tests/systems/kernels/test_flash_margins.py",
+    "tests/systems/kernels/test_flash_random.py",
     "tests/systems/kernels/test_flash_triton_gpu.py",
     "tests/systems/training/test_training_gpu.py",
     "tests/test_examples.py",

@@ -11,16 +11,13 @@ from systems import checkpointing
 from systems.kernels import kernel_launch
 from systems.kernels.flash_attention import (
     flash_attention,
-    flash_attention_packed,
     kernel_choice,
-    masked_scores,
 )
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
 from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
-from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from systems.kernels.flash_attention.variant import Packing, Variant
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -32,29 +29,6 @@ from tests.systems.kernels.flash_cases import (
 from tests.systems.kernels.selection import slow
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
-
-
-@pytest.mark.slow
-@pytest.mark.depends
-@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
-def test_autograd(leading):
-    q, k, v, dout = inputs((20, 20), 16, F32, leading)
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    for is_causal in (False, True):
-        out = FlashAttentionTriton.apply(q, k, v, is_causal)
-        (lse,) = [x for x in out.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
-        assert lse.dtype == F32
-        results = (out.detach(), lse, *torch.autograd.grad(out, (q, k, v), dout))
-        found = dict(zip(NAMES, results, strict=True))
-        assert_within_limits(found, q, k, v, dout, is_causal, split_float32=True)
-
-
-def test_the_gradient_of_a_sum_has_no_strides():
-    q, k, v, _ = (x.requires_grad_() for x in inputs((20, 20), 16, F32, (2,)))
-    out = FlashAttentionTriton.apply(q, k, v)
-    known = torch.autograd.grad(out, (q, k, v), torch.ones_like(q))
-    found = torch.autograd.grad(FlashAttentionTriton.apply(q, k, v).sum(), (q, k, v))
-    assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
 
 
 def test_a_faulty_triton_is_refused_by_name(monkeypatch):
@@ -166,28 +140,6 @@ def test_checkpointed_with_every_feature():
     out, lse = _packed(*leaves, packing.starts_q)
     expected = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_only_the_lse_has_a_gradient():
-    q, k, v = (x.requires_grad_() for x in inputs((9, 7), 16, F32)[:3])
-    _, lse = FlashAttentionTriton.apply(q, k, v, True, None, "fp16x3", NO_VARIANT, None, True)
-    found = torch.autograd.grad(lse.sum(), (q, k))
-    scores = masked_scores(q.double(), k.double(), True)
-    expected = torch.autograd.grad(scores.logsumexp(-1).sum(), (q, k))
-    for a, b in zip(found, expected, strict=True):
-        assert (a - b).norm() <= 1e-5 * b.norm()
-
-
-def test_packed_through_the_api():
-    """The API chooses flash_triton for packed sequences, and its result is that of naive."""
-    (q, k, v, _), packing = packed_inputs([(17, 17), (0, 3), (20, 20)], (4, 2), 16, F32)
-    tensors = [x.transpose(0, 1) for x in (q, k, v)]
-    starts = packing.starts_q, packing.starts_k
-    found, expected = (
-        flash_attention_packed(*tensors, *starts, is_causal=True, implementation=name)
-        for name in ("auto", "naive")
-    )
-    assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_selective_checkpointing_keeps_it(monkeypatch):

@@ -25,7 +25,7 @@ from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 CONFIDENCE = 6.0
 FLUSHED = 2.0**-126  # a GPU may flush smaller float32 numbers to zero
 NAMES = ("out", "lse", "dq", "dk", "dv")
-LARGE = 2**22  # scores of a head from which the heads of k are processed one at a time
+LARGE = 2**22  # scores from which the heads of k are processed one at a time
 
 
 class Precision(NamedTuple):
@@ -39,6 +39,7 @@ class Precision(NamedTuple):
         sum: unit roundoff of sums, exponentials and lse.
         smallest: absolute error of every operand and result, due to underflow.
         depth: absolute error of an operand, relative to the largest magnitude in its matrix.
+        score: unit roundoff of the scores and of dP, where they are rounded to the inputs' dtype.
     """
 
     result: float
@@ -47,6 +48,7 @@ class Precision(NamedTuple):
     sum: float
     smallest: float
     depth: float = 0.0
+    score: float = 0.0
 
     def floor(self, x: Tensor) -> Tensor:
         """Return the absolute error of every element of an operand, however small it is."""
@@ -90,6 +92,20 @@ def precision_of(dtype: torch.dtype, split_float32: bool = False) -> Precision:
     return Precision(own, wide, wide, wide, smallest)
 
 
+def torch_precision_of(dtype: torch.dtype, scale: float, between: torch.dtype) -> Precision:
+    """Return the precision of attention by operations of torch, whose results are rounded.
+
+    The scores and dS are rounded to the dtype `between` twice, because they are multiplied by the
+    scale. So dS may underflow before it is multiplied by k.
+    """
+    precision, own = precision_of(dtype, split_float32=True), unit_roundoff(between)
+    return precision._replace(
+        operand=max(precision.operand, 2 * own),
+        smallest=precision.smallest / min(1.0, abs(scale) or 1.0),
+        score=2 * own,
+    )
+
+
 class Limits(NamedTuple):
     """Exact results in float64, and the standard deviation of the error of each element."""
 
@@ -120,7 +136,7 @@ def attention_limits(
         dlse: gradient of lse, (..., n_queries); zero by default.
     """
     kv_heads = k.shape[-3] if k.dim() > 2 else 1
-    if kv_heads > 1 and q.shape[-2] * k.shape[-2] >= LARGE:
+    if kv_heads > 1 and math.prod(q.shape[:-1]) * k.shape[-2] >= LARGE:
         parts = []
         for i in range(kv_heads):
             inputs = [x.chunk(kv_heads, -3)[i] for x in (q, k, v, dout)]
@@ -136,13 +152,22 @@ def attention_limits(
             for of in zip(*parts, strict=True)
         ]
         return Limits(joined[0], joined[1])
-    if q.dim() > 2 and k.shape[-3] not in (0, q.shape[-3]):
+    group = q.shape[-3] // k.shape[-3] if kv_heads and q.dim() > 2 else 1
+    if precision.score and group > 1:
+        # The gradients of k and v are rounded for each head of q before they are added up.
+        k, v = (x.repeat_interleave(group, -3) for x in (k, v))
+        exact_, apart = attention_limits(q, k, v, dout, is_causal, scale, precision, variant, dlse)
+        for name in ("dk", "dv"):
+            exact_[name] = exact_[name].unflatten(-3, (-1, group)).sum(-3)
+            apart[name] = apart[name].unflatten(-3, (-1, group)).square().sum(-3).sqrt()
+            apart[name] += precision.result * exact_[name].abs()
+        return Limits(exact_, apart)
+    if group > 1:
         # Heads of q with the same head of k are like more queries of one head.
-        group = q.shape[-3] // k.shape[-3]
         stacked = [x.unflatten(-3, (-1, group)).flatten(-3, -2) for x in (q, dout)]
         dlse = None if dlse is None else dlse.unflatten(-2, (-1, group)).flatten(-2, -1)
     else:
-        group, stacked = 1, [q, dout]
+        stacked = [q, dout]
     q_rows, dout_rows = stacked
     exact = _exact_attention(q_rows, k, v, dout_rows, is_causal, scale, variant, dlse, group)
     results, deviation = exact.results(), _deviations(exact, precision)
@@ -248,6 +273,8 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     # scaled by log2(e). exp2 itself has an error of up to 2 units in the last place.
     largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1, keepdim=True)
     score_error = abs(scale) * inputs_error(q, k.mT) + total * (4 + 4 * largest)
+    if precision.score:
+        score_error += precision.score * scores.masked_fill(scores.isinf(), 0).abs()
     slope_error = torch.zeros_like(slope)
     if softcap is not None:
         # tanh has an absolute error of a few roundings of numbers up to 2.
@@ -270,8 +297,9 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     row_error += 2 * total * math.sqrt(n_keys) * rescaled.sum(-1, keepdim=True)
     row_error += precision.result * (dout * out).norm(dim=-1, keepdim=True)
     row_error += total * math.sqrt(d) * (dout * out).abs().sum(-1, keepdim=True)
-    row_error += total * delta.abs()
-    ds_error = slope * (p * inputs_error(dout, v.mT) + p_error * (dp - delta).abs())
+    row_error += total * delta.abs() + precision.score * (p * dp).norm(dim=-1, keepdim=True)
+    dp_error = inputs_error(dout, v.mT) + precision.score * dp.abs()
+    ds_error = slope * (p * dp_error + p_error * (dp - delta).abs())
     ds_error += p * (dp - delta).abs() * slope_error
     ds_error += operand * ds.abs() + precision.floor(ds)
     dq_error = operands_error(ds, ds_error, k)

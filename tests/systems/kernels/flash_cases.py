@@ -29,11 +29,6 @@ HOPPER_SHAPES = [
     (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
     (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
 ]  # fmt: skip
-# (head_dim, heads of q, heads of k and v) besides equal numbers of heads and 64 or 128
-HOPPER_FORMS = [
-    (64, 6, 2), (64, 4, 1), (128, 8, 2), (128, 3, 1), (72, 2, 2), (80, 4, 1), (96, 4, 2),
-    (120, 2, 2), (136, 2, 1), (192, 4, 2), (200, 2, 2), (256, 4, 1),
-]  # fmt: skip
 # Tiles with more keys than queries and the opposite: the diagonal crosses several of both kinds.
 WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {

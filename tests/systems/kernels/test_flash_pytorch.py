@@ -7,17 +7,15 @@ that tiles above the diagonal are skipped and that backward is compiled once.
 from __future__ import annotations
 
 import math
-from itertools import cycle, permutations
+from itertools import cycle
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference, sdpa
+from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference
 from systems.kernels.flash_attention import flash_pytorch as flash_pytorch_module
 from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels.attention_error import assert_within_limits
@@ -105,13 +103,6 @@ def test_many_tiles_against_float64():
     _assert_right(*_inputs((4224, 4224), F32, (1, 1), head_dim=64), True)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_large_magnitudes(dtype, causal):
-    q, k, v, dout = _inputs((200, 150), dtype, (1, 2), 64)
-    _assert_right(5 * q, 3 * k, 3 * v, dout, causal)
-
-
 @pytest.mark.parametrize(
     ("lengths", "causal"),
     matrix([((5, 7), True)], [(5, 7), (9, 9), (12, 7), (1, 5)], (False, True)),
@@ -143,46 +134,6 @@ def test_saves_inputs_output_and_one_log_sum_exp():
     assert all(a is b for a, b in zip(rest[:3], (q, k, v), strict=True))
     assert torch.equal(rest[3], out) and len(rest) == 4
     assert lse.dtype == F32 and lse.shape == (2, 10)
-
-
-@pytest.mark.parametrize("leading", [(), (6,), (2, 3), (1, 3, 1, 2)])
-def test_leading_dimensions_change_no_bit(leading, small_tiles):
-    flat = _inputs((9, 7), F32, (math.prod(leading),))
-    shaped = [tensor.view(*leading, *tensor.shape[1:]) for tensor in flat]
-    known, given_ = (_results(_flash(True), *tensors) for tensors in (flat, shaped))
-    for name, result in given_.items():
-        assert torch.equal(result, known[name].view(result.shape)), name
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4)))[1::5])
-def test_strides_change_no_bit(order, small_tiles):
-    def lay(tensor: Tensor) -> Tensor:
-        """Return the same values with another order of dimensions in memory and with gaps."""
-        back = [order.index(i) for i in range(4)]
-        return tensor.permute(order).repeat_interleave(2, -1)[..., ::2].permute(back)
-
-    inputs = _inputs((9, 7), F32)
-    strided = [lay(tensor) for tensor in inputs]
-    assert all(a.stride() != b.stride() for a, b in zip(inputs, strided, strict=True))
-    known, given_ = (_results(_flash(True), *tensors) for tensors in (inputs, strided))
-    assert all(torch.equal(given_[name], known[name]) for name in known)
-
-
-def test_expanded_gradient_is_one_of_ones():
-    q, k, v, _ = _inputs((9, 7), F32)
-    known = _results(_flash(True), q, k, v, torch.ones_like(q))
-    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    FlashAttentionPyTorch.apply(*inputs, True).sum().backward()  # dout is a 1 with strides of 0
-    assert all(torch.equal(t.grad, known[name]) for t, name in zip(inputs, GRADIENTS, strict=True))
-
-
-def test_a_value_may_be_of_another_width(small_tiles):
-    q, k, _, _ = _inputs((9, 7), F64)
-    _, _, v, dout = _inputs((9, 7), F64, head_dim=5, seed=1)
-    ours = _results(_flash(True), q, k, v, dout)
-    known = _results(lambda q, k, v: sdpa(q, k, v, True, implementation="sdpa_math"), q, k, v, dout)
-    for name in known:
-        torch.testing.assert_close(ours[name], known[name], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -224,30 +175,6 @@ def test_a_second_derivative_is_refused():
     (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dq.sum().backward()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    n_queries=st.integers(0, 20),
-    n_keys=st.integers(0, 20),
-    head_dim=st.integers(1, 9),
-    leading=st.lists(st.integers(0, 3), max_size=3).map(tuple),
-    query_tile=st.integers(1, 24),
-    key_tile=st.integers(1, 24),
-    causal=st.booleans(),
-    scale=st.none() | st.floats(-3, 3),
-    seed=st.integers(0, 99),
-)
-def test_whatever_the_shape_and_the_tiles(
-    n_queries, n_keys, head_dim, leading, query_tile, key_tile, causal, scale, seed
-):
-    inputs = _inputs((n_queries, n_keys), F64, leading, head_dim, seed=seed)
-    exact = attention_reference(*inputs, is_causal=causal, scale=scale)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flash_pytorch_module, "QUERY_TILE", query_tile)
-        patch.setattr(flash_pytorch_module, "KEY_TILE", key_tile)
-        for name, result in _results(_flash(causal, scale), *inputs).items():
-            torch.testing.assert_close(result, getattr(exact, name), rtol=1e-10, atol=1e-10)
 
 
 # ---- tiling and compilation ----------------------------------------------------------------------
