@@ -3,13 +3,14 @@
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
 `backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
 192, see `d192_supports`) or `d256_backward_kernel` (136 to 256) computes all three gradients,
-with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few heads to
-fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK and dV of
-all ranges.
+with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. Several work items may have the
+same keys: if heads of q that share them are divided (see `head_groups.heads_per_item`), or if there
+are too few heads to fill the GPU, and the queries are split into ranges (see `splits`). Then dK and
+dV are float32 sums, too (see the module `backward.sums`).
 
-The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
-of dQ also change. On request, the order is fixed (see the module `backward.turns`), and the queries
-are not split.
+The float32 sums are computed in an order that changes from call to call, so the rounding errors of
+the gradients also change. On request, the order is fixed (see the module `backward.turns`), and
+work items do not have the same keys.
 
 A launch plan holds prepared kernel launches. It is cached for each combination of shapes, strides,
 dtype and options.
