@@ -137,15 +137,16 @@ def flash_backward(
         dout: gradient of out, with out's shape and dtype.
         dlse: float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; by default from
-            `splits.backward_splits`. With packed sequences, a left bound of the mask, a head_dim
-            other than 64, 128, 192 or 256, or another head_dim of v, it is 1, and another number is
-            an AssertionError.
-        deterministic: whether gradients are bitwise equal in every call. n_splits must then be 1 or
-            None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
+            `splits.backward_splits`. With packed sequences or a left bound of the mask, it is 1,
+            and another number is an AssertionError.
+        q_per_item: number of heads of q that a work item processes, a divisor of the heads of q per
+            head of k; by default from `head_groups.heads_per_item`.
+        deterministic: whether gradients are bitwise equal in every call. n_splits and q_per_item
+            must then be None, or 1 and all, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
 
     Returns:
-        dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq
-            differ from call to call.
+        dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq,
+            and of dk and dv if work items have the same keys, differ from call to call.
 
     Raises:
         ValueError: if q, k, v, out and dout do not have the same dtype, or head_dim is too large

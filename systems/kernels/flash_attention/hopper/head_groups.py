@@ -27,8 +27,8 @@ GOOD = 0.96
 # With more blocks, the last group is a small part of all, so nothing is simulated. A simulation of
 # 8,192 blocks takes 1 to 2 ms on the CPU for each group size (a trial).
 MAX_BLOCKS = 1 << 13
-# Mean tiles of a block, relative to the longest, above which blocks count as equally long. It is 0.5
-# under a causal mask, and about 1 without a mask or with a window.
+# Mean tiles of a block, relative to the longest, above which blocks count as equally long. It is
+# 0.5 under a causal mask, and about 1 without a mask or with a window.
 EVEN = 0.75
 
 

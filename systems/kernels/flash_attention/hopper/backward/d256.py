@@ -33,9 +33,9 @@ A program processes only one work item. The data in shared memory are:
     dS^T of a tile                    a consumer     the same consumer    1 for each consumer
     64 columns of dQ^T                a consumer     TMA                  1 for each consumer
 
-At the end, the buffer of dQ^T holds first dV and then dK, and TMA copies them to global memory. They
-store dK and dV of packed sequences without TMA. If several work items have the same keys, see
-`backward.sums`.
+At the end, the buffer of dQ^T holds first dV and then dK, and TMA copies them to global memory. The
+consumers store dK and dV of packed sequences without TMA. If several work items have the same keys,
+see `backward.sums`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
