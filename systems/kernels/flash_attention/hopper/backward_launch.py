@@ -211,6 +211,7 @@ class HopperBackwardPlan:
         ]
         self.copies = any(of.is_copy for of in inputs)
         gradients = [tma_layout(*of) for of in zip(shapes, self.gradient_strides, strict=True)]
+        assert not any(of.is_copy for of in gradients), "gradients that TMA cannot write"
         layouts = (*inputs, *gradients)
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, value_dim) = (
             layouts[0].shape, layouts[2].shape

@@ -156,6 +156,8 @@ def heads_per_item(
     `tiles` are those of each block of a head of q, in the order of execution, and n_kv_heads is
     batch * heads of k.
     """
+    if q_per_kv == 1:
+        return 1
     is_even = sum(tiles) > EVEN * len(tiles) * max(tiles)
     preferred = [q_per_kv] if is_even else []
     preferred += [2] if q_per_kv % 2 == 0 and n_kv_heads > 1 else []
