@@ -229,12 +229,12 @@ class HopperBackwardPlan:
             assert q_per_item in (None, q_per_kv), "q_per_item with a fixed order"
             q_per_item = q_per_kv
         if q_per_item is None:
-            q_per_item = heads_per_item(
-                q_per_kv, batch * kv_heads,
-                tiles_of_blocks(
-                    options, (n_queries, n_keys), packed, block_k, TILE, True, batch * heads
-                ), n_multiprocessors,
+            may_use_d192 = d192_supports(dtype, head_dim, value_dim, options.constants)
+            tiles = tiles_of_blocks(
+                options, (n_queries, n_keys), packed, D192_KEYS if may_use_d192 else block_k, TILE,
+                True, batch * heads,
             )  # fmt: skip
+            q_per_item = heads_per_item(q_per_kv, batch * kv_heads, tiles, n_multiprocessors)
         self.q_per_item = q_per_item
         n_programs = batch * heads // q_per_item
         n_blocks = -(-n_keys // block_k)
