@@ -74,6 +74,12 @@ def test_what_is_empty(implementation, lengths, leading, causal):
     assert not out.any() or lengths[1]
 
 
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_columns_that_are_not_next_to_each_other(implementation):
+    inputs = [x.mT.contiguous().mT for x in _inputs((9, 33))]
+    _assert_right(implementation, *inputs, True)
+
+
 class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

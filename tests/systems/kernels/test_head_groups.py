@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +18,12 @@ from systems.kernels.flash_attention.hopper.head_groups import (
     utilization,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.triton.layout import Layout, layout
 
 SMALL = st.integers(1, 40)
 BOUNDS = st.none() | st.integers(0, 50)
 CALLS = st.builds(
-    Call, st.booleans(), window_left=BOUNDS, window_right=BOUNDS, lower_right=st.booleans()
+    lambda *mask: Call(mask[0], None, *mask[1:]), st.booleans(), BOUNDS, BOUNDS, st.booleans()
 )
 
 
@@ -93,6 +95,10 @@ def test_equal_blocks_and_many_blocks_need_no_simulation():
     assert balanced_group(range(1, 1001), 1000, [7, 8], 132) == 7
 
 
+def _dense(*shape: int) -> Layout:
+    return layout(shape, torch.empty(shape, device="meta").stride())
+
+
 @pytest.mark.parametrize(
     ("is_causal", "batch", "heads", "kv_heads", "n", "head_dim", "expected"),
     [
@@ -108,8 +114,8 @@ def test_equal_blocks_and_many_blocks_need_no_simulation():
 )
 def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expected):
     options = kernel_options(Call(is_causal), (n, n), head_dim)
-    shapes = (batch, heads, n, head_dim), (batch, kv_heads, n, head_dim)
-    assert forward_launch._group(options, shapes, None, 128, 128, 132) == expected
+    layouts = [_dense(batch, of, n, head_dim) for of in (heads, kv_heads)]
+    assert forward_launch._group(options, layouts, None, 128, 128, 132) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,8 +130,8 @@ def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expec
 def test_groups_of_packed_sequences_count_the_rows_of_all(is_causal, rows, longest, expected):
     packed = PackedSizes(rows // longest, longest, longest)
     options = kernel_options(Call(is_causal, packing=packed), (rows, rows), 128)
-    shapes = (1, 16, rows, 128), (1, 16, rows, 128)
-    assert forward_launch._group(options, shapes, packed, 128, 128, 132) == expected
+    layouts = [_dense(1, 16, rows, 128)] * 2
+    assert forward_launch._group(options, layouts, packed, 128, 128, 132) == expected
 
 
 def test_groups_of_very_long_packed_sequences_are_found_quickly():
