@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from systems.kernels.flash_attention.call import PLAIN, Call
 
 # Largest error of an element, in standard deviations. The norm of the errors of n elements may
 # exceed its expectation by a factor of 1 + CONFIDENCE / sqrt(n).
@@ -122,7 +122,7 @@ def attention_limits(
     is_causal: bool,
     scale: float | None,
     precision: Precision,
-    variant: Variant = NO_VARIANT,
+    variant: Call = PLAIN,
     dlse: Tensor | None = None,
 ) -> Limits:
     """Return exact out, lse, dq, dk and dv, and the standard deviation of each element's error.
@@ -220,7 +220,7 @@ def _exact_attention(
     dout: Tensor,
     is_causal: bool,
     scale: float | None,
-    variant: Variant,
+    variant: Call,
     dlse: Tensor | None,
     group: int,
 ) -> _Attention:
@@ -246,7 +246,7 @@ def _exact_attention(
     )
 
 
-def _visible(scores: Tensor, is_causal: bool, variant: Variant, group: int) -> Tensor:
+def _visible(scores: Tensor, is_causal: bool, variant: Call, group: int) -> Tensor:
     """Return which keys each query sees, bool (n_queries, n_keys)."""
     n_queries, n_keys = scores.shape[-2] // group, scores.shape[-1]
     position = torch.arange(n_queries, device=scores.device).repeat(group)[:, None]
@@ -348,7 +348,7 @@ def attention_shares(
     is_causal: bool,
     scale: float | None = None,
     split_float32: bool = False,
-    variant: Variant = NO_VARIANT,
+    variant: Call = PLAIN,
     dlse: Tensor | None = None,
 ) -> dict[str, float]:
     """Return `shares_of_limits` of the results found for these inputs, some or all of NAMES."""

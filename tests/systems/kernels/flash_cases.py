@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from systems.kernels.device import is_hopper
+from systems.kernels.flash_attention.call import PLAIN, Call, Packing
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -86,16 +86,19 @@ def by_triton(
     is_causal: bool,
     scale: float | None = None,
     *,
+    variant: Call = PLAIN,
+    packing: Packing | None = None,
+    precision: str = PLAIN.precision,
     tiles: Configuration | None = None,
     n_splits: int | None = None,
     dlse: Tensor | None = None,
-    **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, lse, dq, dk and dv of the Triton kernels."""
-    out, lse = flash_forward(q, k, v, is_causal, scale, tiles=tiles, n_splits=n_splits, **options)
+    call = variant._replace(is_causal=is_causal, scale=scale, packing=packing, precision=precision)
+    out, lse = flash_forward(q, k, v, call, tiles=tiles, n_splits=n_splits)
     dq, dk, dv = flash_backward(
-        q, k, v, out, lse, dout, is_causal, scale, tiles=tiles, n_splits_dkdv=n_splits,
-        n_splits_dq=n_splits, dlse=dlse, **options,
+        q, k, v, out, lse, dout, call, tiles=tiles, n_splits_dkdv=n_splits, n_splits_dq=n_splits,
+        dlse=dlse,
     )  # fmt: skip
     assert dq is not None and dk is not None and dv is not None
     return out, lse, dq, dk, dv
@@ -109,6 +112,8 @@ def by_hopper(
     is_causal: bool,
     scale: float | None = None,
     *,
+    variant: Call = PLAIN,
+    packing: Packing | None = None,
     dlse: Tensor | None = None,
     deterministic: bool = False,
     **options: Any,
@@ -116,9 +121,10 @@ def by_hopper(
     """Return out, lse, dq, dk and dv of the Hopper kernels."""
     from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 
-    out, lse = forward_launch.flash_forward(q, k, v, is_causal, scale, **options)
+    call = variant._replace(is_causal=is_causal, scale=scale, packing=packing)
+    out, lse = forward_launch.flash_forward(q, k, v, call, **options)
     gradients = backward_launch.flash_backward(
-        q, k, v, out, lse, dout, is_causal, scale, dlse=dlse, deterministic=deterministic, **options
+        q, k, v, out, lse, dout, call, dlse=dlse, deterministic=deterministic, **options
     )
     return out, lse, *gradients
 
@@ -131,7 +137,7 @@ def assert_right(
     is_causal: bool,
     scale: float | None = None,
     *,
-    variant: Variant = NO_VARIANT,
+    variant: Call = PLAIN,
     dlse: Tensor | None = None,
     by: Callable[..., tuple[Tensor, ...]] = by_triton,
     **options: Any,
@@ -181,7 +187,7 @@ def assert_right_packed(
     is_causal: bool,
     scale: float | None = None,
     *,
-    variant: Variant = NO_VARIANT,
+    variant: Call = PLAIN,
     dlse: Tensor | None = None,
     by: Callable[..., tuple[Tensor, ...]] = by_triton,
     **options: Any,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
-from systems.kernels.flash_attention.variant import Variant
+from systems.kernels.flash_attention.call import Call
 from tests.systems.kernels.attention_error import (
     NAMES,
     attention_limits,
@@ -63,7 +63,7 @@ class Place(NamedTuple):
     alike: int = 1
 
 
-TORCHS = ("sdpa", "sdpa_math")
+TORCHS = ("sdpa", "sdpa_flash", "sdpa_math")
 GPU = Place(
     "cuda",
     ("flash_hopper",) * 4 + ("flash_triton",) * 3 + ("auto",) * 2 + ("naive", "sdpa"),
@@ -128,7 +128,8 @@ def draw(seed: int, place: Place) -> Case:
     if on_hopper or (place.device == "cuda" and form.random() < 0.5):
         head_dim = form.choice((64, 128, 192, 256) if on_hopper and packed else HOPPER_DIMS)
     value_dim = head_dim
-    if form.random() < 0.25 and not (on_hopper and head_dim <= 128):
+    equal = implementation == "sdpa_flash" or (on_hopper and head_dim <= 128)
+    if form.random() < 0.25 and not equal:
         value_dim = 128 if on_hopper or head_dim == 192 else form.randint(1, place.head_dim)
     group = 1 if implementation == "flash_pytorch" else form.choice(GROUPS)
     is_causal = form.random() < 0.5
@@ -346,10 +347,9 @@ def _assert_right(
         # For features that torch lacks, `naive` computes in float32.
         is_wide = case.return_lse or case.packed or case.softcap is not None
         precision = torch_precision_of(case.dtype, scale, F32 if is_wide else case.dtype)
-    variant = Variant(*case.window, case.alignment == "lower_right", case.softcap)
-    limits = attention_limits(
-        q, k, v, dout, case.is_causal, scale, precision, variant, dlse
-    )  # fmt: skip
+    lower_right = case.alignment == "lower_right"
+    call = Call(case.is_causal, scale, *case.window, lower_right, case.softcap)
+    limits = attention_limits(q, k, v, dout, case.is_causal, scale, precision, call, dlse)
     blind = limits.exact["lse"].isinf()
     for name in {"out", "dq"} & {*found}:
         assert not found[name][blind].any(), f"{name} is not 0 for a query that sees no key"

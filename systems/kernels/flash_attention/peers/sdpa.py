@@ -42,6 +42,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None)
 
 
 def _with_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
+    # torch's FLASH_ATTENTION kernel for CPUs needs a last stride of 1.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     with sdpa_kernel([backend]):
         return sdpa(q, k, v, call)
 
