@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The first module of each, below systems.kernels.flash_attention, has it in its table
 # IMPLEMENTATIONS. The modules and packages are those that other implementations may not use. To add
-# an implementation: one file, and one line here.
+# an implementation: one file, a line here, and its import in flash_attention/implementations.py.
 ATTENTIONS: dict[str, tuple[str, ...]] = {
     "naive": ("naive",),
     "flash_pytorch": ("flash_pytorch",),

@@ -25,7 +25,7 @@ def without_other_attentions(*implementations: str) -> Sources:
     used = {module for names in own for module in names}
     every = (*_UNUSED, *_EXTERNAL, *(module for name in ATTENTIONS for module in _modules(name)))
     left_out = (name for name in dict.fromkeys(every) if name not in used)
-    # The module of an implementation is imported by its name in a table, so it is stated here.
+    # They are imported by the module of the table, which is left out, so they are stated here.
     return Sources(tuple(names[0] for names in own), (*_ALWAYS, *left_out))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
+from systems.kernels.flash_attention.variant import Packing, Variant
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
@@ -14,10 +16,8 @@ from systems.kernels.flash_attention import (
     kernel_choice,
 )
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
-from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from systems.kernels.flash_attention.variant import Packing, Variant
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
 from systems.kernels.flash_attention import layout
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,

@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from torch import Tensor
 
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from systems.kernels.flash_attention.triton.base_plan import PackedSizes
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
     assert_right,

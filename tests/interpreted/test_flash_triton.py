@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
 from systems.kernels.flash_attention.naive import naive_with_lse
 from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from systems.kernels.kernel_launch import Launch, compiling_only
 from tests.systems.kernels.attention_error import (
     NAMES,

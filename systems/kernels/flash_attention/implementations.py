@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import torch
 from torch import Tensor
 
-from systems.attentions import ATTENTIONS as MODULES
+from systems.attentions import ATTENTIONS as NAMES
 from systems.kernels.device import is_hopper, multiprocessors
+from systems.kernels.flash_attention import flash_pytorch, naive
 from systems.kernels.flash_attention.call import PLAIN, Call, Implementation, features
+from systems.kernels.flash_attention.hopper import attention as flash_hopper
 from systems.kernels.flash_attention.hopper.splits import fills_gpu
+from systems.kernels.flash_attention.peers import flash_attn_4, flex, sdpa
+from systems.kernels.flash_attention.triton import attention as flash_triton
 
-# By the names and modules of `systems.attentions`. An edit of one does not count as an edit of the
-# others, because this module does not name them.
-ATTENTIONS: dict[str, Implementation] = {
-    name: importlib.import_module(f"{__package__}.{modules[0]}").IMPLEMENTATIONS[name]
-    for name, modules in MODULES.items()
+# The sources of a run leave out this module, so an edit of one implementation does not count as an
+# edit of the others.
+_FOUND = {
+    name: implementation
+    for module in (naive, flash_pytorch, flash_triton, flash_hopper, flash_attn_4, sdpa, flex)
+    for name, implementation in module.IMPLEMENTATIONS.items()
 }
+ATTENTIONS: dict[str, Implementation] = {name: _FOUND[name] for name in NAMES}
 
 # Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
 # FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200

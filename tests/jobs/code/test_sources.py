@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.code.sources import SourceTree
+from systems.attentions import ATTENTIONS
 from tests.jobs.checkout import Checkout
 
 KERNEL = '''\
@@ -72,8 +73,11 @@ def test_all_imported_modules_of_the_repository_count_but_no_installed_ones(own:
     for reference in (REFERENCE, "my_kernels.flash:MyFlash"):
         assert names(tree, reference) == KERNELS | {"helper.py"}
     # What a module of the user imports of this project counts, whichever attention it calls.
-    stems = {path.stem for path in tree.files(REFERENCE) or ()}
-    assert {"implementations", "forward_launch", "d64"} <= stems and "timing" not in stems
+    found = tree.files(REFERENCE) or ()
+    assert {"implementations", "forward_launch", "d64"} <= {path.stem for path in found}
+    assert not any(path.stem == "timing" for path in found)
+    own_modules = {"/".join(modules[0].split(".")) + ".py" for modules in ATTENTIONS.values()}
+    assert all(any(str(path).endswith(f"/{name}") for path in found) for name in own_modules)
     assert names(tree, "bench") == KERNELS | {"helper.py", "bench.py"}
     left_out = ("my_kernels.tiles", "helper")
     assert names(tree, "bench", left_out) == KERNELS - {"my_kernels/tiles.py"} | {"bench.py"}
