@@ -226,7 +226,7 @@ LONG = 1 << 14  # number of queries for which tiles are chosen
 # Largest number of spilled bytes per thread of `d192_backward_kernel` by form, with one and with
 # several heads of q per head of k. The spilled values are integers, such as indices of tiles.
 # Spilled accumulators would make WGMMAs wait for each other.
-D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "window": (16, 104)}
+D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "split": (72, 256), "window": (16, 104)}
 # Largest number with the forward tile SHORT, two of whose programs share the registers. The spilled
 # values are packed probabilities, and an index in packed sequences.
 SHORT_SPILLS = 40
@@ -279,11 +279,13 @@ def compile_hopper(
         name: "forward" or "backward".
         head_dim: head dimension, 64, 128, 192 or 256.
         form: variant of the kernel: "full" (no mask), "causal", "split" (a causal kernel that
-            writes partial results, which are combined later), "window" (two bounds and lower-right
-            alignment), or causal kernels with "packed" sequences or a "softcap".
+            writes partial results, which are combined later, or in backward adds gradients to
+            sums), "window" (two bounds and lower-right alignment), or causal kernels with "packed"
+            sequences or a "softcap".
         tile: block sizes and launch options of the forward kernel. None means the default for
             `head_dim`.
-        q_per_kv: number of heads of q per head of k and v.
+        q_per_kv: number of heads of q per head of k and v. A work item of backward has all of them,
+            or half of them if the form is "split".
         deterministic: whether the backward kernel adds to dQ in a fixed order.
         value_dim: head dimension of v: that of q by default, or 128 if that of q is above 128.
     """
@@ -329,6 +331,7 @@ def compile_hopper(
         }  # fmt: skip
     else:
         uses_d192 = uses_d192_kernel(head_dim, value_dim, form)
+        q_per_item = max(1, q_per_kv // 2) if form == "split" else q_per_kv
         stored, n_keys = min(columns, MAX_STORED_COLUMNS), 64
         if uses_d192:
             columns = value_columns = stored = COPIED_COLUMNS
@@ -346,7 +349,7 @@ def compile_hopper(
         }  # fmt: skip
         constants = {
             "IS_CAUSAL": is_causal, **features, "SUMMED": form == "split", "Q_PER_KV": q_per_kv,
-            "Q_PER_ITEM": q_per_kv, "DETERMINISTIC": deterministic,
+            "Q_PER_ITEM": q_per_item, "DETERMINISTIC": deterministic,
         }  # fmt: skip
         if columns == 128:
             constants["COLUMNS"] = used_columns(head_dim)
