@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from systems.checkpointing import ApplyBlocks, every_k_blocks, half_blocks, nested, selective
-from systems.kernels.flash_attention import ATTENTIONS
 from systems.model import TransformerLM, cross_entropy
+from systems.training.attention_choice import implementation
 
 LAYERS = (1, 2, 5, 8)
 VOCAB, CONTEXT, D_MODEL, HEADS, D_FF = 11, 9, 12, 2, 20
@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
 def _model(num_layers: int, policy: ApplyBlocks | None, attention: str = "naive", context=CONTEXT):
     torch.manual_seed(0)
     model = TransformerLM(
-        VOCAB, context, D_MODEL, num_layers, HEADS, D_FF, attention=ATTENTIONS[attention]
+        VOCAB, context, D_MODEL, num_layers, HEADS, D_FF, attention=implementation(attention)
     )
     if policy is not None:
         model.apply_blocks = policy

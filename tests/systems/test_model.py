@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from systems import accounting
 from systems.kernels.flash_attention import ATTENTIONS, unsupported_reason
 from systems.model import RMSNorm, TransformerLM, cross_entropy
+from systems.training.attention_choice import implementation
 
 # Limits of the relative L2 error of outputs and gradients, for 3 blocks.
 F32 = torch.float32
@@ -135,9 +136,7 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
 
 
 ON_CPU = [
-    name
-    for name in ATTENTIONS
-    if unsupported_reason(*[torch.empty(1, 1, 2, 2)] * 3, True, name) is None
+    name for name in ATTENTIONS if unsupported_reason(*[torch.empty(1, 1, 2, 2)] * 3, name) is None
 ]
 
 
@@ -149,7 +148,7 @@ def test_attentions_that_run_on_a_cpu():
 def test_every_attention_gives_the_same(name):
     sizes, dtype = SIZES[3], torch.float64
     tokens = _tokens(sizes[0], 2, 29)
-    mine = _model(*sizes, dtype=dtype, attention=ATTENTIONS[name])
+    mine = _model(*sizes, dtype=dtype, attention=implementation(name))
     plain = _model(*sizes, dtype=dtype)
     for model in (mine, plain):
         model(tokens).square().sum().backward()
@@ -176,7 +175,7 @@ def test_parameters_are_as_many_as_accounting_counts(name):
 @pytest.mark.parametrize("name", ON_CPU)
 def test_later_tokens_do_not_change_earlier_logits(name):
     sizes = SIZES[0]
-    model = _model(*sizes, dtype=torch.float64, attention=ATTENTIONS[name])
+    model = _model(*sizes, dtype=torch.float64, attention=implementation(name))
     tokens = _tokens(sizes[0], 1, sizes[1])
     before = model(tokens)
     for position in (0, 7, sizes[1] - 1):
@@ -312,7 +311,7 @@ def test_a_sequence_that_is_too_long_is_refused():
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0)])
 @pytest.mark.parametrize("name", ["naive", "flash_pytorch", "sdpa_math"])
 def test_no_sequences_and_no_tokens(shape, name):
-    model = _model(*SIZES[0], attention=ATTENTIONS[name])
+    model = _model(*SIZES[0], attention=implementation(name))
     logits = model(torch.zeros(shape, dtype=torch.long))
     assert logits.shape == (*shape, 37)
     logits.sum().backward()

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from systems.kernels.flash_attention import ATTENTIONS
 from systems.model import RotaryEmbedding, TransformerLM
+from systems.training.attention_choice import implementation
 
 
 @settings(max_examples=50, deadline=None)
@@ -46,7 +46,7 @@ def test_rope_turns_the_first_pair_by_one_radian_a_position():
 def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
     # naive, because bfloat16 attention of torch 2.13 on a CPU with AMX raises an error if
     # ATEN_CPU_CAPABILITY selects fewer instructions
-    model = TransformerLM(11, 2000, 16, 2, 2, 24, attention=ATTENTIONS["naive"])
+    model = TransformerLM(11, 2000, 16, 2, 2, 24, attention=implementation("naive"))
     casts = {
         "bfloat16": model.bfloat16,
         "double": model.double,

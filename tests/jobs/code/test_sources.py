@@ -73,7 +73,7 @@ def test_all_imported_modules_of_the_repository_count_but_no_installed_ones(own:
         assert names(tree, reference) == KERNELS | {"helper.py"}
     # What a module of the user imports of this project counts, whichever attention it calls.
     stems = {path.stem for path in tree.files(REFERENCE) or ()}
-    assert {"registry", "forward_launch", "d64"} <= stems and "timing" not in stems
+    assert {"implementations", "forward_launch", "d64"} <= stems and "timing" not in stems
     assert names(tree, "bench") == KERNELS | {"helper.py", "bench.py"}
     left_out = ("my_kernels.tiles", "helper")
     assert names(tree, "bench", left_out) == KERNELS - {"my_kernels/tiles.py"} | {"bench.py"}

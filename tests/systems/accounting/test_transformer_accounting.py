@@ -15,8 +15,8 @@ from systems import accounting
 from systems.accounting import TransformerSize
 from systems.accounting.transformer import _moments
 from systems.checkpointing import every_k_blocks
-from systems.kernels.flash_attention import ATTENTIONS
 from systems.model import TransformerLM, cross_entropy
+from systems.training.attention_choice import implementation
 from tests.systems.test_checkpointing import Watch
 
 SIZE = TransformerSize(24, 40, 3, 3, vocab_size=50)
@@ -221,7 +221,7 @@ def _model(attention: str, precision: str = "fp32") -> TransformerLM:
     torch.manual_seed(0)
     model = TransformerLM(
         SIZE.vocab_size, CONTEXT, SIZE.d_model, SIZE.num_layers, SIZE.num_heads, SIZE.d_ff,
-        attention=ATTENTIONS[attention],
+        attention=implementation(attention),
     )  # fmt: skip
     if precision == "bf16_pure":
         for parameter in model.parameters():

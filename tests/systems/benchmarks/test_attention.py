@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import get_args
 
 import pytest
 import torch
 
-from systems.benchmark import ROUND, AttentionName, Unsupported, WrongOutput
+from systems.benchmark import ROUND, Unsupported, WrongOutput
 from systems.benchmarks.attention import Params, run
 from systems.check import attention_call
 from systems.check.attention_accuracy import TOLERANCE
-from systems.kernels.flash_attention import ATTENTIONS, attention_reference, naive, sdpa
+from systems.kernels.flash_attention import ATTENTIONS, Call, attention_reference, naive
 from systems.kernels.flash_attention import reference as reference_module
 
 # (queries, keys): equal and different lengths, a single one, and lengths that are no power of two
@@ -41,7 +40,7 @@ def test_reference_agrees_with_autograd(lengths, causal, block_bytes, monkeypatc
         scores = scores + torch.full(scores.shape[-2:], -math.inf, dtype=torch.float64).triu(1)
     out = torch.softmax(scores, -1) @ v
     out.backward(dout)
-    exact = attention_reference(q, k, v, dout, is_causal=causal)
+    exact = attention_reference(q, k, v, dout, Call(causal))
     close = {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(exact.out, out.detach(), **close)
     torch.testing.assert_close(exact.lse, torch.logsumexp(scores, -1).detach(), **close)
@@ -56,18 +55,19 @@ def test_naive_is_within_its_tolerance(lengths, causal, dtype):
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     q, k, v, dout = _inputs(*lengths, types[dtype])
     out = naive(q, k, v, is_causal=causal)
-    exact = attention_reference(q, k, v, dout, is_causal=causal).out
+    exact = attention_reference(q, k, v, dout, Call(causal)).out
     assert out.dtype == types[dtype]
     assert (out.double() - exact).norm() <= TOLERANCE[dtype] * exact.norm()
 
 
 def test_a_benchmark_can_name_every_attention():
-    assert set(get_args(AttentionName)) == set(ATTENTIONS)
+    for name in ATTENTIONS:
+        assert Params(implementation=name, seq_len=16, head_dim=16).implementation == name
 
 
 def test_naive_takes_a_scale():
     q, k, v, dout = _inputs(16, 16, torch.float64)
-    exact = attention_reference(q, k, v, dout, scale=0.3).out
+    exact = attention_reference(q, k, v, dout, Call(scale=0.3)).out
     torch.testing.assert_close(naive(q, k, v, scale=0.3), exact)
 
 
@@ -248,4 +248,4 @@ def test_gpu_time_is_what_the_work_takes():
 def test_sdpa_holds_to_its_backend():
     q = torch.randn(1, 1, 64, 64, device="cuda")
     with pytest.raises(RuntimeError):
-        sdpa(q, q, q, implementation="sdpa_flash")  # does not support float32
+        ATTENTIONS["sdpa_flash"].attend(q, q, q, Call())  # does not support float32

@@ -164,7 +164,9 @@ def test_a_wrong_training_is_no_result(monkeypatch):
     """A benchmark whose training is wrong raises WrongOutput in `run`."""
     from systems.kernels.flash_attention import ATTENTIONS as by_name
 
-    monkeypatch.setitem(by_name, "naive", ATTENTIONS["dk 5 % too long"])
+    wrong = ATTENTIONS["dk 5 % too long"]
+    changed = by_name["naive"]._replace(attend=lambda q, k, v, call: wrong(q, k, v, is_causal=True))
+    monkeypatch.setitem(by_name, "naive", changed)
     with pytest.raises(WrongOutput, match=r"attention\.qkv\.weight k"):
         run(params(precision="bf16"))
 

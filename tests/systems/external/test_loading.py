@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from systems.external.attention import ExternalAttention
 from systems.external.loading import load
 from systems.external.reference import BadReference
-from systems.kernels.flash_attention import attention_reference, naive
-from systems.kernels.flash_attention.external import ExternalAttention
+from systems.kernels.flash_attention import Call, attention_reference, naive
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_every_form_of_attention_is_called_rightly(folder: Path, form: str, caus
     assert attention.unsupported_reason(causal) is None
     attention.find_shape(q, causal)
     out = attention(q, k, v, is_causal=causal)
-    exact = attention_reference(q, k, v, q, is_causal=causal).out
+    exact = attention_reference(q, k, v, q, Call(causal)).out
     torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
     assert attention.takes_heads == (form in FOUR_DIMENSIONS)
 

@@ -12,18 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from systems.kernels.alignment import is_aligned
 from systems.kernels.flash_attention import (
     ATTENTIONS,
+    Call,
+    api,
     attention_reference,
     flash_attention,
     unsupported_reason,
 )
-from systems.kernels.flash_attention.layout import is_aligned
 from systems.kernels.flash_attention.peers import sdpa
 from tests.systems.kernels.flash_cases import on_hopper
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
-ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, True, name) is None)]
+ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, name) is None)]
 LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
 # Largest relative L2 error. It allows for `naive`, which rounds the scores to the inputs' dtype.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -39,7 +41,7 @@ def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu", head_dim
 
 
 def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
-    exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
+    exact = attention_reference(q, k, v, dout, Call(causal, scale))
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     out = flash_attention(*inputs, causal, scale, implementation)
     assert out.shape == dout.shape and out.dtype == q.dtype
@@ -70,6 +72,12 @@ def test_what_is_empty(implementation, lengths, leading, causal):
     _assert_right(implementation, *inputs, causal)
     out = flash_attention(*inputs[:3], causal, implementation=implementation)
     assert not out.any() or lengths[1]
+
+
+@pytest.mark.parametrize("implementation", ON_CPU)
+def test_columns_that_are_not_next_to_each_other(implementation):
+    inputs = [x.mT.contiguous().mT for x in _inputs((9, 33))]
+    _assert_right(implementation, *inputs, True)
 
 
 class _Operations(TorchDispatchMode):
@@ -230,7 +238,7 @@ def test_torchs_kernels_on_a_gpu_get_aligned_tensors(view, monkeypatch):
     *inputs, dout = (view(x) for x in _inputs((9, 9), dtype=torch.bfloat16))
     with monkeypatch.context() as gpu:
         gpu.setattr(Tensor, "is_cuda", True)
-        out = sdpa.sdpa_auto(*[x.requires_grad_() for x in inputs], is_causal=True)
+        out = sdpa.sdpa(*[x.requires_grad_() for x in inputs], Call(True))
     gradients = torch.autograd.grad(out, inputs, dout)
     assert all(map(is_aligned, seen)) and len(seen) == 4
     if view is torch.clone:  # no copies
@@ -241,7 +249,7 @@ def test_torchs_kernels_on_a_gpu_get_aligned_tensors(view, monkeypatch):
         assert torch.equal(a, b)
 
 
-def test_no_cache_grows_with_the_number_of_shapes():
+def test_no_cache_grows_with_the_number_of_shapes(monkeypatch):
     for name in [
         name for name in sys.modules if name.startswith("systems.kernels.flash_attention.")
     ]:
@@ -251,6 +259,11 @@ def test_no_cache_grows_with_the_number_of_shapes():
                 # Those without a limit depend on the machine alone.
                 assert limit is None or limit <= 1536, cached
                 assert limit or set(inspect.signature(cached).parameters) <= {"index"}, cached
+    monkeypatch.setattr(api, "_chosen", {})
+    monkeypatch.setattr(api, "MAX_PLANS", 3)
+    for n in range(1, 6):
+        flash_attention(*_inputs((n, n))[:3])
+    assert len(api._chosen) == 3
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------
@@ -263,7 +276,7 @@ def test_no_cache_grows_with_the_number_of_shapes():
 def test_gpu_every_implementation_is_the_same_function(implementation, leading, causal):
     inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
-    if implementation != "auto" and unsupported_reason(*probe, causal, implementation):
+    if implementation != "auto" and unsupported_reason(*probe, implementation, Call(causal)):
         pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *inputs, causal)
 
@@ -273,7 +286,7 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
 @pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
 def test_gpu_inputs_and_gradients_of_any_alignment(implementation, view):
     given = [view(x) for x in _inputs((200, 200), (2, 3), torch.bfloat16, "cuda", head_dim=64)]
-    if implementation != "auto" and unsupported_reason(*given[:3], True, implementation):
+    if implementation != "auto" and unsupported_reason(*given[:3], implementation, Call(True)):
         pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *given, True)
 
@@ -293,11 +306,12 @@ def test_gpu_inputs_and_gradients_of_any_alignment(implementation, view):
 def test_gpu_auto_is_what_was_measured_ahead(n, head_dim, dtype, expected, monkeypatch):
     called = []
 
-    def watched(q, k, v, is_causal, scale):
+    def watched(q, k, v, call):
         called.append(expected)
         return torch.empty_like(q)
 
-    monkeypatch.setitem(ATTENTIONS, expected, watched)
+    chosen = ATTENTIONS[expected]._replace(attend=watched)
+    monkeypatch.setitem(ATTENTIONS, expected, chosen)
     q = torch.empty(1, n, head_dim, dtype=dtype, device="cuda")
     flash_attention(q, q, q, True)
     assert called == [expected]

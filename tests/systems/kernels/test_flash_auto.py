@@ -6,39 +6,44 @@ import pytest
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention import auto
-from systems.kernels.flash_attention.hopper import forward_launch
+from systems.kernels.flash_attention import implementations
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.hopper import support
+from systems.kernels.flash_attention.implementations import best_implementation
 from systems.kernels.flash_attention.triton import attention as triton_attention
-from systems.kernels.flash_attention.variant import Variant
 
 F32, BF16 = torch.float32, torch.bfloat16
+CAUSAL = Call(True)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    for module in (implementations, support):
+        monkeypatch.setattr(module, "is_hopper", lambda _: True)
+    monkeypatch.setattr(implementations, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+
+
+def _meta(heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16, **options: bool) -> Tensor:
+    return torch.empty(1, heads, n, head_dim, dtype=dtype, device="meta", **options)
 
 
 @pytest.mark.parametrize(
     ("dtype", "kv_heads", "expected"),
     [(BF16, 8, "sdpa"), (BF16, 32, "flash_triton"), (F32, 8, "flash_triton")],
 )
-def test_auto_with_grouped_heads_on_a_hopper_gpu(dtype, kv_heads, expected, monkeypatch):
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: "head_dim 80")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, h, 16_384, 80, dtype=dtype, device="meta") for h in (32, kv_heads))
-    assert auto.best_implementation(q, k, k, True) == expected
+def test_grouped_heads_with_a_head_dim_that_flash_hopper_lacks(dtype, kv_heads, expected):
+    q, k = (_meta(heads, 16_384, 60, dtype) for heads in (32, kv_heads))
+    assert best_implementation(q, k, k, CAUSAL) == expected
 
 
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "expected"),
-    [((32, 1), 96, "sdpa"), ((32, 8), 96, "flash_hopper"), ((32, 1), 128, "flash_hopper")],
-)
-def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected, monkeypatch):
+@pytest.mark.parametrize("head_dim", [96, 128, 256])
+@pytest.mark.parametrize("kv_heads", [1, 8])
+def test_few_heads_of_which_the_queries_can_be_split(head_dim, kv_heads):
     """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta") for h in heads)
-    assert auto.best_implementation(q, k, k, True) == expected
+    q, k = (_meta(heads, 4096, head_dim) for heads in (32, kv_heads))
+    assert best_implementation(q, k, k, CAUSAL) == "flash_hopper"
 
 
 @pytest.mark.parametrize(
@@ -48,44 +53,31 @@ def test_auto_leaves_few_heads_with_a_padded_head_dim(heads, head_dim, expected,
         (192, 32, True, "flash_hopper"),
         (192, 32, False, "sdpa"),
         (160, 32, True, "sdpa"),
-        (256, 8, False, "sdpa"),
+        (256, 8, False, "flash_hopper"),
+        (160, 8, True, "sdpa"),
     ],
 )
-def test_auto_above_128_uses_what_was_measured(
-    head_dim, kv_heads, requires_grad, expected, monkeypatch
-):
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (
-        torch.empty(1, h, 4096, head_dim, dtype=BF16, device="meta", requires_grad=requires_grad)
-        for h in (32, kv_heads)
-    )
-    assert auto.best_implementation(q, k, k, True) == expected
+def test_above_128_it_uses_what_was_measured(head_dim, kv_heads, requires_grad, expected):
+    q, k = (_meta(h, 4096, head_dim, requires_grad=requires_grad) for h in (32, kv_heads))
+    assert best_implementation(q, k, k, CAUSAL) == expected
     with torch.no_grad():
-        assert auto.best_implementation(q, k, k, True) == ("sdpa" if head_dim == 192 else expected)
+        assert best_implementation(q, k, k, CAUSAL) == ("sdpa" if head_dim == 192 else expected)
     if head_dim == 192:
-        long = torch.empty(1, 32, 8192, head_dim, dtype=BF16, device="meta")
-        assert auto.best_implementation(long, long, long, True) == "flash_hopper"
+        long = _meta(32, 8192, head_dim)
+        assert best_implementation(long, long, long, CAUSAL) == "flash_hopper"
 
 
 @pytest.mark.parametrize(
-    ("heads", "options", "expected"),
+    ("heads", "call", "expected"),
     [
-        (32, {"softcap": 30.0}, "flash_hopper"),
-        (1, {"softcap": 30.0}, "flash_hopper"),  # its kernels can split the keys
-        (32, {"window_left": 9}, "flash_hopper"),
-        (1, {"window_left": 9}, "flash_triton"),
-        (1, {"lower_right": True}, "flash_hopper"),
+        (32, Call(True, softcap=30.0), "flash_hopper"),
+        (1, Call(True, softcap=30.0), "flash_hopper"),  # its kernels can split the queries
+        (32, Call(True, window_left=9), "flash_hopper"),
+        (1, Call(True, window_left=9), "flash_triton"),
+        (1, Call(True, lower_right=True), "flash_hopper"),
+        (32, Call(True, softcap=600.0), "flash_triton"),
     ],
 )
-def test_auto_with_features_on_a_hopper_gpu(heads, options, expected, monkeypatch):
-    monkeypatch.setattr(auto, "is_hopper", lambda _: True)
-    monkeypatch.setattr(auto, "multiprocessors", lambda _: 132)
-    monkeypatch.setattr(forward_launch, "unsupported_reason", lambda *_: None)
-    monkeypatch.setattr(triton_attention, "runs_kernels", lambda _: True)
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    q, k = (torch.empty(1, heads, n, 64, dtype=BF16, device="meta") for n in (512, 4096))
-    assert auto.best_implementation(q, k, k, True, Variant(**options)) == expected
+def test_features(heads, call, expected):
+    q, k = (_meta(heads, n, 64) for n in (512, 4096))
+    assert best_implementation(q, k, k, call) == expected

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
-from systems.kernels.flash_attention.layout import layout
+from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.triton.launch import flash_forward
+from systems.kernels.flash_attention.triton.layout import layout
 from systems.kernels.flash_attention.triton.memory_bound_launch import memory_bound_constants
 from systems.kernels.flash_attention.triton.tile_table import (
     MAX_BLOCK,
@@ -142,7 +143,7 @@ def test_offsets_within_any_tile_fit_in_32_bits():
 def test_all_that_does_not_fit_is_named_at_once():
     q, k, v = torch.ones(2, 5, 257), torch.ones(3, 5, 257), torch.ones(3, 5, 257).double()
     with pytest.raises(ValueError) as error:
-        flash_forward(q, k, v, precision="fp8")
+        flash_forward(q, k, v, Call(precision="fp8"))
     for part in ("leading dim", "head_dim must be 1 to 256, got 257", "torch.float64", "'fp8'"):
         assert part in str(error.value)
     with pytest.raises(ValueError, match=r"\(\.\.\., heads, n_queries, head_dim\).*got q \(4,\)"):

@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from systems.kernels.flash_attention import FlashAttentionHopper
-from systems.kernels.flash_attention.hopper.backward_launch import (
-    flash_backward,
-    unsupported_reason,
-)
+from systems.kernels.flash_attention.call import Call
+from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import backward_splits, block_of_keys
 from tests.systems.kernels.attention_error import assert_within_limits
@@ -41,9 +39,6 @@ def test_few_heads_are_split_and_many_are_not():
 
 
 def test_what_it_does_not_take_has_a_reason():
-    q = torch.zeros(1, 1, 4, 64, dtype=BF16)
-    assert "Hopper GPU" in unsupported_reason(q)
-    assert "all gradients" in unsupported_reason(q, needs_dkdv=False)
     q, lse = torch.zeros(1, 1, 4, 192, dtype=BF16), torch.zeros(1, 1, 4)
     with pytest.raises(ValueError, match="a head_dim of at most 128, got 192"):
         flash_backward(q, q, q, q, lse, q, deterministic=True)
@@ -57,8 +52,9 @@ def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, kv_heads=None):
 
 
 def check(q, k, v, dout, is_causal, scale=None, dlse=None, **options):
-    out, lse = flash_forward(q, k, v, is_causal, scale)
-    gradients = flash_backward(q, k, v, out, lse, dout, is_causal, scale, dlse=dlse, **options)
+    call = Call(is_causal, scale)
+    out, lse = flash_forward(q, k, v, call)
+    gradients = flash_backward(q, k, v, out, lse, dout, call, dlse=dlse, **options)
     for x, like in zip(gradients, (q, k, v), strict=True):
         assert x.dtype == like.dtype and x.shape == like.shape
     found = dict(zip(("dq", "dk", "dv"), gradients, strict=True))
@@ -81,8 +77,8 @@ def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_a_query_that_sees_one_key(outputs_hold_nan, head_dim):
     q, k, v, dout = inputs(1, 1, 1, 500, head_dim, BF16)
-    out, lse = flash_forward(q, k, v, True)
-    dq, dk, dv = flash_backward(q, k, v, out, lse, dout, True)
+    out, lse = flash_forward(q, k, v, Call(True))
+    dq, dk, dv = flash_backward(q, k, v, out, lse, dout, Call(True))
     assert torch.equal(dv[..., :1, :], dout) and (dv[..., 1:, :] == 0).all()
     assert_within_limits({"dq": dq, "dk": dk}, q, k, v, dout, True)
 
@@ -117,11 +113,12 @@ def test_gpu_two_hundred_launches(head_dim, is_causal):
     """dK and dV are bitwise equal in all launches; dQ differs only by the order of additions."""
     q, k, v, dout = inputs(2, 40, 900, 900, head_dim, BF16)
     first = check(q, k, v, dout, is_causal)
-    out, lse = flash_forward(q, k, v, is_causal)
+    call = Call(is_causal)
+    out, lse = flash_forward(q, k, v, call)
     unequal = torch.zeros((), dtype=torch.int64, device="cuda")
     farthest = torch.zeros((), device="cuda")
     for _ in range(200):
-        dq, dk, dv = flash_backward(q, k, v, out, lse, dout, is_causal)
+        dq, dk, dv = flash_backward(q, k, v, out, lse, dout, call)
         unequal += (dk != first[1]).any() | (dv != first[2]).any()
         far = (dq.float() - first[0].float()).norm() / first[0].float().norm()
         farthest = torch.maximum(farthest, far)
@@ -153,8 +150,8 @@ def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_gpu_empty_and_in_a_graph(outputs_hold_nan, head_dim):
     q, k, v, dout = inputs(1, 2, 300, 300, head_dim, BF16)
-    out, lse = flash_forward(q, k, v, True)
-    given = (q, k, v, out, lse, dout, True)
+    out, lse = flash_forward(q, k, v, Call(True))
+    given = (q, k, v, out, lse, dout, Call(True))
     want = flash_backward(*given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

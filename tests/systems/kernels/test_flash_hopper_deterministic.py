@@ -14,13 +14,14 @@ from torch import Tensor
 
 from systems.kernels.device import multiprocessors
 from systems.kernels.flash_attention import flash_attention
+from systems.kernels.flash_attention.call import PLAIN, Call
 from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import (
     HOPPER_SHAPES,
     assert_right_packed,
+    by_hopper,
     inputs,
     on_hopper,
     packed_inputs,
@@ -29,29 +30,27 @@ from tests.systems.kernels.flash_cases import (
 BF16 = torch.bfloat16
 REPEATS = 200
 BLOCK_K = 128  # keys per work item
-# (causal, variant, queries, keys): work items of 132 programs and many more, ragged and whole tiles
+# (call, queries, keys): work items of 132 programs and many more, ragged and whole tiles
 FORMS = {
-    "full": (False, NO_VARIANT, 1000, 1000),
-    "causal": (True, NO_VARIANT, 1000, 1000),
-    "fewer queries": (True, NO_VARIANT, 300, 1111),
-    "lower right": (True, Variant(lower_right=True), 300, 4111),
-    "more queries": (True, Variant(lower_right=True), 1111, 300),
-    "window": (False, Variant(200, 100), 1000, 1000),
-    "left window": (True, Variant(127), 1000, 1000),
-    "softcap": (True, Variant(softcap=5.0), 1000, 1000),
+    "full": (PLAIN, 1000, 1000),
+    "causal": (Call(True), 1000, 1000),
+    "fewer queries": (Call(True), 300, 1111),
+    "lower right": (Call(True, lower_right=True), 300, 4111),
+    "more queries": (Call(True, lower_right=True), 1111, 300),
+    "window": (Call(window_left=200, window_right=100), 1000, 1000),
+    "left window": (Call(True, window_left=127), 1000, 1000),
+    "softcap": (Call(True, softcap=5.0), 1000, 1000),
 }
 # (head_dim, heads of q, heads of k and v)
 HEADS = [(64, 20, 20), (64, 8, 2), (128, 20, 20), (128, 8, 2), (96, 4, 2)]
 
 
 def assert_gradients_never_vary(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, is_causal: bool, variant: Variant
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, call: Call
 ) -> tuple[Tensor, ...]:
     """Check that the gradients are equal in every call, and return out, lse, dq, dk and dv."""
-    out, lse = flash_forward(q, k, v, is_causal, variant=variant)
-    of = partial(
-        flash_backward, q, k, v, out, lse, dout, is_causal, variant=variant, deterministic=True
-    )
+    out, lse = flash_forward(q, k, v, call)
+    of = partial(flash_backward, q, k, v, out, lse, dout, call, deterministic=True)
     first = of()
     unequal = torch.zeros((), dtype=torch.int64, device=q.device)
     for _ in range(REPEATS):
@@ -65,10 +64,10 @@ def assert_gradients_never_vary(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), HEADS)
 def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, heads, kv_heads, form):
-    is_causal, variant, n_queries, n_keys = FORMS[form]
+    call, n_queries, n_keys = FORMS[form]
     tensors = inputs((n_queries, n_keys), head_dim, BF16, (2, heads), "cuda", kv_heads=kv_heads)
-    found = dict(zip(NAMES, assert_gradients_never_vary(*tensors, is_causal, variant), strict=True))
-    assert_within_limits(found, *tensors, is_causal, variant=variant)
+    found = dict(zip(NAMES, assert_gradients_never_vary(*tensors, call), strict=True))
+    assert_within_limits(found, *tensors, call.is_causal, variant=call)
 
 
 @on_hopper
@@ -79,7 +78,7 @@ def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
     n = 2 * multiprocessors(0) * BLOCK_K
     for is_causal in (True, False):
         tensors = inputs((n, n), head_dim, BF16, (1, 1), "cuda")
-        assert_gradients_never_vary(*tensors, is_causal, NO_VARIANT)
+        assert_gradients_never_vary(*tensors, Call(is_causal))
 
 
 @on_hopper
@@ -88,10 +87,8 @@ def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
 def test_gpu_many_shapes(outputs_hold_nan, head_dim):
     for (_, heads, *lengths), is_causal in itertools.product(HOPPER_SHAPES, (True, False)):
         tensors = inputs(tuple(lengths), head_dim, BF16, (1, heads), "cuda")
-        out, lse = flash_forward(*tensors[:3], is_causal)
-        found = flash_backward(*tensors[:3], out, lse, tensors[3], is_causal, deterministic=True)
-        named = dict(zip(NAMES[2:], found, strict=True))
-        assert_within_limits(named, *tensors, is_causal)
+        found = by_hopper(*tensors, is_causal, deterministic=True)
+        assert_within_limits(dict(zip(NAMES, found, strict=True)), *tensors, is_causal)
 
 
 @on_hopper
@@ -101,19 +98,15 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
     lengths = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
     tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
 
-    def by(q, k, v, dout, is_causal, scale=None, *, dlse=None, **options):
-        out, lse = flash_forward(q, k, v, is_causal, scale, **options)
-        of = partial(
-            flash_backward, q, k, v, out, lse, dout, is_causal, scale, dlse=dlse,
-            deterministic=True, **options,
-        )  # fmt: skip
-        first = of()
-        for again in (of() for _ in range(20)):
+    def by(*given, **options):
+        first = by_hopper(*given, deterministic=True, **options)
+        for _ in range(20):
+            again = by_hopper(*given, deterministic=True, **options)
             assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
-        return out, lse, *first
+        return first
 
-    for variant in (NO_VARIANT, Variant(150, None, True)):
-        assert_right_packed(tensors, packing, True, variant=variant, by=by)
+    for call in (PLAIN, Call(window_left=150, lower_right=True)):
+        assert_right_packed(tensors, packing, True, variant=call, by=by)
 
 
 @on_hopper
@@ -123,8 +116,8 @@ def test_gpu_torch_asks_for_it(head_dim):
     q, k, v, dout = (
         x.requires_grad_() for x in inputs((2000, 2000), head_dim, BF16, (1, 10), "cuda")
     )
-    out, lse = flash_forward(q.detach(), k.detach(), v.detach(), True)
-    expected = flash_backward(q, k, v, out, lse, dout, True, deterministic=True)
+    out, lse = flash_forward(q.detach(), k.detach(), v.detach(), Call(True))
+    expected = flash_backward(q, k, v, out, lse, dout, Call(True), deterministic=True)
     torch.use_deterministic_algorithms(True)
     try:
         given = flash_attention(q, k, v, True, implementation="flash_hopper")
@@ -138,6 +131,6 @@ def test_gpu_torch_asks_for_it(head_dim):
 @pytest.mark.gpu
 def test_gpu_a_split_has_no_fixed_order():
     q, k, v, dout = inputs((1000, 1000), 64, BF16, (1, 1), "cuda")
-    out, lse = flash_forward(q, k, v, True)
+    out, lse = flash_forward(q, k, v, Call(True))
     with pytest.raises(AssertionError, match="n_splits"):
-        flash_backward(q, k, v, out, lse, dout, True, deterministic=True, n_splits=2)
+        flash_backward(q, k, v, out, lse, dout, Call(True), deterministic=True, n_splits=2)

@@ -6,16 +6,17 @@ On a Hopper GPU, the results are compared with float64.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
-from systems.kernels.flash_attention.hopper import backward_launch, forward_launch, support
+from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes, Packing
+from systems.kernels.flash_attention.hopper import forward_launch, support
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
 from systems.kernels.flash_attention.hopper.tiles import HopperTile
-from systems.kernels.flash_attention.variant import NO_VARIANT, Packing, Variant
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
     assert_right,
@@ -29,18 +30,18 @@ from tests.systems.kernels.flash_cases import (
 pytestmark = pytest.mark.usefixtures("blocks_of_96_keys")
 
 BF16 = torch.bfloat16
-PLAIN = {"full": (False, NO_VARIANT), "causal": (True, NO_VARIANT)}
 VARIANTS = {
-    "lower right": (True, Variant(lower_right=True)),
-    "window": (False, Variant(200, 100)),
-    "narrow window": (False, Variant(3, 2)),
-    "window lower right": (False, Variant(130, 65, lower_right=True)),
-    "left window": (True, Variant(127)),
-    "right window": (False, Variant(None, 70)),
-    "softcap": (False, Variant(softcap=0.7)),
-    "causal softcap": (True, Variant(softcap=30.0)),
-    "all": (True, Variant(150, None, True, 2.0)),
+    "lower right": Call(True, lower_right=True),
+    "window": Call(window_left=200, window_right=100),
+    "narrow window": Call(window_left=3, window_right=2),
+    "window lower right": Call(window_left=130, window_right=65, lower_right=True),
+    "left window": Call(True, window_left=127),
+    "right window": Call(window_right=70),
+    "softcap": Call(softcap=0.7),
+    "causal softcap": Call(True, softcap=30.0),
+    "all": Call(True, window_left=150, lower_right=True, softcap=2.0),
 }
+CALLS = {"full": PLAIN, "causal": Call(True), **VARIANTS}
 # (head_dim, heads of q, heads of k and v)
 FORMS = [
     (64, 3, 3), (64, 4, 1), (128, 2, 2), (128, 4, 2), (192, 4, 2), (256, 2, 2), (256, 2, 1),
@@ -53,43 +54,48 @@ PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (
 def test_plain_masks_do_not_use_bounds():
     """A causal mask may be given in several forms, of which only one has fast kernels."""
 
-    def is_bounded(is_causal: bool, variant: Variant, lengths: tuple[int, int] = (9, 9)) -> bool:
-        return kernel_options(is_causal, variant, None, lengths, None, 64).is_bounded
+    def is_bounded(lengths: tuple[int, int] = (9, 9), **options: Any) -> bool:
+        return kernel_options(Call(**options), lengths, 64).is_bounded
 
-    assert not any(is_bounded(x, NO_VARIANT) for x in (True, False))
-    assert not is_bounded(False, Variant(None, 0))
-    assert not is_bounded(True, Variant(lower_right=True))
-    assert is_bounded(True, Variant(lower_right=True), (8, 9))
-    assert is_bounded(True, Variant(5)) and is_bounded(False, Variant(None, 3))
-    assert not is_bounded(True, Variant(9)) and is_bounded(True, Variant(8))
-    assert not is_bounded(False, Variant(9, 100))
+    assert not any(is_bounded(is_causal=x) for x in (True, False))
+    assert not is_bounded(window_right=0)
+    assert not is_bounded(is_causal=True, lower_right=True)
+    assert is_bounded((8, 9), is_causal=True, lower_right=True)
+    assert is_bounded(is_causal=True, window_left=5) and is_bounded(window_right=3)
+    assert not is_bounded(is_causal=True, window_left=9)
+    assert is_bounded(is_causal=True, window_left=8)
+    assert not is_bounded(window_left=9, window_right=100)
 
 
 def test_what_the_kernels_lack_has_a_reason(monkeypatch):
     monkeypatch.setattr(support, "is_hopper", lambda device: True)
-    device = torch.device("cuda")
-    reason = support._unsupported_reason(device, BF16, 64, 600.0, False)
-    assert "softcap of at most 512, got 600" in reason
-    reason = support._unsupported_reason(device, BF16, 96, None, True)
-    assert "head_dim 64, 128, 192 or 256 for packed sequences, got 96" in reason
-    reason = support._unsupported_reason(device, BF16, 128, None, False, 64)
-    assert "v to have the head_dim of q, or 128 if that of q is above 128, got 64 for v" in reason
-    assert support._unsupported_reason(device, BF16, 192, None, True, 128) is None
-    assert support._unsupported_reason(device, BF16, 96, 30.0, False) is None
-    assert support._unsupported_reason(device, BF16, 128, 30.0, True) is None
+    capped, packed = Call(softcap=30.0), Call(packing=PackedSizes(2, 9, 9))
+
+    def reason(head_dim: int, call: Call = PLAIN, value_dim: int | None = None) -> str | None:
+        dims = head_dim, value_dim or head_dim
+        return support.reason_for(torch.device("cuda"), BF16, *dims, call)
+
+    assert "softcap of at most 512, got 600" in (reason(64, Call(softcap=600.0)) or "")
+    expected = "head_dim 64, 128, 192 or 256 for packed sequences, got 96"
+    assert expected in (reason(96, packed) or "")
+    expected = "v to have the head_dim of q, or 128 if that of q is above 128, got 64 for v"
+    assert expected in (reason(128, value_dim=64) or "")
+    assert reason(192, packed, 128) is None
+    assert reason(96, capped) is None
+    assert reason(128, capped._replace(packing=packed.packing)) is None
 
 
 @on_hopper
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["full", "causal", *VARIANTS])
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(("head_dim", "heads"), PACKED_FORMS)
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
-    is_causal, variant = {**PLAIN, **VARIANTS}[name]
+    call = CALLS[name]
     # At head_dim 64, causal sequences of more than 4,096 queries have larger blocks of queries.
     longer = [(4200, 1300), (40, 1200), (193, 193)]
     for lengths in (PACKED_LENGTHS, [(900, 900)], [(64, 128), (128, 64), (192, 192)], longer):
         tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
-        assert_right_packed(tensors, packing, is_causal, variant=variant, by=by_hopper)
+        assert_right_packed(tensors, packing, call.is_causal, variant=call, by=by_hopper)
 
 
 @on_hopper
@@ -109,10 +115,10 @@ def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), FORMS)
 def test_gpu_splits(outputs_hold_nan, head_dim, heads, kv_heads):
-    is_causal, variant = VARIANTS["lower right"]
+    call = VARIANTS["lower right"]
     given = inputs((200, 2000), head_dim, BF16, (1, heads), "cuda", 0, kv_heads)
     for n_splits in (2, 3):
-        assert_right(*given, is_causal, variant=variant, by=by_hopper, n_splits=n_splits)
+        assert_right(*given, True, variant=call, by=by_hopper, n_splits=n_splits)
 
 
 @on_hopper
@@ -121,12 +127,12 @@ def test_gpu_splits(outputs_hold_nan, head_dim, heads, kv_heads):
 @pytest.mark.parametrize("name", ["window", "causal softcap"])
 def test_gpu_two_hundred_launches(head_dim, name):
     """out, dK and dV are bitwise equal in all launches."""
-    is_causal, variant = VARIANTS[name]
+    call = VARIANTS[name]
     lengths = [(n, n) for n in (900, 64, 500, 130)] * 6
     tensors, packing = packed_inputs(lengths, (4, 2), head_dim, BF16, device="cuda")
 
     def results() -> tuple[Tensor, ...]:
-        out, lse, _, dk, dv = by_hopper(*tensors, is_causal, variant=variant, packing=packing)
+        out, lse, _, dk, dv = by_hopper(*tensors, call.is_causal, variant=call, packing=packing)
         return out, lse, dk, dv
 
     first = results()
@@ -200,12 +206,12 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
     wrong = torch.tensor([50, 400, 20, 300], dtype=torch.int32, device="cuda")
     buffers: list[Tensor] = []
 
-    def within_buffer(x: Tensor, *_: int) -> Tensor:
-        buffers.append(torch.full((3, *x.shape), 7.0, dtype=x.dtype, device=x.device))
+    def within_buffer(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        buffers.append(torch.full((3, *shape), 7.0, dtype=x.dtype, device=x.device))
+        assert strides == buffers[-1][1].stride()
         return buffers[-1][1]
 
-    for module in (forward_launch, backward_launch):
-        monkeypatch.setattr(module, "empty_like", within_buffer)
+    monkeypatch.setattr(Tensor, "new_empty_strided", within_buffer)  # of out, dq, dk and dv
     packing = Packing(wrong, wrong, 300, 300)
     by_hopper(q, k, v, dout, True, packing=packing, deterministic=deterministic)
     assert len(buffers) == 4
@@ -218,10 +224,10 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
 def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     """The gradient of a log-sum-exp of -inf may not be finite, and has no effect."""
     q, k, v, dout = inputs((170, 120), head_dim, BF16, (1, 2), "cuda")
-    blind, variant = torch.arange(170, device="cuda") < 50, Variant(lower_right=True)
+    blind, call = torch.arange(170, device="cuda") < 50, Call(lower_right=True)
     dlse = torch.randn(1, 2, 170, device="cuda")
-    found = by_hopper(q, k, v, dout, True, variant=variant, dlse=dlse.masked_fill(blind, -math.inf))
-    expected = by_hopper(q, k, v, dout, True, variant=variant, dlse=dlse.masked_fill(blind, 0.0))
+    found = by_hopper(q, k, v, dout, True, variant=call, dlse=dlse.masked_fill(blind, -math.inf))
+    expected = by_hopper(q, k, v, dout, True, variant=call, dlse=dlse.masked_fill(blind, 0.0))
     for x, known in zip(found[3:], expected[3:], strict=True):
         assert x.isfinite().all() and torch.equal(x, known)
     assert found[2].isfinite().all()
@@ -233,11 +239,12 @@ def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
 def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block_k):
     registers = (160, 32) if consumers == 3 else (240, 24)
     tile = HopperTile(consumers, block_k, 3, *registers)
-    for lengths, variant in (((511, 5), Variant(0)), ((700, 700), Variant(130, 65))):
+    window = Call(window_left=130, window_right=65)
+    for lengths, call in (((511, 5), Call(window_left=0)), ((700, 700), window)):
         q, k, v, dout = inputs(lengths, 64, BF16, (1, 2), "cuda")
-        out, lse = forward_launch.flash_forward(q, k, v, variant=variant, tile=tile)
+        out, lse = forward_launch.flash_forward(q, k, v, call, tile=tile)
         found = {"out": out, "lse": lse}
-        assert_within_limits(found, q, k, v, dout, False, variant=variant)
+        assert_within_limits(found, q, k, v, dout, False, variant=call)
 
 
 @on_hopper
@@ -245,9 +252,9 @@ def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
-    is_causal, variant = VARIANTS[name]
+    call = VARIANTS[name]
     given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
-    assert_right(*given, is_causal, variant=variant, by=by_hopper)
+    assert_right(*given, call.is_causal, variant=call, by=by_hopper)
 
 
 @on_hopper
@@ -262,5 +269,5 @@ def test_gpu_narrower_values_many_times_and_split(outputs_hold_nan):
             unequal += (x != known).any()
     assert unequal.item() == 0
     q, k, v, dout = inputs((300, 420), 192, BF16, (2, 4), "cuda", kv_heads=2, value_dim=128)
-    out, lse = forward_launch.flash_forward(q, k, v, True, n_splits=3)
+    out, lse = forward_launch.flash_forward(q, k, v, Call(True), n_splits=3)
     assert_within_limits({"out": out, "lse": lse}, q, k, v, dout, True)

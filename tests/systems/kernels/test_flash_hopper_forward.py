@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from systems.kernels.flash_attention.call import PLAIN, Call
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.splits import forward_splits
-from systems.kernels.flash_attention.hopper.support import hopper_form_reason, unsupported_reason
+from systems.kernels.flash_attention.hopper.support import form_reason, unsupported_reason
 from systems.kernels.flash_attention.hopper.tiles import (
     FEW_BLOCKS,
     FORWARD,
@@ -65,7 +66,7 @@ def inputs(batch, heads, n_queries, n_keys, head_dim, dtype, scale=1.0, kv_heads
 
 
 def check(q, k, v, is_causal, scale=None, **options):
-    out, lse = flash_forward(q, k, v, is_causal, scale, **options)
+    out, lse = flash_forward(q, k, v, Call(is_causal, scale), **options)
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     found = {"out": out, "lse": lse}
     assert_within_limits(found, q, k, v, torch.zeros_like(q), is_causal, scale)
@@ -100,10 +101,11 @@ def test_gpu_split_over_keys(outputs_hold_nan, head_dim, is_causal):
 @pytest.mark.parametrize("head_dim", [*PACKED_HEAD_DIMS, 96])
 def test_gpu_thousand_launches_are_bit_equal(head_dim, is_causal):
     q, k, v = inputs(2, 40, 900, 900, head_dim, BF16)
-    first = flash_forward(q, k, v, is_causal)
+    call = Call(is_causal)
+    first = flash_forward(q, k, v, call)
     unequal = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000):
-        out, lse = flash_forward(q, k, v, is_causal)
+        out, lse = flash_forward(q, k, v, call)
         unequal += (out != first[0]).any() | (lse != first[1]).any()
     assert unequal.item() == 0
 
@@ -115,10 +117,10 @@ def test_gpu_empty_and_in_a_graph(outputs_hold_nan):
     out, lse = flash_forward(q, k[..., :0, :], v[..., :0, :])
     assert (out == 0).all() and (lse == -math.inf).all()
     assert flash_forward(q[..., :0, :], k, v)[0].shape == (1, 2, 0, 64)
-    want = flash_forward(q, k, v, True)
+    want = flash_forward(q, k, v, Call(True))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = flash_forward(q, k, v, True)
+        got = flash_forward(q, k, v, Call(True))
     for _ in range(3):
         got[0].fill_(math.nan)
         graph.replay()
@@ -136,6 +138,7 @@ def test_gpu_a_wrong_head_dim_of_v_is_an_error():
 
 
 def test_what_it_does_not_take_has_a_reason():
-    assert "a multiple of 8 from 64 to 256" in (hopper_form_reason(BF16, 100) or "")
-    assert hopper_form_reason(BF16, 96) is None
-    assert "Hopper GPU" in unsupported_reason(torch.zeros(1, 1, 4, 64, dtype=BF16))
+    assert "a multiple of 8 from 64 to 256" in (form_reason(BF16, 100, 100) or "")
+    assert form_reason(BF16, 96, 96) is None
+    q = torch.zeros(1, 1, 4, 64, dtype=BF16)
+    assert "Hopper GPU" in (unsupported_reason(q, q, q, PLAIN) or "")

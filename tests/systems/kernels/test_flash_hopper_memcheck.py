@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.hopper import backward_launch
-from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import by_hopper, inputs, on_hopper, packed_inputs
 
 BF16 = torch.bfloat16
@@ -73,7 +73,7 @@ def _cases() -> Iterator[Callable[[], object]]:
     for (head_dim, value_dim), is_causal in itertools.product(others, masks):
         tensors = inputs(lengths[0], head_dim, BF16, (1, 2), "cuda", value_dim=value_dim)
         yield functools.partial(by_hopper, *tensors, is_causal)
-    window, capped = Variant(100, None, lower_right=True), Variant(softcap=5.0)
+    window, capped = Call(window_left=100, lower_right=True), Call(softcap=5.0)
     for head_dim, variant in itertools.product((64, 96, 128, 192, 256), (window, capped)):
         tensors = inputs(lengths[0], head_dim, BF16, (1, 2), "cuda")
         yield functools.partial(by_hopper, *tensors, True, variant=variant)
@@ -86,17 +86,10 @@ def _cases() -> Iterator[Callable[[], object]]:
 def _run_splits(
     head_dim: int, rows: tuple[int, int], is_causal: bool, n_splits: int | None
 ) -> None:
-    from systems.kernels.flash_attention.hopper.backward_launch import (
-        MAX_DETERMINISTIC_HEAD_DIM,
-        flash_backward,
-    )
-    from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
-
-    q, k, v, dout = inputs(rows, head_dim, BF16, (1, 2), "cuda")
-    out, lse = flash_forward(q, k, v, is_causal, n_splits=n_splits)
-    flash_backward(q, k, v, out, lse, dout, is_causal, n_splits=n_splits)
-    if head_dim <= MAX_DETERMINISTIC_HEAD_DIM:
-        flash_backward(q, k, v, out, lse, dout, is_causal, deterministic=True)
+    tensors = inputs(rows, head_dim, BF16, (1, 2), "cuda")
+    by_hopper(*tensors, is_causal, n_splits=n_splits)
+    if head_dim <= backward_launch.MAX_DETERMINISTIC_HEAD_DIM:
+        by_hopper(*tensors, is_causal, deterministic=True)
 
 
 if __name__ == "__main__":

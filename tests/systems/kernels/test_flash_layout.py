@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from systems.kernels.flash_attention.layout import empty_like, four_dimensional, layout
+from systems.kernels.flash_attention.triton.layout import empty_like, four_dimensional, layout
 
 
 @st.composite

@@ -10,9 +10,8 @@ from torch.nn.functional import pad
 
 from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.flash_pytorch import tiled_backward, tiled_forward
-from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from tests.systems.kernels.attention_error import NAMES, attention_shares
-from tests.systems.kernels.flash_cases import BF16, F16, F32, by_triton, inputs
+from tests.systems.kernels.flash_cases import BF16, F16, F32, by_hopper, by_triton, inputs
 from tests.systems.margins import assert_margin
 
 CASES = list(
@@ -103,9 +102,7 @@ class TestOnAGpu:
             q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
             q, k = (5 * q, 3 * k) if large else (q, k)
             is_causal = seed % 16 > 7
-            out, lse = forward_launch.flash_forward(q, k, v, is_causal)
-            gradients = backward_launch.flash_backward(q, k, v, out, lse, dout, is_causal)
-            found = dict(zip(NAMES, (out, lse, *gradients), strict=True))
+            found = dict(zip(NAMES, by_hopper(q, k, v, dout, is_causal), strict=True))
             return attention_shares(found, q, k, v, dout, is_causal)
 
         assert_margin(shares_of)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from systems.kernels.flash_attention import FlashAttentionPyTorch, attention_reference
+from systems.kernels.flash_attention import Call, FlashAttentionPyTorch, attention_reference
 from systems.kernels.flash_attention import flash_pytorch as flash_pytorch_module
 from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels.attention_error import assert_within_limits
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_finite_differences(lengths, causal, small_tiles)
 )
 def test_float64_agrees_to_its_last_digits(lengths, scale, causal, small_tiles):
     q, k, v, dout = _inputs(lengths, F64)
-    exact = attention_reference(q, k, v, dout, is_causal=causal, scale=scale)
+    exact = attention_reference(q, k, v, dout, Call(causal, scale))
     for name, result in _results(_flash(causal, scale), q, k, v, dout).items():
         torch.testing.assert_close(result, getattr(exact, name), rtol=1e-12, atol=1e-12)
     lse = _lse(FlashAttentionPyTorch.apply(q.requires_grad_(), k, v, causal, scale))
@@ -233,7 +233,7 @@ def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
         ((6, 16), True, None),
     ]:
         inputs = _inputs(lengths, F64)
-        exact = attention_reference(*inputs, is_causal=causal, scale=scale)
+        exact = attention_reference(*inputs, Call(causal, scale))
         for name, result in _results(_flash(causal, scale), *inputs).items():
             torch.testing.assert_close(result, getattr(exact, name), rtol=1e-12, atol=1e-12)
     assert counted.frame_count == 1

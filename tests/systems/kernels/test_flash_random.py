@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from systems.kernels.flash_attention import flash_pytorch
+from systems.kernels.flash_attention.call import Call, PackedSizes
 from systems.kernels.flash_attention.hopper import support
 from tests.systems.kernels import random_cases
 from tests.systems.kernels.flash_cases import on_hopper
@@ -102,5 +103,7 @@ def test_cases_are_supported_and_small_enough(place, monkeypatch):
         assert per_head * (case.heads or 1) * case.group <= place.scores
         assert max(max(x) for x in case.lengths) <= place.longest
         if case.implementation == "flash_hopper":
-            call = case.dtype, case.head_dim, case.softcap, case.packed, case.value_dim
-            assert support._unsupported_reason(torch.device("cuda"), *call) is None
+            packing = PackedSizes(1, 1, 1) if case.packed else None
+            call = Call(softcap=case.softcap, packing=packing)
+            form = torch.device("cuda"), case.dtype, case.head_dim, case.value_dim
+            assert support.reason_for(*form, call) is None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from systems.kernels.flash_attention import attention_reference
-from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention import Call, FlashAttentionTriton, attention_reference
 from systems.kernels.flash_attention.triton.tile_table import (
     TABLE,
 )
@@ -57,7 +56,7 @@ def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(kind, columns, i
 @pytest.mark.gpu
 def test_gpu_one_product_of_tf32():
     given_inputs = inputs((1024, 1024), 64, F32, (2,), "cuda")
-    exact = attention_reference(*given_inputs, True)
+    exact = attention_reference(*given_inputs, Call(True))
     out, _, *gradients = by_triton(*given_inputs, True, precision="tf32")
     known = (exact.out, *exact[2:])
     for found, right in zip((out, *gradients), known, strict=True):

@@ -13,27 +13,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from systems.kernels.flash_attention import (
+    ATTENTIONS,
+    Call,
+    api,
     attention_reference,
-    drop_in,
     flash_attention,
     flash_attention_packed,
     scaled_dot_product_attention,
+    unsupported_reason,
 )
 from systems.kernels.flash_attention.arguments import make_packing
-from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.peers import flash_attn_4
-from systems.kernels.flash_attention.registry import ATTENTIONS
-from systems.kernels.flash_attention.variant import Variant
 from tests.systems.kernels.flash_cases import inputs
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 VARIANTS = {
-    "lower right": (True, Variant(lower_right=True)),
-    "window": (False, Variant(3, 2)),
-    "window lower right": (False, Variant(3, 2, lower_right=True)),
-    "left window": (True, Variant(2)),
-    "softcap": (False, Variant(softcap=0.7)),
-    "all": (True, Variant(4, 6, True, 2.0)),
+    "lower right": Call(True, lower_right=True),
+    "window": Call(window_left=3, window_right=2),
+    "window lower right": Call(window_left=3, window_right=2, lower_right=True),
+    "left window": Call(True, window_left=2),
+    "softcap": Call(softcap=0.7),
+    "all": Call(True, 0.3, 4, 6, True, 2.0),
 }
 
 
@@ -46,25 +46,25 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 
 def test_the_reference_is_what_autograd_computes():
     """Compare the explicit formulas of the reference with autograd of the definition."""
-    for is_causal, variant in VARIANTS.values():
+    for call in VARIANTS.values():
         q, k, v, dout = inputs((9, 14), 8, F64, (4,), kv_heads=2)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         keys, values = (x.repeat_interleave(2, 0) for x in leaves[1:])
-        scores = q @ keys.mT / math.sqrt(8)
-        if variant.softcap:
-            scores = variant.softcap * torch.tanh(scores / variant.softcap)
-        shift = 5 if variant.lower_right else 0
+        scores = q @ keys.mT * (call.scale or 8**-0.5)
+        if call.softcap:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        shift = 5 if call.lower_right else 0
         hidden = torch.zeros(9, 14, dtype=torch.bool)
         for i in range(9):
             for j in range(14):
                 distance = j - (i + shift)
                 hidden[i, j] = (
-                    (is_causal and distance > 0)
-                    or (variant.window_left is not None and distance < -variant.window_left)
-                    or (variant.window_right is not None and distance > variant.window_right)
+                    (call.is_causal and distance > 0)
+                    or (call.window_left is not None and distance < -call.window_left)
+                    or (call.window_right is not None and distance > call.window_right)
                 )
         out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
-        exact = attention_reference(q, k, v, dout, is_causal, variant=variant)
+        exact = attention_reference(q, k, v, dout, call)
         assert_close(out, exact.out)
         for found, known in zip(torch.autograd.grad(out, leaves, dout), exact[2:], strict=True):
             assert_close(found, known)
@@ -140,8 +140,9 @@ def test_masks_that_are_causal_by_another_name():
 
 def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
     """It has only the lower-right alignment, which for self-attention is the upper-left one."""
-    called = {}
-    monkeypatch.setitem(ATTENTIONS, "flash_attn_4", lambda q, *_, **call: called.update(call) or q)
+    calls = []
+    watched = ATTENTIONS["flash_attn_4"]._replace(attend=lambda *x: calls.append(x[3]) or x[0])
+    monkeypatch.setitem(ATTENTIONS, "flash_attn_4", watched)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(flash_attn_4, "_is_installed", lambda: True)
     q = torch.empty(8, 2, 64, dtype=torch.bfloat16, device="meta")
@@ -150,7 +151,7 @@ def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
     flash_attention_packed(
         q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
     )
-    assert called["variant"].lower_right and called["packing"].max_queries == 4
+    assert calls[0].lower_right and calls[0].packing.max_queries == 4
 
 
 def test_shapes_in_messages_are_those_of_the_caller():
@@ -197,7 +198,7 @@ class TestDropIn:
             assert_close(scaled_dot_product_attention(q, k, v, **call), expected)
 
     def test_says_once_that_it_falls_back(self, monkeypatch):
-        monkeypatch.setattr(drop_in, "_warned", set())
+        monkeypatch.setattr(api, "_warned", set())
         q, k, v, _ = inputs((5, 5), 8, F64)
         with pytest.warns(UserWarning, match="uses torch's implementation: dropout_p is not 0"):
             scaled_dot_product_attention(q, k, v, dropout_p=0.5)
@@ -260,7 +261,7 @@ def test_compiled_without_a_warning():
     """torch.compile warns if it traces a call of a function with lru_cache."""
 
     def function(q):
-        forward_launch.unsupported_reason(q)
+        unsupported_reason(q, q, q, "flash_hopper")
         return flash_attention(q, q, q, True, window=(2, 0), return_lse=True)
 
     with warnings.catch_warnings():

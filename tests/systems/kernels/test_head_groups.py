@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from systems.kernels.flash_attention.call import Call, PackedSizes
 from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.head_groups import (
     GOOD,
@@ -16,19 +18,20 @@ from systems.kernels.flash_attention.hopper.head_groups import (
     utilization,
 )
 from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
+from systems.kernels.flash_attention.triton.layout import Layout, layout
 
 SMALL = st.integers(1, 40)
 BOUNDS = st.none() | st.integers(0, 50)
-MASKS = st.builds(Variant, BOUNDS, BOUNDS, st.booleans(), softcap=st.none())
+CALLS = st.builds(
+    lambda *mask: Call(mask[0], None, *mask[1:]), st.booleans(), BOUNDS, BOUNDS, st.booleans()
+)
 
 
-@given(SMALL, SMALL, MASKS, st.booleans(), st.booleans())
-def test_blocks_process_the_tiles_that_they_see(n_queries, n_keys, variant, is_causal, by_keys):
-    options = kernel_options(is_causal, variant, None, (n_queries, n_keys), None, 64)
+@given(SMALL, SMALL, CALLS, st.booleans())
+def test_blocks_process_the_tiles_that_they_see(n_queries, n_keys, call, by_keys):
+    options = kernel_options(call, (n_queries, n_keys), 64)
     found = tiles_of_blocks(options, (n_queries, n_keys), None, 8, 4, by_keys, 1)
-    mask = variant.mask(is_causal)
+    mask = call.mask
     shift = n_keys - n_queries if mask.lower_right else 0
 
     def sees(query: int, key: int) -> bool:
@@ -79,7 +82,7 @@ def test_even_sizes_make_the_last_group_as_large_as_possible(n_heads, least, mor
 )
 def test_groups_leave_no_short_last_group(heads, n, sizes, expected):
     """Causal heads on 132 multiprocessors. Groups of 3 heads of 8,192 tokens were used before."""
-    options = kernel_options(True, NO_VARIANT, None, (n, n), None, 128)
+    options = kernel_options(Call(True), (n, n), 128)
     tiles = tiles_of_blocks(options, (n, n), None, 128, 64, by_keys=True, n_heads=heads)
     assert balanced_group(tiles, heads, sizes, 132) == expected
     assert utilization(tiles, heads, expected, 132) > GOOD
@@ -90,6 +93,10 @@ def test_groups_leave_no_short_last_group(heads, n, sizes, expected):
 def test_equal_blocks_and_many_blocks_need_no_simulation():
     assert balanced_group([5] * 100, 16, [3, 4], 132) == 3
     assert balanced_group(range(1, 1001), 1000, [7, 8], 132) == 7
+
+
+def _dense(*shape: int) -> Layout:
+    return layout(shape, torch.empty(shape, device="meta").stride())
 
 
 @pytest.mark.parametrize(
@@ -106,9 +113,9 @@ def test_equal_blocks_and_many_blocks_need_no_simulation():
     ],
 )
 def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expected):
-    options = kernel_options(is_causal, NO_VARIANT, None, (n, n), None, head_dim)
-    shapes = (batch, heads, n, head_dim), (batch, kv_heads, n, head_dim)
-    assert forward_launch._group(options, shapes, None, 128, 128, 132) == expected
+    options = kernel_options(Call(is_causal), (n, n), head_dim)
+    layouts = [_dense(batch, of, n, head_dim) for of in (heads, kv_heads)]
+    assert forward_launch._group(options, layouts, None, 128, 128, 132) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,26 +129,26 @@ def test_groups_of_forward(is_causal, batch, heads, kv_heads, n, head_dim, expec
 )
 def test_groups_of_packed_sequences_count_the_rows_of_all(is_causal, rows, longest, expected):
     packed = PackedSizes(rows // longest, longest, longest)
-    options = kernel_options(is_causal, NO_VARIANT, packed, (rows, rows), None, 128)
-    shapes = (1, 16, rows, 128), (1, 16, rows, 128)
-    assert forward_launch._group(options, shapes, packed, 128, 128, 132) == expected
+    options = kernel_options(Call(is_causal, packing=packed), (rows, rows), 128)
+    layouts = [_dense(1, 16, rows, 128)] * 2
+    assert forward_launch._group(options, layouts, packed, 128, 128, 132) == expected
 
 
 def test_groups_of_very_long_packed_sequences_are_found_quickly():
     """Blocks past MAX_BLOCKS are not counted, so the time does not grow with the lengths."""
     n = 1 << 30
-    options = kernel_options(True, NO_VARIANT, PackedSizes(9, n, n), (n, n), None, 128)
+    packed = PackedSizes(9, n, n)
+    options = kernel_options(Call(True, packing=packed), (n, n), 128)
     for by_keys in (False, True):
-        tiles = tiles_of_blocks(options, (n, n), PackedSizes(9, n, n), 128, 64, by_keys, 1)
+        tiles = tiles_of_blocks(options, (n, n), packed, 128, 64, by_keys, 1)
         assert MAX_BLOCKS < len(tiles) <= 2 * MAX_BLOCKS
 
 
 def test_packed_sequences():
     """Lengths are unknown, but the number of rows is not."""
-    options = kernel_options(True, NO_VARIANT, PackedSizes(9, 512, 512), (2048, 2048), None, 128)
+    packed = PackedSizes(9, 512, 512)
+    options = kernel_options(Call(True, packing=packed), (2048, 2048), 128)
     for by_keys in (False, True):
-        tiles = tiles_of_blocks(
-            options, (2048, 2048), PackedSizes(9, 512, 512), 128, 64, by_keys, 1
-        )
+        tiles = tiles_of_blocks(options, (2048, 2048), packed, 128, 64, by_keys, 1)
         assert 2048 / 128 <= len(tiles) <= 2048 / 128 + 4
         assert max(tiles) == 512 // 64 and min(tiles) <= 2
