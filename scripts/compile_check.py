@@ -261,7 +261,8 @@ HOPPER_FORMS = ("full", "causal", "split", "window", "packed", "softcap")
 def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
     """Return whether `compile_hopper` compiles `d192_backward_kernel`."""
     constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
-    return d192_supports(torch.bfloat16, head_dim, value_dim, constants)
+    # `HopperBackwardPlan` uses it only without a split.
+    return form != "split" and d192_supports(torch.bfloat16, head_dim, value_dim, constants)
 
 
 def compile_hopper(

@@ -128,7 +128,8 @@ def draw(seed: int, place: Place) -> Case:
     if on_hopper or (place.device == "cuda" and form.random() < 0.5):
         head_dim = form.choice((64, 128, 192, 256) if on_hopper and packed else HOPPER_DIMS)
     value_dim = head_dim
-    if form.random() < 0.25 and not (on_hopper and head_dim <= 128):
+    equal = implementation == "sdpa_flash" or (on_hopper and head_dim <= 128)
+    if form.random() < 0.25 and not equal:
         value_dim = 128 if on_hopper or head_dim == 192 else form.randint(1, place.head_dim)
     group = 1 if implementation == "flash_pytorch" else form.choice(GROUPS)
     is_causal = form.random() < 0.5
