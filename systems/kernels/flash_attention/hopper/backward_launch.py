@@ -3,13 +3,14 @@
 A backward pass launches three kernels. `prepare_kernel` prepares the inputs of the next kernel.
 `backward_kernel` (head_dim 64), `d128_backward_kernel` (72 to 128), `d192_backward_kernel` (136 to
 192, see `d192_supports`) or `d256_backward_kernel` (136 to 256) computes all three gradients,
-with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. If there are too few heads to
-fill the GPU, the queries are split into ranges. In this case, a fourth kernel adds the dK and dV of
-all ranges.
+with dQ as a float32 sum. `convert_kernel` converts this sum to dQ. Several work items may have the
+same keys: if heads of q that share them are divided (see `head_groups.heads_per_item`), or if there
+are too few heads to fill the GPU, and the queries are split into ranges (see `splits`). Then dK and
+dV are float32 sums, too (see the module `backward.sums`).
 
-The float32 sum of dQ is computed in an order that changes from call to call, so the rounding errors
-of dQ also change. On request, the order is fixed (see the module `backward.turns`), and the queries
-are not split.
+The float32 sums are computed in an order that changes from call to call, so the rounding errors of
+the gradients also change. On request, the order is fixed (see the module `backward.turns`), and
+work items do not have the same keys.
 
 A launch plan holds prepared kernel launches. It is cached for each combination of shapes, strides,
 dtype and options.
@@ -136,15 +137,16 @@ def flash_backward(
         dout: gradient of out, with out's shape and dtype.
         dlse: float32, with the shape of lse; None for zeros.
         n_splits: number of ranges into which the queries are split; by default from
-            `splits.backward_splits`. With packed sequences, a left bound of the mask, a head_dim
-            other than 64, 128, 192 or 256, or another head_dim of v, it is 1, and another number is
-            an AssertionError.
-        deterministic: whether gradients are bitwise equal in every call. n_splits must then be 1 or
-            None, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
+            `splits.backward_splits`. With packed sequences or a left bound of the mask, it is 1,
+            and another number is an AssertionError.
+        q_per_item: number of heads of q that a work item processes, a divisor of the heads of q per
+            head of k; by default from `head_groups.heads_per_item`.
+        deterministic: whether gradients are bitwise equal in every call. n_splits and q_per_item
+            must then be None, or 1 and all, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
 
     Returns:
-        dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq
-            differ from call to call.
+        dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq,
+            and of dk and dv if work items have the same keys, differ from call to call.
 
     Raises:
         ValueError: if q, k, v, out and dout do not have the same dtype, or head_dim is too large
@@ -209,6 +211,7 @@ class HopperBackwardPlan:
         ]
         self.copies = any(of.is_copy for of in inputs)
         gradients = [tma_layout(*of) for of in zip(shapes, self.gradient_strides, strict=True)]
+        assert not any(of.is_copy for of in gradients), "gradients that TMA cannot write"
         layouts = (*inputs, *gradients)
         (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, value_dim) = (
             layouts[0].shape, layouts[2].shape
@@ -226,12 +229,12 @@ class HopperBackwardPlan:
             assert q_per_item in (None, q_per_kv), "q_per_item with a fixed order"
             q_per_item = q_per_kv
         if q_per_item is None:
-            q_per_item = heads_per_item(
-                q_per_kv, batch * kv_heads,
-                tiles_of_blocks(
-                    options, (n_queries, n_keys), packed, block_k, TILE, True, batch * heads
-                ), n_multiprocessors,
+            may_use_d192 = d192_supports(dtype, head_dim, value_dim, options.constants)
+            tiles = tiles_of_blocks(
+                options, (n_queries, n_keys), packed, D192_KEYS if may_use_d192 else block_k, TILE,
+                True, batch * heads,
             )  # fmt: skip
+            q_per_item = heads_per_item(q_per_kv, batch * kv_heads, tiles, n_multiprocessors)
         self.q_per_item = q_per_item
         n_programs = batch * heads // q_per_item
         n_blocks = -(-n_keys // block_k)

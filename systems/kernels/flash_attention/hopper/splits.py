@@ -2,8 +2,8 @@
 
 With only a few heads, there may be fewer work items than multiprocessors. A split makes more and
 shorter work items, so that they fill the GPU. The forward pass splits the keys, and the backward
-pass splits the queries. An additional kernel then combines the partial outputs or adds the
-partial gradients of the ranges.
+pass splits the queries. In forward, an additional kernel then combines the partial outputs. In
+backward, the work items of all ranges add to the same sums, see `backward.sums`.
 
 If there is enough work without a split, the number is 1. Otherwise, it is the number in SPLITS with
 the shortest estimated time. The estimate simulates the scheduling of the work items. The work items
@@ -26,7 +26,10 @@ SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of splits to choose from
 # for the tiles of 64 keys of larger head dimensions.
 FORWARD_TILE_SECONDS = 1.5e-6  # time of one tile of keys
 PARTIAL_BYTES_PER_SECOND = 1.2e12  # throughput of writing and reading partial results
-ADD_SECONDS = 6e-6  # time of a kernel that adds partial results, without reading and writing them
+# Time of the kernel that combines partial outputs, without reading and writing them (6 us), and of
+# the host to launch it and to allocate them (10 us). With short sequences, the host decides.
+COMBINE_SECONDS = 16e-6
+SUM_SECONDS = 6e-6  # time until work items have written and read sums, without their bytes
 # Fixed overhead of a work item in the forward pass, in units of FORWARD_TILE_SECONDS. Of the values
 # 0 to 3, this one gives the best estimates for one head. The backward estimate has no such term.
 FORWARD_ITEM_TILES = 2
@@ -88,7 +91,7 @@ def forward_splits(
 
     return _fastest(
         length, n_blocks, n_tiles, is_causal, False, n_programs, multiprocessors,
-        FORWARD_TILE_SECONDS, ADD_SECONDS, partial_bytes,
+        FORWARD_TILE_SECONDS, COMBINE_SECONDS, partial_bytes,
     )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ def backward_splits(
 
     return _fastest(
         length, n_blocks, n_tiles, is_causal, True, n_programs, multiprocessors,
-        q_per_item * _step_seconds(head_dim), ADD_SECONDS,
+        q_per_item * _step_seconds(head_dim), SUM_SECONDS,
         2 * n_programs * n_blocks * block_k * head_dim * 4,
     )  # fmt: skip
 
@@ -141,8 +144,8 @@ def _fastest(
 
     `length` returns the duration of a work item, in units of tile_seconds, for (block, split, tiles
     per split). Blocks are of keys and tiles of queries if by_keys, or else the opposite.
-    `add_seconds` is the time of the launches that add the partial results, without reading and
-    writing them. `partial_bytes` is the size of the partial results of one split.
+    `add_seconds` is the time to add the partial results, without reading and writing them.
+    `partial_bytes` is the size of the partial results of one split.
     """
     from systems.kernels.flash_attention.triton.tile_ops import schedule
 

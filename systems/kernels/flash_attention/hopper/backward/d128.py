@@ -23,8 +23,8 @@ overlap the matmuls of the other consumer, and partly overlap matmuls of the sam
 A program processes only one work item, because shared memory has no room for K and V of a second
 work item. As a result, no computation of the program overlaps the stores of dK and dV at its end.
 To make these stores fast, the consumers write dK and dV to the shared memory of K and V, and TMA
-copies them to global memory. If the queries are split into ranges, the consumers instead store
-float32 partial results without TMA. They also store dK and dV of packed sequences without it.
+copies them to global memory. They store dK and dV of packed sequences without it. If several work
+items have the same keys, see `backward.sums`.
 
 The rings in shared memory are:
 
@@ -355,8 +355,7 @@ def d128_backward_kernel(
     A work item is a block of 128 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
     here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have fewer
-    columns. The missing columns are read as zeros and are not written. SUMMED and PACKED must then
-    be False.
+    columns. The missing columns are read as zeros and are not written. PACKED must then be False.
 
     Grid: (n_items,), or with PACKED at least the number of work items. Launch with num_warps=4, the
     number of warps of consumer 0.
@@ -366,12 +365,11 @@ def d128_backward_kernel(
             64). It must be zeros. The kernel adds dQ / scale to it, as one transposed tile (128,
             64) for every 64 queries.
         dk_desc, dv_desc: TMA descriptors of dK and dV, (batch, heads, n_keys, 128), with tiles of
-            64 rows. Outputs without SUMMED and PACKED, not used otherwise.
+            64 rows. Outputs without PACKED, not used otherwise.
         counter: not used.
-        dkey, dvalue: outputs with SUMMED or PACKED, written without TMA, and not used otherwise.
-            With SUMMED, they are float32, the gradients from the queries of each range.
+        dkey, dvalue: outputs with PACKED, written without TMA, and not used otherwise.
         COLUMNS: columns that the matmuls use: 96 if the tensors have at most 96, else 128. With
-            SUMMED or PACKED, it must be 128.
+            PACKED, it must be 128.
     """
     if not SUMMED:
         n_splits = gl.to_tensor(1)  # a constant, so that the compiler removes divisions by it

@@ -33,9 +33,9 @@ A program processes only one work item. The data in shared memory are:
     dS^T of a tile                    a consumer     the same consumer    1 for each consumer
     64 columns of dQ^T                a consumer     TMA                  1 for each consumer
 
-At the end, the buffer of dQ^T holds first dV and then dK, and TMA copies them to global memory. If
-the queries are split into ranges, the consumers instead store float32 partial results without TMA.
-They also store dK and dV of packed sequences without it.
+At the end, the buffer of dQ^T holds first dV and then dK, and TMA copies them to global memory. The
+consumers store dK and dV of packed sequences without TMA. If several work items have the same keys,
+see `backward.sums`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -406,7 +406,7 @@ def d256_backward_kernel(
     A work item is a block of 64 keys of one head, with the queries that see these keys. The
     arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
     head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more. With SUMMED or PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
+    136 or more. With PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
     dV have 128 if VALUE_HIGH is 0.
 
     Args:
@@ -415,12 +415,11 @@ def d256_backward_kernel(
             is 0, and those of dK and dV have 128.
         dq_desc: TMA descriptor of float32 (batch * q_heads * n_padded * 4, 64), with tiles of (64,
             64), as in `d128_backward_kernel`. The transposed tiles of dQ / scale are (256, 64).
-        turns: not used.
+        turns: used only with SUMMED.
         DETERMINISTIC: must be False. Additions to dQ have no fixed order.
         HIGH: columns past the first 128 that the matmuls use: 64 if the tensors have at most 192
             columns, otherwise 128.
         VALUE_HIGH: the same for V, dO and dV: HIGH, or 0 if their tensors have at most 128 columns.
-            SUMMED must then be False.
     """
     gl.static_assert(not DETERMINISTIC)
     if not SUMMED:

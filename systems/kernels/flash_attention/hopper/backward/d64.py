@@ -363,8 +363,8 @@ def backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV for head_dim 64 with persistent, warp-specialized programs.
 
-    A work item is a block of 128 keys of one head, with the queries that see these keys. If the
-    queries are split into ranges (splits), a work item has the queries of one range.
+    A work item is a block of 128 keys of one head, with the queries of Q_PER_ITEM heads that see
+    these keys. If the queries are split into ranges (splits), it has the queries of one range.
 
     Below, `heads` is the number of heads of k and v, and `q_heads` is heads * Q_PER_KV. With packed
     sequences (PACKED), batch is 1, and n_queries and n_keys are the rows of all sequences. All
@@ -385,23 +385,24 @@ def backward_kernel(
             queries.
         counter: int32 (1,), must be zero. Counts the work items that programs have taken, except
             the first one of each program.
-        turns: int32 (batch * q_heads * n_keys,), must be zeros. Counters, see `backward.turns`.
-            Used only if DETERMINISTIC.
-        dkey, dvalue: dK and dV, (splits, batch, heads, n_keys, 64), outputs: the gradients from the
-            queries of each split. Their dtype is that of Q, or float32 with several splits.
+        turns: int32, must be zeros. If DETERMINISTIC, (batch * q_heads * n_keys,), counters of
+            `backward.turns`. If SUMMED, (batch * heads * n_keys * 2,), those of `backward.sums`.
+        sums: float32, must be zeros, see `backward.sums`. Used only if SUMMED.
+        dkey, dvalue: dK and dV, (batch, heads, n_keys, 64), outputs.
         starts_q, starts_k: boundaries of packed sequences, int32 (n_sequences + 1,).
         blocks: the blocks of 128 keys of packed sequences, as listed by
             `packed_blocks.packed_blocks_kernel`. Like starts_q and starts_k, read only if PACKED.
         dk_batch, dk_head, dk_row: strides of dkey, in units of 8 elements.
         dv_batch, dv_head, dv_row: strides of dvalue, in units of 8 elements.
-        n_programs: batch * heads.
+        n_programs: batch * q_heads / Q_PER_ITEM.
+        n_heads: q_heads / Q_PER_ITEM.
         n_padded: number of rows per head of lse_desc, minus_delta_desc and dq_desc: n_queries
             rounded up to a multiple of 64. With packed sequences, it has room for the sequences as
             `packed_blocks.padded_start` places them.
         queries_per_split: number of queries in each split except the last, a multiple of 64.
         group: number of heads whose work items run at about the same time, so that their data stay
             in the L2 cache (see `tile_ops.schedule`).
-        n_items: splits * batch * heads * blocks of 128 keys. Not used if PACKED.
+        n_items: splits * n_programs * blocks of 128 keys. Not used if PACKED.
         left, right: number of keys before and after its position that a query sees. Used only if
             BOUNDED, and right only if not IS_CAUSAL.
         scale_log2e: scale times log2(e). With SOFTCAP, this times 2 / softcap.
@@ -410,9 +411,12 @@ def backward_kernel(
             i has the position of key i. True if PACKED is True.
         LOWER_RIGHT: whether the last query has the position of the last key.
         PACKED: whether rows belong to packed sequences. There must be one split.
+        SUMMED: whether several work items have the same keys, because there are several splits, or
+            Q_PER_ITEM is below Q_PER_KV.
         Q_PER_KV: number of consecutive heads of q that have one head of k and v in common.
+        Q_PER_ITEM: number of them that a work item processes, a divisor of Q_PER_KV.
         DETERMINISTIC: whether work items add to dQ in a fixed order, see `backward.turns`. There
-            must be one split.
+            must be one split, and Q_PER_ITEM must be Q_PER_KV.
     """
     if PACKED:
         n_items = gl.load(blocks) * n_heads

@@ -1,9 +1,9 @@
 """Work items of the Hopper backward kernels: their keys, and the queries that see these keys.
 
 A work item is a block of keys of one head of k and v, together with the queries that see these
-keys. If several heads of q have this head of k and v in common, the work item has the queries of
-all of them, one head after another. If the queries are split into ranges, a work item has only the
-queries of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
+keys. If several heads of q have this head of k and v in common, a work item has the queries of
+Q_PER_ITEM of them, one head after another. If the queries are split into ranges, it has only those
+of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
 
 Up to head_dim 128, a block has 128 keys, and each of two consumers processes 64 of them. These 64
 keys are called a half of the work item. With larger head dimensions, a block has 96 keys
