@@ -32,9 +32,10 @@ def test_the_choice_divides_the_heads(q_per_kv, kv_heads, tiles, multiprocessors
     ("q_per_kv", "kv_heads", "n", "is_causal", "heads"),
     [
         (8, 8, 4096, False, 8),  # 256 equal blocks for 132 multiprocessors, twice
+        (8, 8, 1 << 18, False, 8),  # too many blocks to simulate
         (8, 1, 4096, False, 1),  # 32 blocks with all heads, 128 with two and 256 with one
         (8, 8, 4096, True, 2),
-        (8, 8, 1 << 17, True, 2),  # too many blocks to simulate
+        (8, 8, 1 << 17, True, 2),
         (3, 8, 4096, True, 1),
         (1, 64, 4096, True, 1),
         (8, 1, 4096, True, 1),
