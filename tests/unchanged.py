@@ -20,11 +20,13 @@ from pathlib import Path
 import pytest
 
 from jobs.code.sources import SourceTree
+from systems.attentions import ATTENTIONS
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 PASSED = Path(__file__).with_suffix(".json")
 OPTION = "--depends"
+FLASH = "systems.kernels.flash_attention"
 
 
 def add_option(parser: pytest.Parser) -> None:
@@ -48,12 +50,19 @@ def sources(file: Path) -> frozenset[Path]:
     """
     folders = [folder for folder in file.parents if folder.is_relative_to(TESTS)]
     conftests = [folder / "conftest.py" for folder in folders if folder != TESTS]
-    files = {TESTS / "conftest.py"}
-    for path in (file, *filter(Path.exists, conftests)):
-        found = _tree().files(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        assert found is not None
-        files |= found
+    paths = (file, *filter(Path.exists, conftests))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    files = {TESTS / "conftest.py"}.union(*map(_files, names))
+    if ROOT / f"{FLASH.replace('.', '/')}/implementations.py" in files:
+        # It imports the modules of the implementations by their names.
+        files = files.union(*(_files(f"{FLASH}.{names[0]}") for names in ATTENTIONS.values()))
     return frozenset(files)
+
+
+def _files(module: str) -> frozenset[Path]:
+    found = _tree().files(module)
+    assert found is not None
+    return found
 
 
 @cache
