@@ -20,9 +20,9 @@ from systems.kernels.flash_attention.hopper.kernel_options import KernelOptions
 # estimates of the forward pass for one head (see `splits.FORWARD_ITEM_TILES`). Backward uses the
 # same value: the longer the blocks, the less it matters.
 OVERHEAD_TILES = 2
-# Duration of the additions of dK and dV of a block to sums, in tiles. For 40 heads of q on 8 of
-# 4,096 causal tokens, one head of q a block, the simulation then gives 1.06 times the duration
-# without groups. On an H100, it is 1.07 times (a trial).
+# Duration of the additions of dK and dV of a block to sums, in tiles. For 40 heads of q on 8, 4,096
+# causal tokens and one head of q a block, the simulation then gives 1.06 times the duration without
+# groups. On an H100, it is 1.07 times (a trial).
 SUM_TILES = 2
 # Utilization from which the first group size is taken. The first sizes share the L2 cache best.
 # With 0.99, backward of 256 causal heads of 1,024 tokens has groups of 52 heads instead of 20. In a
