@@ -224,9 +224,9 @@ FEATURES: dict[str, dict[str, bool | int]] = {
 }
 LONG = 1 << 14  # number of queries for which tiles are chosen
 # Largest number of spilled bytes per thread of `d192_backward_kernel` by form, with one and with
-# several heads of q per head of k. The spilled values are integers, such as indices of tiles.
+# several heads of q per work item. The spilled values are integers, such as indices of tiles.
 # Spilled accumulators would make WGMMAs wait for each other.
-D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "window": (16, 104)}
+D192_SPILLS = {"full": (0, 48), "causal": (8, 88), "split": (72, 256), "window": (16, 104)}
 # Largest number with the forward tile SHORT, two of whose programs share the registers. The spilled
 # values are packed probabilities, and an index in packed sequences.
 SHORT_SPILLS = 40
@@ -258,11 +258,17 @@ def feature_table() -> tuple[list[list[object]], int]:
 HOPPER_FORMS = ("full", "causal", "split", "window", "packed", "softcap")
 
 
-def uses_d192_kernel(head_dim: int, value_dim: int, form: str) -> bool:
+def uses_d192_kernel(head_dim: int, value_dim: int, form: str, q_per_kv: int) -> bool:
     """Return whether `compile_hopper` compiles `d192_backward_kernel`."""
     constants = {"PACKED": form == "packed", "SOFTCAP": form == "softcap"}
-    # `HopperBackwardPlan` uses it only without a split.
-    return form != "split" and d192_supports(torch.bfloat16, head_dim, value_dim, constants)
+    # `HopperBackwardPlan` uses it only if the queries are not split.
+    splits_queries = form == "split" and q_per_kv == 1
+    return not splits_queries and d192_supports(torch.bfloat16, head_dim, value_dim, constants)
+
+
+def heads_of_item(form: str, q_per_kv: int) -> int:
+    """Return how many heads of q a work item of a compiled backward kernel processes."""
+    return max(1, q_per_kv // 2) if form == "split" else q_per_kv
 
 
 def compile_hopper(
@@ -280,11 +286,13 @@ def compile_hopper(
         name: "forward" or "backward".
         head_dim: head dimension, 64, 128, 192 or 256.
         form: variant of the kernel: "full" (no mask), "causal", "split" (a causal kernel that
-            writes partial results, which are combined later), "window" (two bounds and lower-right
-            alignment), or causal kernels with "packed" sequences or a "softcap".
+            writes partial results, which are combined later, or in backward adds gradients to
+            sums), "window" (two bounds and lower-right alignment), or causal kernels with "packed"
+            sequences or a "softcap".
         tile: block sizes and launch options of the forward kernel. None means the default for
             `head_dim`.
-        q_per_kv: number of heads of q per head of k and v.
+        q_per_kv: number of heads of q per head of k and v. A work item of backward has all of them,
+            or half of them if the form is "split".
         deterministic: whether the backward kernel adds to dQ in a fixed order.
         value_dim: head dimension of v: that of q by default, or 128 if that of q is above 128.
     """
@@ -329,7 +337,7 @@ def compile_hopper(
             "REGISTERS": tile.registers, "PRODUCER_REGISTERS": tile.producer_registers,
         }  # fmt: skip
     else:
-        uses_d192 = uses_d192_kernel(head_dim, value_dim, form)
+        uses_d192 = uses_d192_kernel(head_dim, value_dim, form, q_per_kv)
         stored, n_keys = min(columns, MAX_STORED_COLUMNS), 64
         if uses_d192:
             columns = value_columns = stored = COPIED_COLUMNS
@@ -347,7 +355,7 @@ def compile_hopper(
         }  # fmt: skip
         constants = {
             "IS_CAUSAL": is_causal, **features, "SUMMED": form == "split", "Q_PER_KV": q_per_kv,
-            "Q_PER_ITEM": q_per_kv, "DETERMINISTIC": deterministic,
+            "Q_PER_ITEM": heads_of_item(form, q_per_kv), "DETERMINISTIC": deterministic,
         }  # fmt: skip
         if columns == 128:
             constants["COLUMNS"] = used_columns(head_dim)
@@ -384,8 +392,8 @@ def spill_limit(
     """Return how many bytes per thread a kernel of `compile_hopper` may spill."""
     if tile == SHORT:
         return SHORT_SPILLS
-    if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form):
-        return D192_SPILLS[form][q_per_kv > 1]
+    if name == "backward" and uses_d192_kernel(head_dim, value_dim or head_dim, form, q_per_kv):
+        return D192_SPILLS[form][heads_of_item(form, q_per_kv) > 1]
     return 0 if q_per_kv == 1 and form in ("full", "causal", "split") else FEATURE_SPILLS
 
 
@@ -398,23 +406,26 @@ def hopper_table() -> tuple[list[list[object]], int]:
     """
     rows: list[list[object]] = []
     bad = 0
-    cases: list[tuple[str, int, str, HopperTile | None]] = [
-        (name, head_dim, form, None)
+    cases: list[tuple[str, int, str, HopperTile | None, int]] = [
+        (name, head_dim, form, None, 1)
         for name, head_dim, form in product(
             ("forward", "backward"), (64, 128, 192, 256), HOPPER_FORMS
         )
     ]
-    cases += [("forward", 64, form, SHORT) for form in ("causal", "split", "packed", "softcap")]
-    for name, head_dim, form, tile in cases:
-        found = compile_hopper(name, head_dim, form, tile)
+    cases += [("forward", 64, form, SHORT, 1) for form in ("causal", "split", "packed", "softcap")]
+    cases += [("backward", 192, "split", None, q_per_kv) for q_per_kv in (2, 4)]
+    for name, head_dim, form, tile, q_per_kv in cases:
+        found = compile_hopper(name, head_dim, form, tile, q_per_kv)
         wrong = ""
         resident = tile.resident if tile else 1
         if resident * (found.shared + 1024) > SHARED_LIMIT + 1024:
             wrong = "TOO MUCH SHARED MEMORY"
-        elif spills_too_much(found.spilled, spill_limit(name, head_dim, form, tile=tile)):
+        elif spills_too_much(found.spilled, spill_limit(name, head_dim, form, q_per_kv, tile=tile)):
             wrong = "SPILLS"
         bad += bool(wrong)
         label = f"{name} (short)" if tile else name
+        if q_per_kv > 1:
+            label += f" ({q_per_kv} heads)"
         rows.append([label, head_dim, form, *found[:2], found.shared / 1024, wrong])
     return rows, bad
 

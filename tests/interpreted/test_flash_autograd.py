@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from systems.kernels.flash_attention.ops import flash_backward_op, flash_forward_op
-from systems.kernels.flash_attention.variant import Packing, Variant
 from torch import library
 from torch.utils.checkpoint import checkpoint
 
 from systems import checkpointing
 from systems.kernels import kernel_launch
-from systems.kernels.flash_attention import (
-    flash_attention,
-    kernel_choice,
+from systems.kernels.flash_attention import autograd, flash_attention
+from systems.kernels.flash_attention.autograd import (
+    FlashAttentionTriton,
+    flash_backward_op,
+    flash_forward_op,
 )
-from systems.kernels.flash_attention.autograd import FlashAttentionTriton
+from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from tests.systems.kernels.flash_cases import (
@@ -71,7 +71,7 @@ def test_compiled_by_torch_it_is_an_op_without_a_break():
     whole = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
     results = []
     for function in (FlashAttentionTriton.apply, whole):
-        out = function(*leaves, True, 0.3)
+        out = function(*leaves, Call(True, 0.3))
         results.append([out, *torch.autograd.grad(out, leaves, dout)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -85,22 +85,24 @@ def test_ops_are_what_torch_is_told_of_them(layout):
         k, v = (x[:, :1].expand(2, 2, -1, -1) for x in (k, v))
     elif layout == "five":
         q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
-    options = (True, -0.5, "fp16x3", "triton")
-    results = library.opcheck(flash_forward_op, (q, k, v, *options))
+    call = Call(True, -0.5)
+    options = *call[:6], call.precision
+    results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
     assert set(results.values()) == {"SUCCESS"}
-    out, lse = flash_forward(q, k, v, True, -0.5)
+    out, lse = flash_forward(q, k, v, call)
     wanted = [(True, True), (True, False), (False, True)]
     for needs in wanted if layout == "dense" else wanted[:1]:
-        results = library.opcheck(flash_backward_op, (q, k, v, out, lse, dout, *options, *needs))
+        tensors = q, k, v, out, lse, dout
+        results = library.opcheck(flash_backward_op, (*tensors, False, *needs, *options))
         assert set(results.values()) == {"SUCCESS"}
 
 
-FEATURES = Variant(window_left=7, lower_right=True, softcap=3.0)
+FEATURES = Call(True, window_left=7, lower_right=True, softcap=3.0)
 
 
 def _packed(q, k, v, starts):
-    packing = Packing(starts, starts, 20, 20)
-    return FlashAttentionTriton.apply(q, k, v, True, None, "fp16x3", FEATURES, packing, True)
+    call = FEATURES._replace(packing=Packing(starts, starts, 20, 20), return_lse=True)
+    return FlashAttentionTriton.apply(q, k, v, call)
 
 
 @pytest.mark.slow
@@ -121,12 +123,12 @@ def test_compiled_with_every_feature():
 @pytest.mark.depends
 def test_ops_with_every_feature():
     (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
-    options = (True, None, "fp16x3", "triton")
-    results = library.opcheck(flash_forward_op, (q, k, v, *options, *FEATURES, *packing))
+    options = *FEATURES[:6], FEATURES.precision, *packing
+    results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
     assert set(results.values()) == {"SUCCESS"}
-    out, lse = flash_forward(q, k, v, True, variant=FEATURES, packing=packing)
-    inputs_of_backward = (q, k, v, out, lse, dout, *options, True, True, *FEATURES, *packing, lse)
-    results = library.opcheck(flash_backward_op, inputs_of_backward)
+    out, lse = flash_forward(q, k, v, FEATURES._replace(packing=packing))
+    tensors = q, k, v, out, lse, dout
+    results = library.opcheck(flash_backward_op, (*tensors, False, True, True, *options, lse))
     assert set(results.values()) == {"SUCCESS"}
 
 
@@ -145,7 +147,7 @@ def test_checkpointed_with_every_feature():
 def test_selective_checkpointing_keeps_it(monkeypatch):
     q, k, v, _ = inputs((9, 9), 16, F32)
     q.requires_grad_()
-    launched, forward = [], kernel_choice.forward
+    launched, forward = [], autograd._run_forward
 
     def counted(*args, **kwargs):
         launched.append(args[0])
@@ -155,7 +157,7 @@ def test_selective_checkpointing_keeps_it(monkeypatch):
         return FlashAttentionTriton.apply(2 * q, k, v, True).sin()
 
     (known,) = torch.autograd.grad(block(q).sum(), q)
-    monkeypatch.setattr(kernel_choice, "forward", counted)
+    monkeypatch.setattr(autograd, "_run_forward", counted)
     (found,) = torch.autograd.grad(checkpointing.selective()([block], q).sum(), q)
     assert torch.equal(found, known) and len(launched) == 1
     (found,) = torch.autograd.grad(checkpointing.every_k_blocks(1)([block], q).sum(), q)

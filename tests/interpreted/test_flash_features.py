@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
-from systems.kernels.flash_attention import layout
+from systems.kernels.flash_attention.call import PLAIN, Call
+from systems.kernels.flash_attention.triton import layout
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -25,17 +25,17 @@ from tests.systems.kernels.selection import slow
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 
-WINDOW = Variant(window_left=9, window_right=3)
+WINDOW = Call(window_left=9, window_right=3)
 MASKS = {
-    "full": (False, NO_VARIANT),
-    "causal": (True, NO_VARIANT),
-    "causal lower right": (True, Variant(lower_right=True)),
+    "full": (False, PLAIN),
+    "causal": (True, PLAIN),
+    "causal lower right": (True, Call(lower_right=True)),
     "window": (False, WINDOW),
     "window lower right": (False, WINDOW._replace(lower_right=True)),
-    "left window": (True, Variant(window_left=20)),
-    "right window": (False, Variant(window_right=5)),
-    "one key each": (True, Variant(window_left=0, lower_right=True)),
-    "window past the ends": (False, Variant(window_left=10**10, window_right=10**10)),
+    "left window": (True, Call(window_left=20)),
+    "right window": (False, Call(window_right=5)),
+    "one key each": (True, Call(window_left=0, lower_right=True)),
+    "window past the ends": (False, Call(window_left=10**10, window_right=10**10)),
 }
 # A difference of 33 is one more than a tile: the last query of a tile sees one key of the next.
 LENGTHS = [(34, 67), (67, 34)]
@@ -62,7 +62,7 @@ def test_grouped_heads_of_every_magnitude():
 def test_a_softcap_far_above_the_scores_changes_nothing_in_float32():
     """tanh(x) is x for small x, also if the cap multiplies its rounding error."""
     given_inputs = inputs((40, 50), 16, F32, (1,))
-    capped = by_triton(*given_inputs, True, tiles=TILES["wide"], variant=Variant(softcap=1e4))
+    capped = by_triton(*given_inputs, True, tiles=TILES["wide"], variant=Call(softcap=1e4))
     plain = by_triton(*given_inputs, True, tiles=TILES["wide"])
     for a, b in zip(capped, plain, strict=True):
         assert (a - b).norm() <= 3e-6 * b.norm()
@@ -71,7 +71,7 @@ def test_a_softcap_far_above_the_scores_changes_nothing_in_float32():
 @pytest.mark.parametrize(("dtype", "cap"), [(BF16, 1e8), (F16, 1e4), slow(BF16, 513.0)])
 def test_a_large_softcap_loses_no_precision_in_16_bits(dtype, cap):
     given_inputs = inputs((40, 50), 16, dtype, (1,))
-    assert_right(*given_inputs, True, variant=Variant(softcap=cap), tiles=TILES["wide"])
+    assert_right(*given_inputs, True, variant=Call(softcap=cap), tiles=TILES["wide"])
 
 
 def test_rows_of_the_output_that_are_too_far_apart(monkeypatch):
@@ -88,7 +88,7 @@ def test_the_gradient_of_an_lse_that_is_minus_infinity_is_ignored():
     q, k, v, dout = inputs((9, 4), 16, F32, (1,))
     dlse = torch.zeros(1, 9)
     dlse[:, :5] = math.nan
-    lower_right = Variant(lower_right=True)
+    lower_right = Call(lower_right=True)
     out, lse, dq, dk, dv = by_triton(q, k, v, dout, True, variant=lower_right, dlse=dlse)
     assert torch.equal(lse[:, :5], torch.full((1, 5), -math.inf))
     assert not out[:, :5].any() and not dq[:, :5].any()

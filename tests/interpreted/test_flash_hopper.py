@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 from torch import Tensor
 
+from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
-from systems.kernels.flash_attention.triton.base_plan import PackedSizes
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
     assert_right,
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.usefixtures("outputs_hold_nan", "blocks_of_96_keys")
 
 BF16, F16 = torch.bfloat16, torch.float16
 MASKS = {
-    "full": (False, NO_VARIANT),
-    "causal": (True, NO_VARIANT),
-    "window": (False, Variant(130, 65, lower_right=True)),
-    "softcap": (True, Variant(softcap=2.0)),
+    "full": (False, PLAIN),
+    "causal": (True, PLAIN),
+    "window": (False, Call(130, 65, lower_right=True)),
+    "softcap": (True, Call(softcap=2.0)),
 }
 # (head_dim, value_dim): each kernel, with and without padded columns
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
@@ -44,6 +45,8 @@ EMPTY = "mbarrier.wait(shared.ds_empty.index(ds_slot), (n // DS_SLOTS) & 1 ^ 1)"
 STORE = "shared.ds.index(2 * ds_slot + HALF).store(ds)"
 FENCE = "fence_async_shared()"
 FULL = "mbarrier.arrive(shared.ds_full.index(2 * ds_slot + HALF), count=1)"
+ADD = "_sum_of_items(problem, item, sums, values, True)"
+COUNT = "writes = is_last_item(problem, item, item.first_key, problem.turns, WHICH)"
 NUMBERS, ENDLESS = "above their limits", "waits for"
 # Changes of the kernels that are errors: head_dim, module, text, its replacement, and what is found
 ERRORS = {
@@ -96,7 +99,38 @@ ERRORS = {
     "counters keep their values": (
         64, "forward.rings", "gl.store(counters, 0)", "pass", "counters",
     ),
+    "a work item counts itself before it adds": (
+        192, "backward.d192", f"{ADD}\n        {COUNT}", f"{COUNT}\n        {ADD}", NUMBERS,
+    ),
+    "a work item does not release its additions": (
+        64, "backward.sums", 'sem="acq_rel"', 'sem="relaxed"', NUMBERS,
+    ),
+    "the first work item reads the sums": (
+        128, "backward.sums", "count + 1 == problem.ITEMS_PER_KV * problem.n_splits", "count == 0",
+        NUMBERS,
+    ),
+    "a work item has one count for both consumers": (
+        192, "backward.sums", "counters + 2 * place + PART", "counters + 2 * place", NUMBERS,
+    ),
 }  # fmt: skip
+
+
+def contiguous(
+    heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16
+) -> tuple[tuple[Any, Any, Any], ...]:
+    """Return the shapes, strides, dtypes and devices of contiguous q, k and v."""
+    strides = heads * n * head_dim, n * head_dim, head_dim, 1
+    one = (1, heads, n, head_dim), strides, dtype, torch.device("cpu")
+    return tuple((x,) * 3 for x in one)
+
+
+def backward_plan(
+    call: Call, heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16, **options: Any
+) -> backward_launch.HopperBackwardPlan:
+    shapes, strides, dtypes, devices = contiguous(heads, n, head_dim, dtype)
+    return backward_launch.HopperBackwardPlan(
+        shapes, strides, dtypes, devices, strides[0], strides[0], call, **options
+    )
 
 
 @pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))
@@ -143,13 +177,8 @@ def test_small_probabilities(head_dim, dtype):
 )
 def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
     monkeypatch.undo()  # the fixture `blocks_of_96_keys`
-    shapes = ((1, heads, n, 192),) * 3
-    strides = ((heads * n * 192, n * 192, 192, 1),) * 8
     with emulated_gpu(multiprocessors=132, seed=0):
-        plan = backward_launch.HopperBackwardPlan(
-            torch.device("cpu"), dtype, shapes, strides, True, None, None, False, NO_VARIANT, None,
-            False,
-        )  # fmt: skip
+        plan = backward_plan(Call(True), heads, n, 192, dtype)
     assert plan.differentiate.kernel.fn.__name__ == kernel
 
 
@@ -160,10 +189,9 @@ def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
 def test_two_programs_of_forward_per_multiprocessor(heads, packed, n_programs):
     """Short causal sequences at head_dim 64. With few blocks, it is one program."""
     n = 1024 if packed is None else 8192
-    shapes, strides = ((1, heads, n, 64),) * 3, ((heads * n * 64, n * 64, 64, 1),) * 4
     with emulated_gpu(multiprocessors=132, seed=0):
         plan = forward_launch.HopperForwardPlan(
-            torch.device("cpu"), BF16, shapes, strides, True, None, None, None, NO_VARIANT, packed
+            *contiguous(heads, n, 64), Call(True, packing=packed)
         )
     assert plan.n_splits == 1
     assert plan.attend.grid == (n_programs, 1, 1)
@@ -181,14 +209,10 @@ def test_two_programs_of_forward_per_multiprocessor(heads, packed, n_programs):
     ],
 )
 def test_groups_of_backward(packed, rows, group):
-    shapes, strides = ((1, 64, rows, 128),) * 3, ((64 * rows * 128, rows * 128, 128, 1),) * 8
     with emulated_gpu(multiprocessors=132, seed=0):
-        plan = backward_launch.HopperBackwardPlan(
-            torch.device("cpu"), BF16, shapes, strides, True, None, 1, False, NO_VARIANT, packed,
-            False,
-        )  # fmt: skip
+        plan = backward_plan(Call(True, packing=packed), 64, rows, 128, n_splits=1)
     names = plan.differentiate.kernel.arg_names
-    first = names.index("dk_split")
+    first = names.index("dk_batch")
     assert plan.differentiate.numbers[names.index("group") - first] == group
 
 
@@ -197,6 +221,38 @@ def test_splits(head_dim):
     given = inputs((300, 300), head_dim, F16, (1, 1))
     with emulated_gpu(multiprocessors=3, seed=0):
         assert_right(*given, True, by=by_hopper, n_splits=3)
+
+
+# Each kernel with another division, and those with padded columns only in make test-all
+SHARED_KEYS = [((64, 64), 1, 2), ((128, 128), 2, 1), ((192, 192), 1, 1), ((256, 256), 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("dims", "q_per_item", "n_splits"), matrix(SHARED_KEYS, HEAD_DIMS, (1, 2), (1, 2))
+)
+def test_work_items_that_share_keys(monkeypatch, dims, q_per_item, n_splits):
+    """Four heads of q have one head of k. Work items have one or two of them."""
+    given = inputs((200, 150), dims[0], BF16, (1, 4), kv_heads=1, value_dim=dims[1])
+    share_keys(monkeypatch, q_per_item=q_per_item, n_splits=n_splits)
+    with emulated_gpu(multiprocessors=3, seed=q_per_item):
+        assert_right(*given, True, by=by_hopper)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"),
+    [(64, 64), *map(slow, (128, 192, 192, 256), (128, 192, 128, 256))],
+)
+def test_packed_sequences_with_a_work_item_for_each_head(monkeypatch, head_dim, value_dim):
+    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
+    share_keys(monkeypatch, q_per_item=1)
+    with emulated_gpu(multiprocessors=2, seed=0):
+        assert_right_packed(given, packing, True, by=by_hopper)
+
+
+def share_keys(monkeypatch: pytest.MonkeyPatch, **options: int) -> None:
+    """Let backward divide the heads of q and the queries in this way."""
+    backward = partial(backward_launch.flash_backward, **options)
+    monkeypatch.setattr(backward_launch, "flash_backward", backward)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +297,15 @@ def test_additions_in_a_fixed_order(head_dim, rows):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_the_emulation_finds_errors(error):
-    """At least one of several random orders of execution shows an error in a kernel."""
+    """At least one of several random orders of execution shows an error in a kernel.
+
+    For errors of work items that share keys, two heads of q have one head of k.
+    """
     head_dim, module, text, replacement, found = ERRORS[error]
-    given = inputs((300, 300), head_dim, BF16, (1, 1))
+    heads = 2 if "work item" in error else 1
+    given = inputs((300, 300), head_dim, BF16, (1, heads), kv_heads=1)
     changed = Source(module, text, replacement)
     with pytest.raises(Exception, match=found):
         for seed in range(40):
-            with emulated_gpu(multiprocessors=1, seed=seed, source=changed):
+            with emulated_gpu(multiprocessors=heads, seed=seed, source=changed):
                 assert_right(*given, True, by=by_hopper)

@@ -84,12 +84,12 @@ def test_preparation_and_conversion_of_packed_sequences():
     out, dout = (torch.randn(n, heads, d).to(F16).transpose(0, 1)[None] for _ in range(2))
     lse = torch.randn(1, heads, n)
     log2_lse, minus_delta = torch.full((2, 1, heads, padded), math.nan)
-    dq_sum = torch.full((heads * padded * d,), math.nan)
+    dq_sum, sums = torch.full((heads * padded * d,), math.nan), torch.full((5000,), math.nan)
     counter = torch.full((1,), 7, dtype=torch.int32)
     prepare_kernel[heads * padded // 64,](
-        out, dout, lse, lse, starts, log2_lse, minus_delta, dq_sum, counter,
+        out, dout, lse, lse, starts, log2_lse, minus_delta, dq_sum, sums, counter,
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, len(LENGTHS),
-        HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True, HAS_DLSE=False, DQ_COLUMNS=d,
+        len(sums), HEAD_DIM=d, COLUMNS=d, ROWS=64, PACKED=True, HAS_DLSE=False, DQ_COLUMNS=d,
     )  # fmt: skip
     log2_lse, minus_delta = (in_order(x, heads, padded) for x in (log2_lse, minus_delta))
     empty = torch.ones(padded, dtype=torch.bool)
@@ -98,7 +98,7 @@ def test_preparation_and_conversion_of_packed_sequences():
     assert (log2_lse[:, empty] == math.inf).all() and (minus_delta[:, empty] == 0).all()
     want = -(out.float() * dout.float()).sum(-1)[0]
     assert torch.allclose(minus_delta[:, places], want, atol=1e-4)
-    assert (dq_sum == 0).all() and counter.item() == 0
+    assert (dq_sum == 0).all() and (sums == 0).all() and counter.item() == 0
 
     right = torch.randn(heads, padded, d)
     tiles = dq_tiles(right)
@@ -112,9 +112,10 @@ def test_preparation_and_conversion_of_packed_sequences():
 
 @pytest.mark.parametrize("has_dlse", [False, True])
 @pytest.mark.parametrize(
-    ("d", "columns", "dq_columns"), [(64, 64, 64), (72, 128, 128), (128, 128, 256), (136, 256, 192)]
+    ("d", "columns", "dq_columns", "n_sums"),
+    [(64, 64, 64, 0), (72, 128, 128, 1), (128, 128, 256, 50_000), (136, 256, 192, 99_000)],
 )
-def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
+def test_preparation_is_of_whole_tiles(d, columns, dq_columns, n_sums, has_dlse):
     from systems.kernels.flash_attention.hopper.backward.prepare import prepare_kernel
 
     torch.manual_seed(0)
@@ -123,11 +124,13 @@ def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
     lse, dlse = torch.randn(2, batch, heads, n)
     log2_lse, minus_delta = torch.full((2, batch, heads, padded), math.nan)
     dq_sum = torch.full((batch * heads * padded * dq_columns,), math.nan)
+    # One program writes at most 4,096 zeros at once. The last element is not part of the sums.
+    sums = torch.full((n_sums + 1,), math.nan)
     counter = torch.full((1,), 7, dtype=torch.int32)
     prepare_kernel[batch * heads * padded // 64,](
-        out, dout, lse, dlse, counter, log2_lse, minus_delta, dq_sum, counter,
+        out, dout, lse, dlse, counter, log2_lse, minus_delta, dq_sum, sums, counter,
         *out.stride()[:3], *dout.stride()[:3], heads, n, padded, 1,
-        HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False, HAS_DLSE=has_dlse,
+        n_sums, HEAD_DIM=d, COLUMNS=columns, ROWS=64, PACKED=False, HAS_DLSE=has_dlse,
         DQ_COLUMNS=dq_columns,
     )  # fmt: skip
 
@@ -138,6 +141,7 @@ def test_preparation_is_of_whole_tiles(d, columns, dq_columns, has_dlse):
     assert torch.allclose(minus_delta[..., :n], want, atol=1e-4)
     assert (minus_delta[..., n:] == 0).all()
     assert (dq_sum == 0).all() and counter.item() == 0
+    assert (sums[:n_sums] == 0).all() and sums[n_sums].isnan()
 
 
 def test_preparation_of_a_query_that_sees_no_key():
@@ -148,8 +152,8 @@ def test_preparation_of_a_query_that_sees_no_key():
     lse, dlse = torch.full((2, 1, 1, 64), -math.inf)
     log2_lse, minus_delta, counter = torch.empty(64), torch.full((64,), math.nan), torch.empty(1)
     prepare_kernel[1,](
-        out, out, lse, dlse, counter, log2_lse, minus_delta, torch.empty(4096), counter,
-        *out.stride()[:3], *out.stride()[:3], 1, 64, 64, 1,
+        out, out, lse, dlse, counter, log2_lse, minus_delta, torch.empty(4096), counter, counter,
+        *out.stride()[:3], *out.stride()[:3], 1, 64, 64, 1, 0,
         HEAD_DIM=64, COLUMNS=64, ROWS=64, PACKED=False, HAS_DLSE=True, DQ_COLUMNS=64,
     )  # fmt: skip
     assert (minus_delta == 0).all()

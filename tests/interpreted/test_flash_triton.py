@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from systems.kernels.flash_attention.variant import NO_VARIANT, Variant
 
+from systems.kernels.flash_attention.call import PLAIN, Call
 from systems.kernels.flash_attention.naive import naive_with_lse
 from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
@@ -128,7 +128,7 @@ def test_float32_keys_that_no_query_sees_say_nothing_of_the_range(beyond):
     assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
 
 
-REACHED = {"plain": NO_VARIANT, "window": Variant(window_left=5), "softcap": Variant(softcap=5.0)}
+REACHED = {"plain": PLAIN, "window": Call(window_left=5), "softcap": Call(softcap=5.0)}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
     changed = made[["q", "k", "v", "dout"].index(which)]
     changed[1, 20, 3] = math.nan
     q, k, v = (x.clone().requires_grad_() for x in made[:3])
-    out, lse = naive_with_lse(q, k, v, True, None, variant)
+    out, lse = naive_with_lse(q, k, v, variant._replace(is_causal=True))
     defined = out, lse, *torch.autograd.grad(out, (q, k, v), made[3])
     changed[1, 20, 3] = value
     found = by_triton(*made, True, **options)

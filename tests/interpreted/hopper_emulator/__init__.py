@@ -21,7 +21,8 @@ of the orders. These errors are found:
 - a missing `fence_async_shared`. Shared memory has two copies, one as seen by threads, and one as
   seen by TMA and WGMMA. A store sets the second copy to NaN, and the next fence publishes the data
 - a result of a WGMMA that is used before the wait for it
-- an addition to global memory that is assumed to be complete when TMA has only read its data
+- an addition to global memory that is assumed to be complete when TMA has only read its data, or
+  when threads have not released it
 - an access outside of the memory of a tensor in global memory
 
 Not emulated: registers; layouts, except the order of columns in swizzled tiles; races between the

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.interpreted.hopper_emulator.hopper import wait_until_written
-from tests.interpreted.hopper_emulator.schedule import Agent, active
+from tests.interpreted.hopper_emulator.hopper import WRITE_SLOWNESS, wait_until_written
+from tests.interpreted.hopper_emulator.schedule import Agent, active, complete_except_last
 from tests.interpreted.hopper_emulator.shared_memory import SharedTile, allocate
 from tests.interpreted.hopper_emulator.values import DTYPES, DType, Int, Pointer, Tile, data_of
 
@@ -123,12 +123,25 @@ def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
 
 
 def atomic_add(pointer: Pointer, value: Any, mask: Any = None, sem: str = "acq_rel") -> Any:
-    """Add to global memory. For one address, the result is the value before."""
-    active().switch()
-    if mask is not None and not isinstance(mask, Tile) and not mask:
+    """Add to global memory. For one address, the result is the value before.
+
+    Others see an addition of a tile some time later, at the latest when this agent releases it by
+    an addition to one address.
+    """
+    schedule = active()
+    schedule.switch()
+    if isinstance(value, Tile):
+        assert sem == "relaxed"
+        adding = schedule.operation(lambda: pointer.store(value, mask, adds=True), WRITE_SLOWNESS)
+        schedule.running.additions.append(adding)
+        schedule.detached.append(adding)
+        return None
+    if sem == "acq_rel":
+        complete_except_last(schedule.running.additions, 0)
+    if mask is not None and not mask:
         return Int(0)
-    before = None if isinstance(value, Tile) else pointer.load()
-    pointer.store(value if before is None else int(before) + value, mask, adds=before is None)
+    before = pointer.load()
+    pointer.store(int(before) + value)
     return before
 
 

@@ -170,7 +170,6 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_launch.Launch, "__call__", call)
         patch.setattr(support, "is_hopper", lambda device: True)
-        patch.setattr(support, "_cached_reason", support._unsupported_reason)
         patch.setattr(forward_launch, "_counters", lambda device, reuse_counters: counters)
         for module in (backward_launch, forward_launch):
             patch.setattr(module, "multiprocessors", lambda index: multiprocessors)

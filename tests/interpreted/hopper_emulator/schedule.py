@@ -51,6 +51,7 @@ class Agent:
             in order.
         reads, writes: the same for its copies from shared to global memory, which have no order:
             the reads of shared memory, and the writes to global memory that follow them.
+        additions: its additions to global memory by threads that it has not released.
         unfenced: what the next fence makes visible to TMA and WGMMA.
         polled: values that it has read last from counters in global memory.
     """
@@ -64,6 +65,7 @@ class Agent:
     wgmmas: list[Operation] = field(default_factory=list)
     reads: list[Operation] = field(default_factory=list)
     writes: list[Operation] = field(default_factory=list)
+    additions: list[Operation] = field(default_factory=list)
     unfenced: list[Callable[[], None]] = field(default_factory=list)
     polled: dict[tuple[int, int], int] = field(default_factory=dict)
     resumed: threading.Event = field(default_factory=threading.Event)

@@ -43,6 +43,8 @@ for (tile_name, (head_dim, value_dim, tile)), form in product(TILES.items(), FOR
         backward = {"name": "backward", **dims}
         KERNELS[f"backward {tile_name} {form}"] = backward
         KERNELS[f"backward {tile_name} {form} grouped"] = {**backward, "q_per_kv": 4}
+        if form == "split":  # heads of q that share keys, instead of queries
+            KERNELS[f"backward {tile_name} {form} heads"] = {**backward, "q_per_kv": 2}
     if tile_name in ("64", "128") and form != "split":
         KERNELS[f"backward {tile_name} {form} in order"] = {**backward, "deterministic": True}
 TWO_FEATURES_SPILL = 40  # bytes per thread of a backward kernel with grouped heads and another one
