@@ -105,6 +105,8 @@ def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
 def _point(of: Run | Record) -> str:
     """Return a key that is equal for runs and records with the same benchmark and parameters.
 
-    It lacks the version of the benchmark, because a new version hardly changes the run time.
+    It lacks the version of the benchmark, because a new version hardly changes the run time, and
+    parameters that are null, because a benchmark may have got them since.
     """
-    return json.dumps([of.benchmark, of.params], sort_keys=True)
+    given = {name: value for name, value in of.params.items() if value is not None}
+    return json.dumps([of.benchmark, given], sort_keys=True)
