@@ -6,8 +6,8 @@ This module does not import torch, so that a sweep can be checked without it.
 from __future__ import annotations
 
 # The first module of each, below systems.kernels.flash_attention, has it in its table
-# IMPLEMENTATIONS. The modules and packages are those that other implementations may not use. To add
-# an implementation: one file, a line here, and its import in flash_attention/implementations.py.
+# IMPLEMENTATIONS. The others are the modules and packages that it uses, of those in this table. To
+# add an implementation: one file, a line here, and its module in implementations.py beside it.
 ATTENTIONS: dict[str, tuple[str, ...]] = {
     "naive": ("naive",),
     "flash_pytorch": ("flash_pytorch",),

@@ -14,6 +14,7 @@ from jobs.cli.output import fail
 from jobs.formatting import counted
 from jobs.provenance import packages, visible_gpus
 from jobs.versions import untested
+from systems.attentions import ATTENTIONS
 from systems.check.checked import Checked
 from systems.external.reference import BadReference, Reference
 from systems.external.source import check_source, likely_kind
@@ -42,7 +43,8 @@ def check(
         str,
         typer.Argument(
             metavar="IMPLEMENTATION",
-            help="FILE.py:NAME or PACKAGE.MODULE:NAME, for example my_kernels/flash.py:MyFlash.",
+            help="FILE.py:NAME or PACKAGE.MODULE:NAME, for example my_kernels/flash.py:MyFlash, or "
+            "an attention of this project by its name.",
         ),
     ],
     kind: Annotated[
@@ -79,6 +81,11 @@ def check(
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
     or hangs, or if no case is right; 2 if the input is invalid.
     """
+    on_gpu = bool(visible_gpus()) and not cpu
+    dtypes = [str(one) for one in dtype or ()] or None
+    if implementation in ATTENTIONS:
+        _show_versions()
+        raise SystemExit(_attention(implementation, on_gpu, dtypes, seq_len, head_dim, seconds))
     try:
         reference = Reference.parse(implementation)
         found = kind or likely_kind(reference)
@@ -89,9 +96,7 @@ def check(
     except BadReference as error:
         fail(str(error))
     _show_versions()
-    on_gpu = bool(visible_gpus()) and not cpu
     if found == CheckKind.attention:
-        dtypes = [str(one) for one in dtype or ()] or None
         code = _attention(str(reference), on_gpu, dtypes, seq_len, head_dim, seconds)
     else:
         code = _parallel(str(found), str(reference), on_gpu)

@@ -21,6 +21,7 @@ import torch
 from systems.check.attention import Case, check_attention
 from systems.check.checked import Checked, one_line
 from systems.external.loading import load
+from systems.external.reference import is_reference
 
 START_S = 300.0  # maximum time until the code is imported, in seconds
 LAST_CASE_S = 60.0  # time that the last case may take after the time budget, in seconds
@@ -38,7 +39,8 @@ def check_in_child(
 
     If the child process dies, the case is refused, and a new child process checks the other cases.
     After `budget_s` seconds, no other case starts. A case that is not finished a minute later is
-    refused. The reference is such as `my_kernels/flash.py:MyFlash`.
+    refused. The reference is such as `my_kernels/flash.py:MyFlash`, or
+    the name of an attention of this project.
 
     Raises:
         NotImportable: if the code cannot be imported.
@@ -96,7 +98,8 @@ def _run(connection: Connection) -> None:
     """Check the cases that the parent process sends, and send the results."""
     reference, grid, on_gpu, budget_s = connection.recv()
     try:
-        load(reference)
+        if is_reference(reference):
+            load(reference)
     except BaseException as error:  # also SystemExit
         connection.send(one_line(error))
         return

@@ -69,6 +69,8 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         The saved tensors are q, k, v, the output and the log-sum-exp of the scaled scores, as
         returned by `tiled_forward`. The docstring of the class describes the arguments.
         """
+        if not isinstance(is_causal, bool):  # a Call would count as True
+            raise ValueError(f"is_causal must be True or False, got {type(is_causal).__name__}")
         out, lse = tiled_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.is_causal, ctx.scale = is_causal, scale

@@ -29,6 +29,8 @@ def naive(
         is_causal: if True, query i sees only keys 0 to i (aligned to the upper left, as in torch).
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
     """
+    if not isinstance(is_causal, bool):  # a Call would count as True
+        raise ValueError(f"is_causal must be True or False, got {type(is_causal).__name__}")
     k, v = _with_heads_of(q, k, v)
     return torch.softmax(masked_scores(q, k, Call(is_causal, scale)), dim=-1) @ v
 
