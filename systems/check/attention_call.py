@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from systems.benchmark import Unsupported
 from systems.check.attention_accuracy import (
     AttentionErrors,
     AttentionResult,
@@ -201,6 +202,8 @@ def _implementation(
     params: AttentionParams, q: Tensor, k: Tensor, v: Tensor, call: Call
 ) -> Callable[..., Tensor]:
     if params.implementation == "naive_compiled":
+        if not call.is_plain:
+            raise Unsupported("naive_compiled has only a causal mask, see `naive` for the others")
         return torch.compile(naive, fullgraph=True, dynamic=False)
     if params.implementation == "naive" and call.is_plain:
         return naive

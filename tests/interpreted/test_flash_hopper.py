@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from systems.kernels.flash_attention.autograd import FlashAttentionHopper
 from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
@@ -263,6 +264,13 @@ def test_packed_sequences(head_dim, value_dim):
     given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
     with emulated_gpu(multiprocessors=2, seed=0):
         assert_right_packed(given, packing, True, by=by_hopper)
+
+
+def test_gradients_without_elements():
+    given = [torch.randn(2, 0, 2, 70, 64, dtype=BF16, requires_grad=True) for _ in range(3)]
+    with emulated_gpu(multiprocessors=2, seed=0):
+        FlashAttentionHopper.apply(*given, True).sum().backward()
+    assert all(x.grad is not None and x.grad.shape == x.shape for x in given)
 
 
 def test_wrong_boundaries_of_packed_sequences_read_nothing_outside():

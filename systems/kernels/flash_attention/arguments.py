@@ -282,7 +282,7 @@ def _as_float(number: float | None) -> float | None:
 
 
 def _longest(name: str, starts: Tensor, n_rows: int) -> int:
-    boundaries = starts.cpu()
+    boundaries = starts.cpu().long()  # differences of int32 numbers could wrap
     lengths = boundaries.diff()
     if boundaries[0] != 0 or boundaries[-1] != n_rows or (lengths < 0).any():
         raise ValueError(

@@ -83,6 +83,8 @@ def _forward(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Run the forward pass, and save what backward needs."""
     if not isinstance(call, Call):
+        if not isinstance(call, bool):
+            raise ValueError(f"is_causal must be True, False or a Call, got {call!r}")
         call = Call(call)
     ctx.dtypes = q.dtype, k.dtype, v.dtype
     q, k, v = autocast(q, k, v)

@@ -90,6 +90,7 @@ class Call(NamedTuple):
             `triton.launch.flash_forward`.
     """
 
+    # `is_plain` and the operators in `autograd` use the order of the fields.
     is_causal: bool = False
     scale: float | None = None
     window_left: int | None = None

@@ -147,9 +147,10 @@ def test_features_are_measured_and_checked(name):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_feature_that_an_implementation_lacks_is_unsupported():
-    with pytest.raises(Unsupported, match="flash_pytorch does not support softcap"):
-        run(Params(implementation="flash_pytorch", seq_len=16, head_dim=16, softcap=1.0))
+@pytest.mark.parametrize("name", ["flash_pytorch", "naive_compiled"])
+def test_a_feature_that_an_implementation_lacks_is_unsupported(name):
+    with pytest.raises(Unsupported, match=name):
+        run(Params(implementation=name, seq_len=16, head_dim=16, softcap=1.0))
 
 
 @pytest.mark.parametrize(

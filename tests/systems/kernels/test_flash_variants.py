@@ -113,6 +113,7 @@ def test_every_wrong_option_is_named_at_once():
         ([[0, 13]], (), r"shape \(1, 2\)"),
         ([0, 5, 12], (), "rows, 13"),
         ([0, 9, 5, 13], (), "without decreasing"),
+        ([0, 2**31 - 1, -5, 13], (), "without decreasing"),
         ([1, 13], (), "from 0"),
         ([0, 5], (13,), "rows, 13"),
         ([0, 5, 13], (8, 7), "max_seqlen_k must be at least .* 8, got 7"),

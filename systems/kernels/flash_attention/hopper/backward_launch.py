@@ -210,15 +210,15 @@ class HopperBackwardPlan:
             )
         ]
         self.copies = any(of.is_copy for of in inputs)
+        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, value_dim) = (
+            inputs[0].shape, inputs[2].shape
+        )  # fmt: skip
+        self.is_empty = 0 in (*inputs[0].shape, n_keys)
+        if self.is_empty:
+            return
         gradients = [tma_layout(*of) for of in zip(shapes, self.gradient_strides, strict=True)]
         assert not any(of.is_copy for of in gradients), "gradients that TMA cannot write"
         layouts = (*inputs, *gradients)
-        (batch, heads, n_queries, head_dim), (_, kv_heads, n_keys, value_dim) = (
-            layouts[0].shape, layouts[2].shape
-        )  # fmt: skip
-        self.is_empty = 0 in (*layouts[0].shape, n_keys)
-        if self.is_empty:
-            return
         packed = call.packing
         assert not isinstance(packed, Packing), "a plan depends only on sizes"
         options = kernel_options(call, (n_queries, n_keys), head_dim)
