@@ -26,14 +26,16 @@ def sum_of_items(
 ):
     """Add a part of dK or dV to the sums, or read it from there.
 
-    Without ADDS, the function returns the sum of all work items, otherwise `value`.
+    With ADDS, `value` is added and returned. Otherwise, the sum of all work items is returned, and
+    only the shape and the layout of `value` matter. Only the last work item may read, see
+    `is_last_item`.
 
     Args:
         key_row: row of the tensor k that has the first key of the tile. Rows past the last key of
             the sequence are neither added nor read.
-        sums: address of the sums of dK or of dV.
-        columns: their number of columns. Those of the tile start at `sums`.
-        value: float32 (keys, columns), or (columns, keys) if KEY_AXIS is 1.
+        sums: address of the first column of the tile in the sums of dK or of dV.
+        columns: number of columns of a row of these sums.
+        value: float32 (keys, columns of the tile), or the opposite if KEY_AXIS is 1.
     """
     COLUMN_AXIS: gl.constexpr = 1 - KEY_AXIS
     layout: gl.constexpr = value.type.layout
@@ -61,13 +63,17 @@ def sums_of_values(problem, sums, columns):
 def is_last_item(problem, item, key_row, counters, PART: gl.constexpr):
     """Count a work item, and return whether it is the last one of its keys.
 
-    The warpgroup that calls this function has added its part of the gradients: all of them for some
-    keys, or part 0 or 1 of those of some keys. For keys past the end, the result is False.
-    `counters` are int32 (batch * heads of k * n_keys * 2,).
+    Each of two warpgroups calls this function for its own part of dK and dV: for 64 of the keys, or
+    as PART 0 and 1 for some columns, or one of the tensors, of the same keys. It must have added
+    its part before. For keys past the end, the result is False.
+
+    `counters` are int32 (batch * heads of k * n_keys * 2,): two for each row, because packed
+    sequences may start at any row. Only those of the first key of a part are used.
     """
     has_keys = key_row < item.key_start + item.n_keys
     place = (item.head // problem.ITEMS_PER_KV).to(gl.int64) * problem.n_keys + key_row
-    barrier()  # until all threads of the warpgroup have added
-    # Release the additions of this warpgroup, and acquire those of the others.
+    # One thread counts for the warpgroup. The barrier orders the additions of the other threads
+    # before its release, and the broadcast of its count orders their loads after its acquire.
+    barrier()
     count = gl.atomic_add(counters + 2 * place + PART, 1, mask=has_keys, sem="acq_rel")
     return has_keys & (count + 1 == problem.ITEMS_PER_KV * problem.n_splits)
