@@ -307,7 +307,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
     """
     shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
     if torch.compiler.is_compiling():
-        return _check(q, k, v, *options)
+        return _check_and_choose(q, k, v, *options)
     needs_gradient = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     )
@@ -318,16 +318,16 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
     try:
         found = _chosen.get(key)
     except TypeError:  # an option that cannot be hashed
-        return _check(q, k, v, *options)
+        return _check_and_choose(q, k, v, *options)
     if found is None:
-        found = _check(q, k, v, *options)
+        found = _check_and_choose(q, k, v, *options)
         if len(_chosen) >= MAX_PLANS:
             del _chosen[next(iter(_chosen))]
         _chosen[key] = found
     return found
 
 
-def _check(
+def _check_and_choose(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -367,10 +367,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call) ->
         raise RuntimeError(
             f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
         )
-    chosen = ATTENTIONS[implementation]
-    if call.scale is not None and call.scale < 0 and not chosen.any_scale:
+    found = ATTENTIONS[implementation]
+    if call.scale is not None and call.scale < 0 and not found.any_scale:
         q, call = -q, call._replace(scale=-call.scale)
     if torch.compiler.is_compiling():
         # torch.compile rejects an autograd.Function that gets the same tensor twice.
         q, k, v = (x.view_as(x) for x in (q, k, v))
-    return chosen.attend(q, k, v, call)
+    return found.attend(q, k, v, call)

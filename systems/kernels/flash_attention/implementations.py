@@ -58,12 +58,13 @@ def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> 
     """Return the name of the implementation of attention that is probably the fastest.
 
     The choice is based on measurements. On a Hopper GPU, it is "flash_hopper" or "flash_triton" for
-    large inputs that one of them supports, except that grouped heads and another head dimension of
-    v in 16 bits leave out "flash_triton", few heads leave out "flash_hopper" if it cannot split the
-    queries, and a head_dim above 128 in 16 bits leaves out both where `_is_faster_above_128` is
-    False. In all other cases, it is "sdpa", torch's scaled_dot_product_attention. If sdpa lacks a
-    feature that the call needs, it is the first of "flash_hopper", "flash_triton" and "naive" that
-    supports the call, but not "flash_hopper" if there are too few heads and keys to fill the GPU.
+    large inputs that one of them supports, with these exceptions: grouped heads and another head
+    dimension of v in 16 bits leave out "flash_triton", and above head_dim 128 both. Few heads leave
+    out "flash_hopper" if it cannot split the queries. A head_dim above 128 in 16 bits leaves out
+    both where `_is_faster_above_128` is False. In all other cases, it is "sdpa", torch's
+    scaled_dot_product_attention. If sdpa lacks a feature that the call needs, it is the first of
+    "flash_hopper", "flash_triton" and "naive" that supports the call, but not "flash_hopper" if
+    there are too few heads and keys to fill the GPU.
     """
     needed = features(q, k, v, call)
     if not set(needed) <= ATTENTIONS["sdpa"].features:
@@ -83,7 +84,7 @@ def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> 
     # (logs/h100/flash_leaderboard).
     names = ["flash_hopper"] + (["flash_triton"] if not needed or is_float32 else [])
     if not is_float32 and q.shape[-1] > 128:
-        names = ["flash_hopper"] if _is_faster_above_128(q, k, v) else []
+        names = ["flash_hopper"] if not needed and _is_faster_above_128(q, k, v) else []
     for name in names:
         if unsupported_reason(q, k, v, name, call) is None and (
             name != "flash_hopper" or _fills_gpu(k, call)

@@ -38,7 +38,7 @@ def test_grouped_heads_with_a_head_dim_that_flash_hopper_lacks(dtype, kv_heads, 
     assert best_implementation(q, k, k, CAUSAL) == expected
 
 
-@pytest.mark.parametrize("head_dim", [96, 128, 256])
+@pytest.mark.parametrize("head_dim", [96, 128])
 @pytest.mark.parametrize("kv_heads", [1, 8])
 def test_few_heads_of_which_the_queries_can_be_split(head_dim, kv_heads):
     """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
@@ -53,7 +53,7 @@ def test_few_heads_of_which_the_queries_can_be_split(head_dim, kv_heads):
         (192, 32, True, "flash_hopper"),
         (192, 32, False, "sdpa"),
         (160, 32, True, "sdpa"),
-        (256, 8, False, "flash_hopper"),
+        (256, 8, False, "sdpa"),
         (160, 8, True, "sdpa"),
     ],
 )
@@ -63,6 +63,8 @@ def test_above_128_it_uses_what_was_measured(head_dim, kv_heads, requires_grad, 
     with torch.no_grad():
         assert best_implementation(q, k, k, CAUSAL) == ("sdpa" if head_dim == 192 else expected)
     if head_dim == 192:
+        narrow = q[..., :128]  # values with 128 columns are not measured either
+        assert best_implementation(q, k, narrow, CAUSAL) == "sdpa"
         long = _meta(32, 8192, head_dim)
         assert best_implementation(long, long, long, CAUSAL) == "flash_hopper"
 

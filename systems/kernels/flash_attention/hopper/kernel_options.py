@@ -45,10 +45,6 @@ class KernelOptions(NamedTuple):
         shift = n_keys - n_queries if self.constants["LOWER_RIGHT"] else 0
         return shift - left, shift + right
 
-    @property
-    def has_softcap(self) -> bool:
-        return self.constants["SOFTCAP"]
-
 
 def kernel_options(call: Call, lengths: tuple[int, int], head_dim: int) -> KernelOptions:
     """Return the arguments of the Hopper kernels for a call.

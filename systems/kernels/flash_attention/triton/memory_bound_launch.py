@@ -1,7 +1,7 @@
-"""Cached launches of the memory-bound kernels of attention, used by flash_triton and flash_hopper.
+"""Cached launches of the memory-bound kernels of attention.
 
-These kernels split float32 tensors into float16 halves, combine partial outputs, and add partial
-gradients.
+These kernels split float32 tensors into float16 halves, combine partial outputs, which flash_hopper
+does too, and add partial gradients.
 
 A launch is a `kernel_launch.Launch` object: a kernel with a fixed grid and fixed scalar arguments,
 to be called with tensors. It is valid for one device and one combination of dtypes. Each function
