@@ -322,7 +322,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
     if found is None:
         found = _check_and_choose(q, k, v, *options)
         if len(_chosen) >= MAX_PLANS:
-            del _chosen[next(iter(_chosen))]
+            _chosen.pop(next(iter(_chosen)), None)  # another thread may have removed it
         _chosen[key] = found
     return found
 
