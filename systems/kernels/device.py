@@ -8,6 +8,8 @@ import os
 
 import torch
 
+_NOTHING = contextlib.nullcontext()
+
 
 def runs_kernels(device: torch.device) -> bool:
     """Return True if Triton kernels can run on the device.
@@ -37,8 +39,13 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     Triton launches kernels on the current device, even if the tensors are on another device.
     """
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+        return _NOTHING
     return torch.cuda.device(device)
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the number of the current stream of a GPU, or 0 for a CPU."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
 @functools.cache

@@ -3,25 +3,30 @@
 In every launch, Triton inspects all arguments to select a compiled variant of the kernel, reads its
 own settings and hooks, and encodes TMA descriptors. For a kernel with forty arguments this takes 15
 to 60 microseconds of CPU time. `Launch` avoids most of this work. It stores all arguments except
-the tensors. A call only checks the alignment of the tensors, and then calls the same function as
-Triton, see `triton_driver`.
+the tensors, and calls the same function as Triton, see `triton_driver`. `Repeats` avoids almost all
+of it if the addresses of the tensors are those of an earlier call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from systems.kernels.tensor_maps import TensorMap
-from systems.kernels.triton_driver import direct_launch, tensordesc_metas
+from systems.kernels.triton_driver import direct_launch, encoded_descriptor, tensordesc_metas
 from systems.triton_faults import TRITON_FAULT
 
+Repeat = Callable[[], object]  # launches a kernel again with the same arguments
+# Maximum number of calls that all `Repeats` objects together keep, with about 5 KB each. In
+# training, each layer needs two: the caching allocator returns the same addresses in every step.
+MAX_REPEATS = 4096
 # Number of 32-bit registers per multiprocessor, the same for all NVIDIA GPUs that Triton supports
 REGISTERS = 65_536
 # True within `compiling_only`. Context variables are local to a thread, so other threads can launch
@@ -55,11 +60,14 @@ class Launch:
 
     The tensors are passed in each call. A call `launch(*tensors, maps=maps)` is equivalent to
 
-        kernel[grid](*descriptors, *tensors, *numbers, **constants, **options)
+        kernel[grid](*maps, *tensors, *numbers, **constants, **options)
 
-    The optional argument `maps` is a list of `tensor_maps.TensorMap` objects, each of which holds a
-    TMA descriptor of a tensor. `descriptors` are these TMA descriptors. All calls must use the same
-    dtypes and the same device, which must be the current device.
+    The optional argument `maps` is a list of TMA descriptors, from `tensor_maps.TensorMaps`. All
+    calls must use the same dtypes and the same device, which must be the current device.
+
+    A call returns a function that launches the kernel again on the same stream, with the same
+    numbers and with tensors at the same addresses. The first call of each variant returns None, and
+    so do calls in Triton's interpreter and within `compiling_only`.
 
     Triton compiles separate variants of a kernel for tensors with aligned and with unaligned
     addresses. The first call of each variant is an ordinary Triton launch. Later calls skip
@@ -76,7 +84,7 @@ class Launch:
         constants: values of the constexpr parameters by name, in their order.
     """
 
-    __slots__ = ("_launches", "compiled", "constants", "grid", "kernel", "numbers", "options")
+    __slots__ = ("_variants", "compiled", "constants", "grid", "kernel", "numbers", "options")
 
     def __init__(
         self,
@@ -93,27 +101,29 @@ class Launch:
         # Stated because Triton 3.9 warns that this default will change
         self.options = {"enable_fp_fusion": True, **options}
         self.compiled: Any = None  # Triton's CompiledKernel of the variant that was compiled last
-        self._launches: dict[int, Callable[..., object]] = {}
+        self._variants: dict[int, Callable[[Sequence[Any], list[int]], Repeat]] = {}
 
-    def __call__(self, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
+    def __call__(self, *tensors: Tensor, maps: Sequence[Any] = ()) -> Repeat | None:
         # Triton specializes a kernel on whether the address of a tensor is a multiple of 16.
         addresses = [tensor.data_ptr() for tensor in tensors]
         aligned = 0
         for address in addresses:
             aligned = 2 * aligned + (address % 16 == 0)
-        launch = self._launches.get(aligned)
-        if launch is not None:
-            launch(maps, addresses)
-            return
-        arguments = (*(m.descriptor for m in maps), *tensors, *self.numbers)
+        bind = self._variants.get(aligned)
+        if bind is not None:
+            repeat = bind(maps, addresses)
+            repeat()
+            return repeat
+        arguments = (*maps, *tensors, *self.numbers)
         if _compiles_only.get():
             self.kernel.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
-            return
+            return None
         compiled = self.kernel[self.grid](*arguments, **self.constants, **self.options)
         if hasattr(compiled, "packed_metadata"):  # neither interpreted nor being compiled
             rest = (*self.numbers, *self.constants.values())
-            self._launches[aligned] = _direct(compiled, self.grid, rest)
+            self._variants[aligned] = _variant(compiled, self.grid, rest)
             self.compiled = compiled
+        return None
 
     def resident(self) -> int:
         """Return the occupancy of the kernel: how many of its programs fit on a multiprocessor.
@@ -135,24 +145,62 @@ class Launch:
         )
 
 
-def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., object]:
-    """Return a function that launches a compiled kernel with less host overhead than Triton.
+def _variant(
+    compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
+) -> Callable[[Sequence[Any], list[int]], Repeat]:
+    """Return a function that binds a compiled kernel to its arguments.
 
-    The function is called with a list of `TensorMap` objects (TMA descriptors) and a list of the
-    addresses of the tensors. `compiled` is Triton's CompiledKernel, `grid` has three axes, and
-    `rest` has the values of the parameters that follow the tensors.
+    The function is called with a list of TMA descriptors and a list of the addresses of the
+    tensors. `compiled` is Triton's CompiledKernel, `grid` has three axes, and `rest` has the values
+    of the parameters that follow the tensors.
     """
-    launch, metas = direct_launch(compiled, grid), tensordesc_metas(compiled)
-    if launch is None:
-        return lambda maps, addresses: compiled[grid](
-            *(m.descriptor for m in maps), *addresses, *rest
-        )
+    direct, metas = direct_launch(compiled, grid), tensordesc_metas(compiled)
+    if direct is None:
+        return lambda maps, addresses: partial(compiled[grid], *maps, *addresses, *rest)
     stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
 
-    def direct(maps: Sequence[TensorMap], addresses: list[int]) -> None:
+    def bind(maps: Sequence[Any], addresses: list[int]) -> Repeat:
         encoded: list[Any] = []
-        for tensor_map, meta in zip(maps, metas, strict=True):
-            encoded += tensor_map.arguments(meta)
-        launch(stream_of(device), (*encoded, *addresses, *rest))
+        for descriptor, meta in zip(maps, metas, strict=True):
+            encoded += encoded_descriptor(descriptor, meta)
+        return direct(stream_of(device), (*encoded, *addresses, *rest))
 
-    return direct
+    return bind
+
+
+class Repeats:
+    """The launches of a plan, repeated for tensors with the same addresses as before.
+
+    A call `repeats(stream, tensors, launch)` launches what `launch()` launches. `launch` returns
+    the results of its calls of `Launch` objects. It must be the same function in all calls, except
+    for the tensors, and must use exactly these. The current stream must be `stream`, a number.
+    """
+
+    __slots__ = ("_number",)
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self._number = next(self._numbers)
+
+    def __call__(
+        self,
+        stream: int,
+        tensors: Sequence[Tensor],
+        launch: Callable[[], Sequence[Repeat | None]],
+    ) -> None:
+        key = (self._number, stream, *[tensor.data_ptr() for tensor in tensors])
+        found = _repeats.get(key)
+        if found is not None:
+            for repeat in found:
+                repeat()
+            return
+        launched = launch()
+        repeats = [repeat for repeat in launched if repeat is not None]
+        if len(repeats) == len(launched):
+            if len(_repeats) >= MAX_REPEATS:
+                _repeats.clear()
+            _repeats[key] = repeats
+
+
+# By the number of a `Repeats` object, the stream and the addresses
+_repeats: dict[tuple[int, ...], Sequence[Repeat]] = {}

@@ -1,4 +1,4 @@
-"""TMA descriptors of tensors, cached by the address of the tensor."""
+"""TMA descriptors of tensors."""
 
 from __future__ import annotations
 
@@ -7,41 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from systems.kernels.triton_driver import encoded_descriptor
-
-# Maximum number of descriptors in the cache of one TensorMaps. A small cache is enough, because
-# PyTorch's caching allocator returns the same addresses repeatedly.
-MAX_ADDRESSES = 256
-
-
-class TensorMap:
-    """TMA descriptor of one tensor, with a cache of its encoded form.
-
-    Triton's own launcher encodes a descriptor again in every launch. Here it is encoded only once.
-    """
-
-    __slots__ = ("_arguments", "descriptor")
-
-    def __init__(self, descriptor: Any):
-        self.descriptor = descriptor  # TensorDescriptor of Gluon
-        self._arguments: list[Any] | None = None
-
-    def arguments(self, meta: dict[str, Any]) -> list[Any]:
-        """Return the result of `encoded_descriptor`.
-
-        Only the first call uses `meta`, and later calls return the same list.
-        """
-        if self._arguments is None:
-            self._arguments = encoded_descriptor(self.descriptor, meta)
-        return self._arguments
-
 
 class TensorMaps:
     """TMA descriptors of tensors that differ only in their addresses.
 
-    All tensors have the same dtype, shape and strides. A descriptor is created when its address is
-    first requested, and then cached. The dtype is float16, bfloat16 or float32. Strides are in
-    elements. The last must be 1, and those of dimensions of size 1 are ignored.
+    All tensors have the same dtype, shape and strides. The dtype is float16, bfloat16 or float32.
+    Strides are in elements. The last must be 1, and those of dimensions of size 1 are ignored.
 
     `tile` is the shape that one TMA copy transfers. Elements of a tile past the end of the tensor
     are read as zeros and are not written. With `swizzles`, tiles in shared memory are swizzled, as
@@ -73,25 +44,16 @@ class TensorMaps:
         self.layout = gl.NVMMASharedLayout.get_default_for(self.tile, kinds[dtype])
         if not swizzles:
             self.layout = gl.NVMMASharedLayout(0, dtype.itemsize * 8, len(self.tile))
-        self._made: dict[int, TensorMap] = {}
 
-    def at(self, address: int) -> TensorMap:
-        """Return the TMA descriptor of the tensor at an address.
+    def at(self, address: int) -> Any:
+        """Return the TMA descriptor of the tensor at an address, a TensorDescriptor of Gluon.
 
         The address must be a multiple of 16 bytes.
         """
-        made = self._made.get(address)
-        if made is None:
-            from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-            base = _Address(address, self.dtype)
-            made = TensorMap(
-                TensorDescriptor(base, self.shape, self.strides, self.tile, self.layout)
-            )
-            if len(self._made) >= MAX_ADDRESSES:
-                self._made.clear()
-            self._made[address] = made
-        return made
+        base = _Address(address, self.dtype)
+        return TensorDescriptor(base, self.shape, self.strides, self.tile, self.layout)
 
 
 class _Address(NamedTuple):

@@ -12,10 +12,12 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-# A function of the stream and the encoded arguments
-DirectLaunch = Callable[[int, tuple[Any, ...]], object]
+# A function of the stream and the encoded arguments, which returns a function that launches the
+# kernel with them
+Bind = Callable[[int, tuple[Any, ...]], Callable[[], object]]
 
 DIRECT_RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 
@@ -48,11 +50,12 @@ def tensordesc_metas(compiled: Any) -> tuple[dict[str, Any], ...]:
     return getattr(compiled.metadata, "tensordesc_meta", None) or ()
 
 
-def direct_launch(compiled: Any, grid: tuple[int, ...]) -> DirectLaunch | None:
-    """Return a function that launches a compiled kernel with little host overhead, without hooks.
+def direct_launch(compiled: Any, grid: tuple[int, ...]) -> Bind | None:
+    """Return a function that binds a compiled kernel to its arguments, for launches without hooks.
 
     It is called with a stream of the current device and the values of all parameters. Tensors are
-    given by their addresses, and TMA descriptors by the elements of `encoded_descriptor`.
+    given by their addresses, and TMA descriptors by the elements of `encoded_descriptor`. It
+    returns a function without parameters that launches the kernel with little host overhead.
 
     Returns None if only Triton can launch the kernel: in an unknown release, or if the kernel needs
     scratch memory, which Triton allocates in each launch.
@@ -72,11 +75,11 @@ def direct_launch(compiled: Any, grid: tuple[int, ...]) -> DirectLaunch | None:
         if tensordesc_metas(compiled):  # encodes descriptors, and calls the function inside it
             launch = inspect.getclosurevars(launch).nonlocals["launcher"]
         fixed = *options, *no_scratch, compiled.packed_metadata, *no_hooks
-        return lambda stream, arguments: launch(*grid, stream, *fixed, *arguments)
+        return lambda stream, arguments: partial(launch, *grid, stream, *fixed, *arguments)
 
     import triton
 
     launch = triton.runtime.driver.active.utils.launch
     types = run.arg_annotations, run.kernel_signature
     before = *options, compiled.packed_metadata, *no_hooks, *no_scratch, *types
-    return lambda stream, arguments: launch(*grid, stream, *before, arguments)
+    return lambda stream, arguments: partial(launch, *grid, stream, *before, arguments)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper
 from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
@@ -317,3 +319,26 @@ def test_the_emulation_finds_errors(error):
         for seed in range(40):
             with emulated_gpu(multiprocessors=heads, seed=seed, source=changed):
                 assert_right(*given, True, by=by_hopper)
+
+
+def test_symbolic_shapes():
+    """Tools that trace with symbolic shapes see the operator, and no plan of fixed sizes."""
+    given = [torch.randn(1, 2, 20, 64, dtype=BF16) for _ in range(3)]
+    attend = partial(flash_attention, is_causal=True, implementation="flash_hopper")
+    with emulated_gpu(multiprocessors=2, seed=0):
+        traced = make_fx(attend, tracing_mode="symbolic")(*given)
+        assert torch.equal(traced(*given), attend(*given))
+
+
+def test_plans_of_backward_are_limited(monkeypatch):
+    """The gradient of the output of a concatenation has other strides for each other length."""
+    monkeypatch.setattr(backward_launch, "MAX_BACKWARD_PLANS", 2)
+    given = [torch.randn(1, 2, 20, 64, dtype=BF16, requires_grad=True) for _ in range(3)]
+    with emulated_gpu(multiprocessors=2, seed=0):
+        kept = forward_launch.plan_of(*given, Call(True))
+        assert kept is not None
+        for rows in range(5):
+            out = FlashAttentionHopper.apply(*given, kept)
+            other = torch.zeros(1, 2, 8 * rows, 64, dtype=BF16)
+            torch.cat([out, other], -2).sum().backward()
+            assert len(kept.backward_plans) <= 2

@@ -28,7 +28,13 @@ from systems.kernels.flash_attention.arguments import (
     scale_error,
     tensor_errors,
 )
-from systems.kernels.flash_attention.call import MAX_PLANS, Call, autocast
+from systems.kernels.flash_attention.call import (
+    MAX_PLANS,
+    Call,
+    autocast,
+    is_traced,
+    signature,
+)
 from systems.kernels.flash_attention.implementations import (
     ATTENTIONS,
     best_implementation,
@@ -111,24 +117,20 @@ def flash_attention(
     """
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
-    call, chosen = _choose(
+    choice = _choose(
         q, k, v, is_causal, scale, implementation, window, alignment, softcap, return_lse, layout
     )
+    if layout == LAYOUTS[0] and q.dim() == 4:
+        return _attend(q, k, v, *choice)
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     leading = q.shape[:-2]
-    if len(leading) != 2:
-        # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
-        # materializes the score matrix.
-        q, k, v = (four_dimensional(x) for x in (q, k, v))
-    if q.numel() == 0 or k.numel() == 0:
-        chosen = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
-    result = _attend(q, k, v, chosen, call)
-    if len(leading) == 2 and layout == LAYOUTS[0]:
-        return result
+    # torch's fused kernels support only four dimensions. For other numbers of dimensions, torch
+    # materializes the score matrix.
+    q, k, v = (four_dimensional(x) for x in (q, k, v))
+    result = _attend(q, k, v, *choice)
     out, lse = result if return_lse else (result, None)
-    if len(leading) != 2:
-        out = out.reshape(*leading, *out.shape[-2:])
+    out = out.reshape(*leading, *out.shape[-2:])
     if layout == LAYOUTS[1]:
         out = out.transpose(-3, -2)
     return out if lse is None else (out, lse.reshape(*leading, lse.shape[-1]))
@@ -292,12 +294,13 @@ def _devices(q: Tensor, k: Tensor, v: Tensor) -> tuple[torch.device, ...]:
     return q.device, k.device, v.device
 
 
-# The calls and implementations for arguments that were checked before
-_chosen: dict[tuple[Any, ...], tuple[Call, str]] = {}
+# Name of an implementation, the call, and the plan of `Implementation.plan`
+Choice = tuple[str, Call, Any]
+_chosen: dict[tuple[Any, ...], Choice] = {}  # for arguments that were checked before
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
-    """Return the call for arguments of `flash_attention`, and the name of the implementation.
+def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Choice:
+    """Return the choice for arguments of `flash_attention`.
 
     Equal arguments are checked once, and "auto" chooses once for them, because this takes a
     considerable part of a call with small inputs.
@@ -305,19 +308,19 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Call, str]:
     Raises:
         ValueError: if arguments are invalid; the message lists all errors.
     """
-    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
-    if torch.compiler.is_compiling():
+    if is_traced():
         return _check_and_choose(q, k, v, *options)
     needs_gradient = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     )
     # With types, because True == 1 == 1.0, but an argument may accept only one of them.
-    key = (shapes, dtypes, _devices(q, k, v), needs_gradient, options, *map(type, options))
-    if options[3] is not NO_WINDOW:
-        key += tuple(map(type, options[3])) if isinstance(options[3], (tuple, list)) else ()
+    types = tuple(map(type, options))
+    if options[3] is not NO_WINDOW and isinstance(options[3], (tuple, list)):
+        types += tuple(map(type, options[3]))
     try:
+        key = signature(q, k, v), needs_gradient, options, types
         found = _chosen.get(key)
-    except TypeError:  # an option that cannot be hashed
+    except (TypeError, RuntimeError):  # an option that cannot be hashed; a tensor without strides
         return _check_and_choose(q, k, v, *options)
     if found is None:
         found = _check_and_choose(q, k, v, *options)
@@ -339,7 +342,7 @@ def _check_and_choose(
     softcap: Any,
     return_lse: Any,
     layout: Any,
-) -> tuple[Call, str]:
+) -> Choice:
     errors = option_errors(
         is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
     )
@@ -354,20 +357,28 @@ def _check_and_choose(
     if q.shape[-2] == k.shape[-2]:
         alignment = ALIGNMENTS[0]  # the same, and more implementations have it
     call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
+    if q.numel() == 0 or k.numel() == 0:
+        implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
     if implementation == "auto":
         implementation = best_implementation(q, k, v, call)
-    return call, implementation
+    if is_traced() or unsupported_reason(q, k, v, implementation, call):
+        return implementation, call, None
+    return implementation, call, ATTENTIONS[implementation].plan(q, k, v, call)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call) -> Any:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call, plan: Any = None
+) -> Any:
     """Call the implementation with this name, with checked arguments."""
+    found = ATTENTIONS[implementation]
+    if plan is not None:
+        return found.attend(q, k, v, plan)
     reason = unsupported_reason(q, k, v, implementation, call)
     if reason:
         others = [name for name in ATTENTIONS if not unsupported_reason(q, k, v, name, call)]
         raise RuntimeError(
             f"{reason}; implementations that support these inputs: auto, {', '.join(others)}"
         )
-    found = ATTENTIONS[implementation]
     if call.scale is not None and call.scale < 0 and not found.any_scale:
         q, call = -q, call._replace(scale=-call.scale)
     if torch.compiler.is_compiling():

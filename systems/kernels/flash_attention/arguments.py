@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,9 +46,10 @@ _MIN_SOFTCAP, _MAX_SOFTCAP = 1e-18, 1e18
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
-def require_tensors(q: object, k: object, v: object) -> None:
+def require_tensors(q: Any, k: Any, v: Any) -> None:
     """Raise a ValueError if q, k or v is not a tensor with a shape."""
-    if all(isinstance(x, Tensor) and not x.is_nested for x in (q, k, v)):
+    are_tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if are_tensors and not (q.is_nested or k.is_nested or v.is_nested):  # most calls
         return
     errors = [
         f"{name} must be a tensor, got {_describe(x)}"

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
-from systems.kernels.flash_attention.call import PLAIN, Call, Packing, autocast
+from systems.kernels.flash_attention.call import PLAIN, Call, Packing, autocast, is_traced
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
+from systems.kernels.flash_attention.hopper.forward_launch import HopperForwardPlan
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.layout import output_strides
 
@@ -44,9 +45,8 @@ class FlashAttentionTriton(torch.autograd.Function):
         return _forward(ctx, q, k, v, call, False)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_backward(ctx, *grads), None)
+        return _backward(ctx, *grads)
 
 
 class FlashAttentionHopper(torch.autograd.Function):
@@ -73,23 +73,37 @@ class FlashAttentionHopper(torch.autograd.Function):
         return _forward(ctx, q, k, v, call, True)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_backward(ctx, *grads), None)
+        return _backward(ctx, *grads)
 
 
 def _forward(
-    ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call | bool, on_hopper: bool
+    ctx: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: Call | bool | HopperForwardPlan,
+    on_hopper: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Run the forward pass, and save what backward needs."""
-    if not isinstance(call, Call):
-        if not isinstance(call, bool):
-            raise ValueError(f"is_causal must be True, False or a Call, got {call!r}")
-        call = Call(call)
-    ctx.dtypes = q.dtype, k.dtype, v.dtype
-    q, k, v = autocast(q, k, v)
+    """Run the forward pass, and save what backward needs.
+
+    A plan is that of `forward_launch.plan_of` for these tensors, which need no cast.
+    """
+    plan = None
+    ctx.dtypes, ctx.plans = (q.dtype, k.dtype, v.dtype), None
+    if isinstance(call, HopperForwardPlan):
+        plan, call = call, call.call
+        ctx.plans = plan.backward_plans
+    else:
+        if not isinstance(call, Call):
+            if not isinstance(call, bool):
+                raise ValueError(f"is_causal must be True, False or a Call, got {call!r}")
+            call = Call(call)
+        q, k, v = autocast(q, k, v)
     packing = call.packing if isinstance(call.packing, Packing) else ()
-    if _needs_custom_op():
+    if plan is not None:
+        out, lse = plan(q, k, v)
+    elif is_traced():
         out, lse = flash_forward_op(q, k, v, on_hopper, *call[:6], call.precision, *packing)
     else:
         out, lse = _run_forward(q, k, v, call, on_hopper)
@@ -100,9 +114,21 @@ def _forward(
     return (out, lse) if call.return_lse else out
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gradients:
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments of `_forward`, and refuse second derivatives.
+
+    Only for second derivatives, torch records operators here. `once_differentiable` refuses them,
+    but takes host time in every call.
+    """
+    differentiate = _refusing_derivatives if torch.is_grad_enabled() else _differentiate
+    return differentiate(ctx, *grads)
+
+
+def _differentiate(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return None, None, None
+        return None, None, None, None
     tensors = ctx.saved_tensors  # with checkpointing, they can be read only once
     (q, k, v, out, lse), starts = tensors[:5], tensors[5:]
     dout = torch.zeros_like(out) if dout is None else dout
@@ -110,7 +136,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Grad
     needs = needs_dq, needs_dk or needs_dv
     call = ctx.call
     gradients: Gradients
-    if _needs_custom_op():
+    if is_traced():
         gradients = flash_backward_op(
             q, k, v, out, lse, dout, ctx.on_hopper, *needs, *call[:6], call.precision,
             *(starts or (None, None)), *(ctx.longest or (0, 0)), dlse,
@@ -118,20 +144,21 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Grad
     else:
         if starts:
             call = call._replace(packing=Packing(*starts, *ctx.longest))
-        gradients = _run_backward(q, k, v, out, lse, dout, call, ctx.on_hopper, *needs, dlse)
-    if ctx.dtypes == (q.dtype,) * 3 and needs_dq and needs_dk and needs_dv:
-        return gradients
+        gradients = _run_backward(
+            q, k, v, out, lse, dout, call, ctx.on_hopper, *needs, dlse, ctx.plans
+        )
+    if needs_dq and needs_dk and needs_dv and ctx.dtypes == (q.dtype,) * 3:
+        return *gradients, None
     dq, dk, dv = (
         gradient.to(dtype) if needed and gradient is not None else None
         for gradient, dtype, needed in zip(
             gradients, ctx.dtypes, (needs_dq, needs_dk, needs_dv), strict=True
         )
     )
-    return dq, dk, dv
+    return dq, dk, dv, None
 
 
-def _needs_custom_op() -> bool:
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+_refusing_derivatives = once_differentiable(_differentiate)
 
 
 def _run_forward(
@@ -155,6 +182,7 @@ def _run_backward(
     needs_dq: bool,
     needs_dkdv: bool,
     dlse: Tensor | None,
+    plans: Any = None,
 ) -> Gradients:
     """Return dq, dk and dv; None for gradients that are not needed.
 
@@ -167,7 +195,7 @@ def _run_backward(
         deterministic = torch.are_deterministic_algorithms_enabled()
         if not deterministic or backward_launch.can_be_deterministic(k):
             return backward_launch.flash_backward(
-                q, k, v, out, lse, dout, call, dlse=dlse, deterministic=deterministic
+                q, k, v, out, lse, dout, call, dlse=dlse, deterministic=deterministic, plans=plans
             )
     return launch.flash_backward(
         q, k, v, out, lse, dout, call, dlse=dlse, needs_dq=needs_dq, needs_dkdv=needs_dkdv

@@ -148,14 +148,18 @@ class Implementation(NamedTuple):
             such tensors on any machine, or None if it does.
         gpus: the GPUs on which it runs, as text for tables.
         any_scale: whether the scale may be negative. Others mask scores before they scale them.
+        plan: a function (q, k, v, call) that returns what `attend` may get instead of the call, for
+            tensors with the shapes, strides, dtypes and device of these, to save host time; None if
+            there is no such thing. The call is supported, and not packed.
     """
 
-    attend: Callable[[Tensor, Tensor, Tensor, Call], Any]
+    attend: Callable[[Tensor, Tensor, Tensor, Any], Any]
     features: frozenset[str] = frozenset()
     unsupported_reason: Callable[[Tensor, Tensor, Tensor, Call], str | None] = lambda *_: None
     form_reason: Callable[[torch.dtype, int, int], str | None] = lambda *_: None
     gpus: str = "any device"
     any_scale: bool = False
+    plan: Callable[[Tensor, Tensor, Tensor, Call], Any] = lambda *_: None
 
 
 def features(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[str]:
@@ -187,6 +191,11 @@ def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
         (q.dtype, k.dtype, v.dtype),
         (q.device, k.device, v.device),
     )
+
+
+def is_traced() -> bool:
+    """Return whether torch.compile or a torch dispatch mode sees the operators that are called."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

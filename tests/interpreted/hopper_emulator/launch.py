@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from systems.kernels.tensor_maps import TensorMap
 from tests.interpreted.hopper_emulator import hopper, language
 from tests.interpreted.hopper_emulator.schedule import Schedule, run_in
 from tests.interpreted.hopper_emulator.shared_memory import Descriptor
@@ -152,16 +151,17 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     from systems.kernels import kernel_launch
+    from systems.kernels.flash_attention import api
     from systems.kernels.flash_attention.hopper import backward_launch, forward_launch, support
 
     emulation = Emulation(multiprocessors, seed, source)
     interpret = kernel_launch.Launch.__call__
 
-    def call(self: kernel_launch.Launch, *tensors: Tensor, maps: Sequence[TensorMap] = ()) -> None:
+    def call(self: kernel_launch.Launch, *tensors: Tensor, maps: Sequence[Any] = ()) -> None:
         if not isinstance(self.kernel, GluonJITFunction):
-            interpret(self, *tensors, maps=maps)
+            interpret(self, *tensors)
             return
-        arguments = (*(x.descriptor for x in maps), *tensors, *self.numbers)
+        arguments = (*maps, *tensors, *self.numbers)
         emulation.launch(self.kernel, self.grid, arguments, self.constants)
         assert not counters.any(), "forward does not set its counters to zero for the next launch"
 
@@ -170,9 +170,10 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_launch.Launch, "__call__", call)
         patch.setattr(support, "is_hopper", lambda device: True)
-        patch.setattr(forward_launch, "_counters", lambda device, reuse_counters: counters)
+        patch.setattr(forward_launch, "_counters", lambda *_: counters)
         for module in (backward_launch, forward_launch):
             patch.setattr(module, "multiprocessors", lambda index: multiprocessors)
+        patch.setattr(api, "_chosen", {})
         # Launch plans depend on the number of multiprocessors.
         patch.setattr(forward_launch, "_forward_plan", forward_launch.HopperForwardPlan)
         patch.setattr(backward_launch, "_backward_plan", backward_launch.HopperBackwardPlan)

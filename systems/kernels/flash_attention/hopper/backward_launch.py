@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.alignment import ALIGNMENT
-from systems.kernels.device import multiprocessors, on
+from systems.kernels.device import current_stream, multiprocessors, on
 from systems.kernels.flash_attention.call import (
     MAX_PLANS,
     PLAIN,
@@ -63,7 +63,7 @@ from systems.kernels.flash_attention.hopper.tma_rows import (
 )
 from systems.kernels.flash_attention.triton.layout import Layout, output_strides
 from systems.kernels.flash_attention.triton.work_splits import L2_BYTES, split_tiles
-from systems.kernels.kernel_launch import Launch
+from systems.kernels.kernel_launch import Launch, Repeat, Repeats
 from systems.kernels.tensor_maps import TensorMaps
 
 TILE = BLOCK_Q  # number of rows of every TMA copy, except those of keys in `backward.d192`
@@ -79,6 +79,7 @@ ROW_BYTES = 2 + 2 + 4
 # If the data of a group of heads do not fit in the L2 cache, at least so many blocks of each head
 # run at the same time, so that they load most of its data from this cache.
 SHARING_BLOCKS = 16
+MAX_BACKWARD_PLANS = 16  # of a plan of the forward pass: the strides of the gradient may differ
 MAX_DETERMINISTIC_HEAD_DIM = 128  # largest head_dim for which additions can have a fixed order
 
 
@@ -126,6 +127,7 @@ def flash_backward(
     n_splits: int | None = None,
     q_per_item: int | None = None,
     deterministic: bool = False,
+    plans: dict[Any, HopperBackwardPlan] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of attention with respect to q, k and v with the Hopper kernels.
 
@@ -143,6 +145,8 @@ def flash_backward(
             head of k; by default from `head_groups.heads_per_item`.
         deterministic: whether gradients are bitwise equal in every call. n_splits and q_per_item
             must then be None, or 1 and all, and head_dim at most `MAX_DETERMINISTIC_HEAD_DIM`.
+        plans: cache of plans for tensors with these shapes and device, and this call, by strides,
+            dtype and the other options. It takes less time than the cache for all.
 
     Returns:
         dq, dk, dv: shapes and dtype of q, k and v. Without `deterministic`, rounding errors of dq,
@@ -155,18 +159,21 @@ def flash_backward(
     if not q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype:
         dtypes = [x.dtype for x in (q, k, v, out, dout)]
         raise ValueError(f"q, k, v, out and dout must have the same dtype, got {dtypes}")
-    if deterministic and q.shape[-1] > MAX_DETERMINISTIC_HEAD_DIM:
-        raise ValueError(
-            f"deterministic needs a head_dim of at most {MAX_DETERMINISTIC_HEAD_DIM}, got "
-            f"{q.shape[-1]}"
-        )
-    options = call.for_plan(), n_splits, q_per_item, dlse is not None, deterministic
-    plan = _backward_plan(*signature(q, k, v), out.stride(), dout.stride(), *options)
-    pointers = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | dout.data_ptr()
-    if plan.copies or pointers % ALIGNMENT:
-        q, k, v, out, dout = (tma_compatible(x) for x in (q, k, v, out, dout))
-        strides = plan.gradient_strides
-        plan = _backward_plan(*signature(q, k, v), out.stride(), dout.stride(), *options, strides)
+    options = n_splits, q_per_item, dlse is not None, deterministic
+    strides = q.stride(), k.stride(), v.stride(), out.stride(), dout.stride()
+    key = strides, q.dtype, options
+    plan = None if plans is None else plans.get(key)
+    if plan is None:
+        if deterministic and q.shape[-1] > MAX_DETERMINISTIC_HEAD_DIM:
+            raise ValueError(
+                f"deterministic needs a head_dim of at most {MAX_DETERMINISTIC_HEAD_DIM}, got "
+                f"{q.shape[-1]}"
+            )
+        plan = _backward_plan(*signature(q, k, v), *strides[3:], call.for_plan(), *options)
+        if plans is not None:
+            if len(plans) >= MAX_BACKWARD_PLANS:
+                plans.clear()
+            plans[key] = plan
     return plan(q, k, v, out, lse, dout, call.packing, dlse)
 
 
@@ -174,7 +181,8 @@ class HopperBackwardPlan:
     """Prepared kernel launches of `flash_backward` for inputs with fixed properties.
 
     A call of the plan with q, k, v, out, lse, dout, the packed sequences, if any, and the gradient
-    of lse, if any, returns dq, dk and dv.
+    of lse, if any, returns dq, dk and dv. It copies inputs first if TMA does not support their
+    addresses or strides.
 
     Args:
         shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
@@ -200,6 +208,7 @@ class HopperBackwardPlan:
         gradient_strides: Shapes | None = None,
     ):
         dtype, device = dtypes[0], devices[0]
+        self.options = call, n_splits, q_per_item, has_dlse, deterministic
         self.device, self.shapes = device, shapes
         self.gradient_strides = gradient_strides or tuple(map(output_strides, shapes, strides))
         out_shape = (*shapes[0][:-1], shapes[2][-1])
@@ -215,6 +224,7 @@ class HopperBackwardPlan:
         )  # fmt: skip
         self.is_empty = 0 in (*inputs[0].shape, n_keys)
         if self.is_empty:
+            self.copies = False  # nothing to copy
             return
         gradients = [tma_layout(*of) for of in zip(shapes, self.gradient_strides, strict=True)]
         assert not any(of.is_copy for of in gradients), "gradients that TMA cannot write"
@@ -280,6 +290,9 @@ class HopperBackwardPlan:
         columns = used_columns(head_dim) + used_columns(value_dim)
         self.n_counters = 2 * batch * kv_heads * n_keys
         self.n_sums = batch * kv_heads * n_keys * (columns + 2) if self.is_summed else 0
+        # Sum of dQ, lse, -delta, counter of work items (one of 64 numbers), sums of dK and dV
+        self.work_sizes = [self.n_rows * self.dq_columns, self.n_rows, self.n_rows, 64, self.n_sums]
+        self.work_size = sum(self.work_sizes)
         ends = heads, n_queries, n_padded, packed.n_sequences if packed else 1
         self._make_row_launches(
             layouts, ends, options.scale, (head_dim, value_dim), packed is not None, has_dlse
@@ -299,6 +312,7 @@ class HopperBackwardPlan:
         # A counter for each head of q and key, see `backward.turns`
         self.n_turns = batch * heads * n_keys if deterministic else 0
         self._make_main_launch(dtype, layouts, options.constants, numbers, grid)
+        self.repeats = Repeats()
 
     def _group(
         self,
@@ -433,42 +447,56 @@ class HopperBackwardPlan:
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
         packing: Any = None, dlse: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        dq, dk, dv = (
-            q.new_empty_strided(shape, strides)
-            for shape, strides in zip(self.shapes, self.gradient_strides, strict=True)
-        )
+        pointers = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | dout.data_ptr()
+        if self.copies or pointers % ALIGNMENT:
+            q, k, v, out, dout = (tma_compatible(x) for x in (q, k, v, out, dout))
+            given = *signature(q, k, v), out.stride(), dout.stride()
+            plan = _backward_plan(*given, *self.options, self.gradient_strides)
+            return plan(q, k, v, out, lse, dout, packing, dlse)
+        shapes, strides = self.shapes, self.gradient_strides
+        dq = q.new_empty_strided(shapes[0], strides[0])
+        dk = k.new_empty_strided(shapes[1], strides[1])
+        dv = v.new_empty_strided(shapes[2], strides[2])
         if self.is_empty:
             return dq.zero_(), dk.zero_(), dv.zero_()
+        dlse = lse if dlse is None else dlse.contiguous()
+        work = torch.empty(self.work_size, dtype=torch.float32, device=self.device)
+        tensors = [q, k, v, out, lse, dout, dlse, dq, dk, dv, work]
+        if self.n_turns:
+            tensors.append(torch.zeros(self.n_turns, dtype=torch.int32, device=self.device))
+        if packing is not None and self.order is not None:
+            tensors += [*packing[:2], self.order.allocate(self.device)]
         with on(self.device):
-            self._launch(q, k, v, out, lse, dout, packing, dlse, dq, dk, dv)
+            self.repeats(current_stream(self.device), tensors, lambda: self._launch(*tensors))
         return dq, dk, dv
 
     def _launch(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
-        packing: Packing | None, dlse: Tensor | None, dq: Tensor, dk: Tensor, dv: Tensor,
-    ) -> None:  # fmt: skip
-        n, device = self.n_rows, self.device
-        sizes = n * self.dq_columns, n, n, self.n_sums
-        work = torch.empty(sum(sizes), dtype=torch.float32, device=device)
-        dq_sum, log2_lse, minus_delta, sums = work.split(sizes)
-        counter = turns = torch.empty(1, dtype=torch.int32, device=device)
-        if self.n_turns:
-            turns = torch.zeros(self.n_turns, dtype=torch.int32, device=device)
-        if self.n_sums:
-            turns = sums[-self.n_counters :].view(torch.int32)
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor,
+        dq: Tensor, dk: Tensor, dv: Tensor, work: Tensor, *others: Tensor,
+    ) -> list[Repeat | None]:  # fmt: skip
+        """Launch the kernels. `others` are turns, and starts_q, starts_k and blocks, if needed."""
+        dq_sum, log2_lse, minus_delta, counter, sums = work.split(self.work_sizes)
+        counter = counter.view(torch.int32)
         # Tensors that the kernels do not use are replaced by others.
-        dlse = lse if dlse is None else dlse.contiguous()
-        sequences = [counter] * 3
-        if packing is not None and self.order is not None:
-            sequences = [*packing[:2], self.order(packing.starts_k)]
-        starts_q = sequences[0]
-        self.prepare(out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, sums, counter)
+        turns, sequences = counter, [counter] * 3 if self.order is None else others[-3:]
+        if self.n_turns:
+            turns = others[0]
+        elif self.is_summed:
+            turns = sums[-self.n_counters :].view(torch.int32)
+        starts_q, starts_k, blocks = sequences
+        before = [] if self.order is None else [self.order(starts_k, blocks)]
         # The kernel for head_dim 64 has no descriptors of dk and dv.
         tensors = (q, dout, k, v, log2_lse, minus_delta, dq_sum, dk, dv)[: len(self.maps)]
         pairs = zip(self.maps, tensors, strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
-        self.differentiate(counter, turns, sums, dk, dv, *sequences, maps=maps)
-        self.convert(dq_sum, dq, starts_q)
+        return [
+            *before,
+            self.prepare(
+                out, dout, lse, dlse, starts_q, log2_lse, minus_delta, dq_sum, sums, counter
+            ),
+            self.differentiate(counter, turns, sums, dk, dv, *sequences, maps=maps),
+            self.convert(dq_sum, dq, starts_q),
+        ]
 
 
 _backward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperBackwardPlan)

@@ -1,8 +1,8 @@
 """Launch the forward pass of attention with the Hopper kernels.
 
 With short sequences, most of the time is host overhead. To reduce this overhead, launch plans
-(prepared kernel launches) are cached for each combination of shapes, strides, dtype and options.
-TMA descriptors are cached by address.
+(prepared kernel launches) are cached for each combination of shapes, strides, dtype and options,
+and the encoded arguments of a launch for each combination of addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from systems.kernels.alignment import ALIGNMENT
-from systems.kernels.device import multiprocessors, on
+from systems.kernels.device import current_stream, multiprocessors, on
 from systems.kernels.flash_attention.arguments import check_kernel_inputs
 from systems.kernels.flash_attention.call import (
     MAX_PLANS,
@@ -53,7 +53,7 @@ from systems.kernels.flash_attention.hopper.tma_rows import (
 from systems.kernels.flash_attention.triton.layout import Layout, layout, output_strides
 from systems.kernels.flash_attention.triton.memory_bound_launch import combine_launch
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_tiles
-from systems.kernels.kernel_launch import Launch
+from systems.kernels.kernel_launch import Launch, Repeat, Repeats
 
 # Shorter heads form groups as if they had this number of keys. The first blocks of a group read the
 # keys and values of all its heads from memory at the same time. With larger groups, this takes
@@ -97,19 +97,23 @@ def flash_forward(
     if call.scale is not None and call.scale < 0:
         # The kernel uses max(scale * s) = scale * max(s), which needs a scale of at least 0.
         q, call = -q, call._replace(scale=-call.scale)
-    options = call.for_plan(), tile, n_splits
-    plan = _forward_plan(*signature(q, k, v), *options)
-    if plan.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
-        q, k, v = tma_compatible(q), tma_compatible(k), tma_compatible(v)
-        plan = _forward_plan(*signature(q, k, v), *options, plan.out_strides)
+    plan = _forward_plan(*signature(q, k, v), call.for_plan(), tile, n_splits)
     return plan(q, k, v, call.packing, reuse_counters)
+
+
+def plan_of(q: Tensor, k: Tensor, v: Tensor, call: Call) -> HopperForwardPlan | None:
+    """Return the plan of `flash_forward` for such tensors, or None if the scale is negative."""
+    if call.scale is not None and call.scale < 0:
+        return None
+    return _forward_plan(*signature(q, k, v), call, None, None)
 
 
 class HopperForwardPlan:
     """Prepared kernel launches of `flash_forward` for inputs with fixed properties.
 
     A call of the plan with q, k and v, the packed sequences, if any, and reuse_counters returns the
-    output and its log-sum-exp.
+    output and its log-sum-exp. It copies q, k and v first if TMA does not support their addresses
+    or strides.
 
     Args:
         shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
@@ -141,6 +145,9 @@ class HopperForwardPlan:
 
         layouts = [tma_layout(*of) for of in zip(shapes, strides, strict=True)]
         self.copies = any(of.is_copy for of in layouts)
+        self.call, self.options = call, (call, tile, n_splits)
+        # Those of `backward_launch.flash_backward` for this call, by what else they depend on
+        self.backward_plans: dict[Any, Any] = {}
         self.device, self.lse_shape = device, shapes[0][:-1]
         self.out_shape = (*self.lse_shape, shapes[2][-1])
         self.out_strides = out_strides or output_strides(shapes[0], strides[0], shapes[2][-1])
@@ -151,6 +158,7 @@ class HopperForwardPlan:
         value_dim = layouts[2].head_dim
         self.is_empty = 0 in (*like_out.shape, n_keys)
         if self.is_empty:
+            self.copies = False  # nothing to copy
             return
         packed = call.packing
         assert not isinstance(packed, Packing), "a plan depends only on sizes"
@@ -216,8 +224,10 @@ class HopperForwardPlan:
             row_maps(dtype, of.shape, of.strides, *size)
             for of, size in zip((*layouts, like_out), tiles, strict=True)
         ]
-        self.partials_shape = n_splits, *like_out.shape
+        rows = n_splits * n_programs * n_queries
+        self.partial_sizes = [rows * value_dim, rows]
         self.combine = combine_launch(device, dtype, n_splits, like_out)
+        self.repeats = Repeats()
 
     def __call__(
         self,
@@ -227,38 +237,42 @@ class HopperForwardPlan:
         packing: Any = None,
         reuse_counters: bool = True,
     ) -> tuple[Tensor, Tensor]:
+        if self.copies or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT:
+            q, k, v = tma_compatible(q), tma_compatible(k), tma_compatible(v)
+            plan = _forward_plan(*signature(q, k, v), *self.options, self.out_strides)
+            return plan(q, k, v, packing, reuse_counters)
         out = q.new_empty_strided(self.out_shape, self.out_strides)
         lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
         if self.is_empty:
             return out.zero_(), lse.fill_(-math.inf)
         with on(self.device):
-            self._launch(q, k, v, out, lse, packing, reuse_counters)
+            stream = current_stream(self.device)
+            tensors = [q, k, v, out, lse, _counters(self.device, stream, reuse_counters)]
+            if self.n_splits > 1:
+                size = sum(self.partial_sizes)
+                tensors.append(torch.empty(size, dtype=torch.float32, device=self.device))
+            if packing is not None and self.order is not None:
+                tensors += [*packing[:2], self.order.allocate(self.device)]
+            self.repeats(stream, tensors, lambda: self._launch(*tensors))
         return out, lse
 
     def _launch(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        packing: Packing | None,
-        reuse_counters: bool,
-    ) -> None:
-        counters = _counters(self.device, reuse_counters)
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, counters: Tensor,
+        *others: Tensor,
+    ) -> list[Repeat | None]:  # fmt: skip
+        """Launch the kernels. `others` are float32 work space, or starts_q, starts_k and blocks."""
         pairs = zip(self.maps, (q, k, v, out), strict=True)
         maps = [maps.at(x.data_ptr()) for maps, x in pairs]
-        # Tensors that the kernel does not use are replaced by others.
-        sequences = [counters] * 3
-        if packing is not None and self.order is not None:
-            sequences = [*packing[:2], self.order(packing.starts_q)]
-        if self.n_splits == 1:
-            self.attend(out, lse, lse, counters, *sequences, maps=maps)
-            return
-        partials = torch.empty(self.partials_shape, dtype=torch.float32, device=q.device)
-        partial_lse = torch.empty(self.partials_shape[:-1], dtype=torch.float32, device=q.device)
-        self.attend(out, partials, partial_lse, counters, *sequences, maps=maps)
-        self.combine(partials, partial_lse, out, lse)
+        unused = [counters] * 3
+        if self.n_splits > 1:
+            partials, partial_lse = others[0].split(self.partial_sizes)
+            return [
+                self.attend(out, partials, partial_lse, counters, *unused, maps=maps),
+                self.combine(partials, partial_lse, out, lse),
+            ]
+        before = [] if self.order is None else [self.order(others[0], others[2])]
+        sequences = others or unused
+        return [*before, self.attend(out, lse, lse, counters, *sequences, maps=maps)]
 
 
 def _group(
@@ -304,7 +318,7 @@ def _group(
 _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 
 
-def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
+def _counters(device: torch.device, stream: int, reuse_counters: bool) -> Tensor:
     """Return the two work counters of a kernel launch, int32 (2,), with the value zero.
 
     The programs of the kernel share the work items with these counters, and set them to zero again
@@ -317,7 +331,7 @@ def _counters(device: torch.device, reuse_counters: bool) -> Tensor:
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)
-    return _stream_counters(device, torch._C._cuda_getCurrentRawStream(device.index))
+    return _stream_counters(device, stream)
 
 
 @functools.lru_cache(maxsize=256)
