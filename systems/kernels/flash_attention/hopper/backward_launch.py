@@ -289,7 +289,9 @@ class HopperBackwardPlan:
         # Sums of dK and dV, and two counters for each key, see `backward.sums`
         columns = used_columns(head_dim) + used_columns(value_dim)
         self.n_counters = 2 * batch * kv_heads * n_keys
-        self.n_sums = batch * kv_heads * n_keys * (columns + 2) if self.is_summed else 0
+        sum_rows = n_keys if packed is not None else -(-n_keys // block_k) * block_k
+        n_sums = batch * kv_heads * sum_rows * columns + self.n_counters
+        self.n_sums = n_sums if self.is_summed else 0
         # Sum of dQ, lse, -delta, counter of work items (one of 64 numbers), sums of dK and dV
         self.work_sizes = [self.n_rows * self.dq_columns, self.n_rows, self.n_rows, 64, self.n_sums]
         self.work_size = sum(self.work_sizes)

@@ -181,10 +181,10 @@ def _sum_of_items(
     ADDS: gl.constexpr,
 ):  # fmt: skip
     """Add dK or dV (see `column_parts`) to the sums, or read it, see `sums.sum_of_items`."""
-    first = sum_of_items(problem, item, key_row, sums, COLUMNS, value[0], 0, ADDS)
+    first = sum_of_items(problem, item, key_row, sums, COLUMNS, 0, value[0], 0, ADDS)
     if IN_PARTS:
         LOW: gl.constexpr = value[0].shape[1]
-        rest = sum_of_items(problem, item, key_row, sums + LOW, COLUMNS, value[1], 0, ADDS)
+        rest = sum_of_items(problem, item, key_row, sums, COLUMNS, LOW, value[1], 0, ADDS)
         both = (first, rest)
     else:
         both = (first,)

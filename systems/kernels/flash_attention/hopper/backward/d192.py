@@ -410,15 +410,15 @@ def _sum_of_items(problem, item, sums, values, ADDS: gl.constexpr):
     """Add dK^T or dV^T (see `_zeros`) to the sums, or read it, see `sums.sum_of_items`."""
     key = item.first_key
     wide = (
-        sum_of_items(problem, item, key, sums, COLUMNS, values[0][0], 1, ADDS),
-        sum_of_items(problem, item, key, sums + BOX, COLUMNS, values[1][0], 1, ADDS),
-        sum_of_items(problem, item, key, sums + 2 * BOX, COLUMNS, values[2][0], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, 0, values[0][0], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, BOX, values[1][0], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, 2 * BOX, values[2][0], 1, ADDS),
     )
     key += WIDE
     narrow = (
-        sum_of_items(problem, item, key, sums, COLUMNS, values[0][1], 1, ADDS),
-        sum_of_items(problem, item, key, sums + BOX, COLUMNS, values[1][1], 1, ADDS),
-        sum_of_items(problem, item, key, sums + 2 * BOX, COLUMNS, values[2][1], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, 0, values[0][1], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, BOX, values[1][1], 1, ADDS),
+        sum_of_items(problem, item, key, sums, COLUMNS, 2 * BOX, values[2][1], 1, ADDS),
     )
     return (wide[0], narrow[0]), (wide[1], narrow[1]), (wide[2], narrow[2])
 

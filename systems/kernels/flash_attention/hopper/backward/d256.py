@@ -355,16 +355,17 @@ def _consume(
     column: gl.constexpr = WHICH * HALF
     writes = gl.to_tensor(True)
     if SUMMED:
-        dk_sums = sums + column
-        dv_sums = sums_of_values(problem, sums, HALF + HIGH) + column
-        sum_of_items(problem, item, key_row, dk_sums, HALF + HIGH, dk, 0, True)
+        dk_columns: gl.constexpr = HALF + HIGH
+        dv_columns: gl.constexpr = HALF + VALUE_HIGH
+        dv_sums = sums_of_values(problem, sums, dk_columns)
+        sum_of_items(problem, item, key_row, sums, dk_columns, column, dk, 0, True)
         if HAS_DV:
-            sum_of_items(problem, item, key_row, dv_sums, HALF + VALUE_HIGH, dv, 0, True)
+            sum_of_items(problem, item, key_row, dv_sums, dv_columns, column, dv, 0, True)
         writes = is_last_item(problem, item, key_row, problem.turns, WHICH)
         if writes:
-            dk = sum_of_items(problem, item, key_row, dk_sums, HALF + HIGH, dk, 0, False)
+            dk = sum_of_items(problem, item, key_row, sums, dk_columns, column, dk, 0, False)
             if HAS_DV:
-                dv = sum_of_items(problem, item, key_row, dv_sums, HALF + VALUE_HIGH, dv, 0, False)
+                dv = sum_of_items(problem, item, key_row, dv_sums, dv_columns, column, dv, 0, False)
     if writes:
         if problem.PACKED:
             # TMA would also write to the first rows of the next packed sequence.

@@ -331,12 +331,12 @@ def _consume(
         writes = gl.to_tensor(True)
         if SUMMED:
             dv_sums = sums_of_values(problem, sums, HEAD_DIM)
-            sum_of_items(problem, item, first_row, sums, HEAD_DIM, dk, 0, True)
-            sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, dv, 0, True)
+            sum_of_items(problem, item, first_row, sums, HEAD_DIM, 0, dk, 0, True)
+            sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, 0, dv, 0, True)
             writes = is_last_item(problem, item, first_row, problem.turns, 0)
             if writes:
-                dk = sum_of_items(problem, item, first_row, sums, HEAD_DIM, dk, 0, False)
-                dv = sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, dv, 0, False)
+                dk = sum_of_items(problem, item, first_row, sums, HEAD_DIM, 0, dk, 0, False)
+                dv = sum_of_items(problem, item, first_row, dv_sums, HEAD_DIM, 0, dv, 0, False)
         if writes:
             store_rows(dk_base, dk * scale, first_row, n_rows, in_elements(dk_row))
             store_rows(dv_base, dv, first_row, n_rows, in_elements(dv_row))

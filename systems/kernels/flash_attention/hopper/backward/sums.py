@@ -4,8 +4,10 @@ If several work items have the same keys, each of them adds its dK and dV to flo
 memory. Each work item then counts itself. The last one of its keys reads the sums and writes the
 gradients in their dtype. No work item waits for another one.
 
-The sums and the counters must be zeros. The sums of dK are float32 (batch * heads of k, n_keys,
-COLUMNS), contiguous, and those of dV follow them, with their own number of columns.
+The sums and the counters must be zeros. The sums of dK are float32 (batch * heads of k, rows,
+COLUMNS), contiguous, and those of dV follow them, with their own number of columns. Without packed
+sequences, rows are those of whole blocks of keys. The order of the elements within a tile is that
+in which the threads have them, see `sum_of_items`.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
@@ -22,41 +24,81 @@ from systems.kernels.flash_attention.hopper.gluon_names import barrier
 
 @gluon.jit
 def sum_of_items(
-    problem, item, key_row, sums, columns, value, KEY_AXIS: gl.constexpr, ADDS: gl.constexpr
-):
-    """Add a part of dK or dV to the sums, or read it from there.
+    problem, item, key_row, sums, columns, first_column, value, KEY_AXIS: gl.constexpr,
+    ADDS: gl.constexpr,
+):  # fmt: skip
+    """Add a tile of dK or dV to the sums, or read it from there.
 
     With ADDS, `value` is added and returned. Otherwise, the sum of all work items is returned, and
     only the shape and the layout of `value` matter. Only the last work item may read, see
     `is_last_item`.
 
+    A thread adds 16 bytes at a time. Of each 16 adjacent elements of the last axis of a tile, it
+    has two pairs, such as 0, 1, 8 and 9. The sums have them next to each other. If the last axis is
+    that of the keys, a tile has its columns one after another, and not its keys.
+
     Args:
-        key_row: row of the tensor k that has the first key of the tile. Rows past the last key of
-            the sequence are neither added nor read.
-        sums: address of the first column of the tile in the sums of dK or of dV.
+        key_row: row of the tensor k that has the first key of the tile.
+        sums: address of the sums of dK or of dV.
         columns: number of columns of a row of these sums.
-        value: float32 (keys, columns of the tile), or the opposite if KEY_AXIS is 1.
+        first_column: first column of the tile.
+        value: float32 (keys, columns of the tile), or the opposite if KEY_AXIS is 1. It is the
+            result of a WGMMA. PACKED must be False if KEY_AXIS is 1.
     """
-    COLUMN_AXIS: gl.constexpr = 1 - KEY_AXIS
-    layout: gl.constexpr = value.type.layout
-    row = key_row + gl.arange(0, value.shape[KEY_AXIS], gl.SliceLayout(COLUMN_AXIS, layout))
-    column = gl.arange(0, value.shape[COLUMN_AXIS], gl.SliceLayout(KEY_AXIS, layout))
-    there = gl.expand_dims(row < item.key_start + item.n_keys, COLUMN_AXIS)
-    before = (item.head // problem.ITEMS_PER_KV).to(gl.int64) * problem.n_keys
-    offset = gl.expand_dims((before + row) * columns, COLUMN_AXIS)
-    pointers = sums + offset + gl.expand_dims(column, KEY_AXIS)
-    if ADDS:
-        gl.atomic_add(pointers, value, mask=there, sem="relaxed")
+    given: gl.constexpr = value.type.layout
+    layout: gl.constexpr = _four_at_a_time(value.shape[1])
+    i = gl.arange(0, value.shape[0], gl.SliceLayout(1, layout))
+    j = gl.arange(0, value.shape[1], gl.SliceLayout(0, layout))
+    before = (item.head // problem.ITEMS_PER_KV).to(gl.int64) * _n_rows(problem)
+    if KEY_AXIS == 0:
+        # Rows past the last key may belong to the next packed sequence.
+        there = (key_row + i < item.key_start + item.n_keys)[:, None]
+        place = ((before + key_row + i) * columns + first_column)[:, None] + j[None, :]
     else:
-        value = gl.load(pointers, mask=there, other=0.0)
+        there = (j >= 0)[None, :]  # all: a tile has room past the last key
+        first = (before + key_row) * columns + first_column * value.shape[1]
+        place = first + (i * value.shape[1])[:, None] + j[None, :]
+    if ADDS:
+        swapped = gl.convert_layout(_swapped(value, 2, 4), layout, assert_trivial=True)
+        gl.atomic_add(sums + place, swapped, mask=there, sem="relaxed")
+    else:
+        swapped = gl.load(sums + place, mask=there, other=0.0)
+        value = gl.convert_layout(_swapped(swapped, 4, 2), given, assert_trivial=True)
     return value
+
+
+@gluon.jit
+def _swapped(value, FIRST: gl.constexpr, SECOND: gl.constexpr):
+    """Transpose (FIRST, SECOND) pairs of adjacent elements, in each 16 elements of a row."""
+    rows: gl.constexpr = value.shape[0]
+    columns: gl.constexpr = value.shape[1]
+    pairs = value.reshape([rows, columns // 16, FIRST, SECOND, 2])
+    return pairs.permute((0, 1, 3, 2, 4)).reshape([rows, columns])
+
+
+@gluon.constexpr_function
+def _four_at_a_time(columns):
+    """Return the register layout of the result of a WGMMA, (64, columns), after `_swapped`."""
+    blocks = [[0, 16 << i] for i in range((columns // 16).bit_length() - 1)]
+    registers = [[0, 1], [0, 2], [8, 0], *blocks]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns])
+
+
+@gluon.jit
+def _n_rows(problem):
+    """Return the number of rows of the sums of a head."""
+    rows = problem.n_keys
+    if not problem.PACKED:
+        rows = gl.cdiv(rows, problem.BLOCK_K) * problem.BLOCK_K
+    return rows
 
 
 @gluon.jit
 def sums_of_values(problem, sums, columns):
     """Return the address of the sums of dV. Those of dK start at `sums`, with `columns` columns."""
     n_heads = problem.n_programs // problem.ITEMS_PER_KV
-    return sums + n_heads.to(gl.int64) * problem.n_keys * columns
+    return sums + n_heads.to(gl.int64) * _n_rows(problem) * columns
 
 
 @gluon.jit
