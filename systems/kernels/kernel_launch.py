@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from systems.kernels.device import current_stream
 from systems.kernels.triton_driver import direct_launch, encoded_descriptor, tensordesc_metas
 from systems.triton_faults import TRITON_FAULT
 
@@ -157,13 +158,13 @@ def _variant(
     direct, metas = direct_launch(compiled, grid), tensordesc_metas(compiled)
     if direct is None:
         return lambda maps, addresses: partial(compiled[grid], *maps, *addresses, *rest)
-    stream_of, device = torch._C._cuda_getCurrentRawStream, torch.cuda.current_device()
+    device = torch.device("cuda", torch.cuda.current_device())
 
     def bind(maps: Sequence[Any], addresses: list[int]) -> Repeat:
         encoded: list[Any] = []
         for descriptor, meta in zip(maps, metas, strict=True):
             encoded += encoded_descriptor(descriptor, meta)
-        return direct(stream_of(device), (*encoded, *addresses, *rest))
+        return direct(current_stream(device), (*encoded, *addresses, *rest))
 
     return bind
 

@@ -14,6 +14,7 @@ from systems.kernels.flash_attention.autograd import (
     FlashAttentionTriton,
     flash_backward_op,
     flash_forward_op,
+    operator_arguments,
 )
 from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.triton import launch
@@ -86,13 +87,13 @@ def test_ops_are_what_torch_is_told_of_them(layout):
     elif layout == "five":
         q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
     call = Call(True, -0.5)
-    options = *call[:6], call.precision
+    options = operator_arguments(call)
     results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
     assert set(results.values()) == {"SUCCESS"}
     out, lse = flash_forward(q, k, v, call)
     wanted = [(True, True), (True, False), (False, True)]
     for needs in wanted if layout == "dense" else wanted[:1]:
-        tensors = q, k, v, out, lse, dout
+        tensors = q, k, v, out, lse, dout, None
         results = library.opcheck(flash_backward_op, (*tensors, False, *needs, *options))
         assert set(results.values()) == {"SUCCESS"}
 
@@ -123,12 +124,13 @@ def test_compiled_with_every_feature():
 @pytest.mark.depends
 def test_ops_with_every_feature():
     (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
-    options = *FEATURES[:6], FEATURES.precision, *packing
+    call = FEATURES._replace(packing=packing)
+    options = operator_arguments(call)
     results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
     assert set(results.values()) == {"SUCCESS"}
-    out, lse = flash_forward(q, k, v, FEATURES._replace(packing=packing))
-    tensors = q, k, v, out, lse, dout
-    results = library.opcheck(flash_backward_op, (*tensors, False, True, True, *options, lse))
+    out, lse = flash_forward(q, k, v, call)
+    tensors = q, k, v, out, lse, dout, lse
+    results = library.opcheck(flash_backward_op, (*tensors, False, True, True, *options))
     assert set(results.values()) == {"SUCCESS"}
 
 

@@ -10,6 +10,7 @@ Example:
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from systems.kernels.flash_attention.arguments import (
     ALIGNMENTS,
     LAYOUTS,
     PACKED,
+    Options,
     make_call,
     make_packing,
     option_errors,
@@ -74,12 +76,10 @@ def flash_attention(
         is_causal: if True, a query sees only keys up to its position.
         scale: multiplies the scores; 1/sqrt(head_dim) by default.
         implementation:
-            auto            for large inputs on a Hopper GPU (compute capability 9.0): flash_hopper
-                            or flash_triton, see `best_implementation`. Otherwise
-                            sdpa, for example on other devices, for float64, and for small inputs,
-                            whose time is mostly launch overhead. For features that sdpa lacks: the
-                            first of flash_hopper (if the inputs fill the GPU), flash_triton and
-                            naive that supports the call
+            auto            the fastest one measured: flash_hopper or flash_triton for large inputs
+                            on an H100 or H200, sdpa for others, and for features that sdpa lacks
+                            the first of flash_hopper, flash_triton and naive that supports them
+                            (docs/attention.md has a table)
             naive           attention with the full score matrix in memory, in the inputs' dtype;
                             with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
@@ -117,9 +117,10 @@ def flash_attention(
     """
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)  # first, because the code below depends on the dtype
-    choice = _choose(
-        q, k, v, is_causal, scale, implementation, window, alignment, softcap, return_lse, layout
+    options = Options(
+        is_causal, scale, implementation, window, alignment, softcap, return_lse, layout
     )
+    choice = _choose(q, k, v, options)
     if layout == LAYOUTS[0] and q.dim() == 4:
         return _attend(q, k, v, *choice)
     if layout == LAYOUTS[1]:
@@ -187,24 +188,19 @@ def flash_attention_packed(
     """
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)
-    errors = option_errors(
-        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse,
-        LAYOUTS[0],
-    )  # fmt: skip
-    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
-    errors += tensor_errors(shapes, dtypes, _devices(q, k, v), PACKED)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    errors += packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if errors:
-        raise ValueError("; ".join(errors))
+    if cu_seqlens_q is cu_seqlens_k and alignment in ALIGNMENTS:
+        alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
+    options = Options(
+        is_causal, scale, implementation, window, alignment, softcap, return_lse, LAYOUTS[0]
+    )
+    errors = packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    _raise_errors(q, k, v, options, PACKED, errors)
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     packing = make_packing(
         q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
-    if cu_seqlens_q is cu_seqlens_k:
-        alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
-    call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
-    call = call._replace(packing=packing)
+    call = make_call(options)._replace(packing=packing)
     if implementation == "auto":
         implementation = best_implementation(q, k, v, call)
     result = _attend(q, k, v, implementation, call)
@@ -233,11 +229,10 @@ def scaled_dot_product_attention(
 
     The first time that this function calls torch's function for a reason, it warns.
 
-    `flash_attention(..., implementation="auto")` computes the result. It also uses torch's function
-    for inputs that are too small for kernels launched from Python, and on devices other than a
-    Hopper GPU. torch's function itself is called for a mask other than a causal one, for dropout,
-    within transforms of torch.func, and for arguments that `flash_attention` does not accept, for
-    example nested tensors and batch dimensions that broadcast. Errors are those of torch.
+    `flash_attention(..., implementation="auto")` computes the result. torch's function itself is
+    called for a mask other than a causal one, for dropout, within transforms of torch.func, and for
+    arguments that `flash_attention` does not accept, for example nested tensors and batch
+    dimensions that broadcast. Errors are those of torch.
     """
     options = is_causal, scale, enable_gqa
     reason = _fallback_reason(query, key, value, attn_mask, dropout_p, *options)
@@ -279,7 +274,7 @@ def _fallback_reason(
     if torch._C._are_functorch_transforms_active():
         return "flash_attention does not support transforms of torch.func"
     q, k, v = autocast(query, key, value)
-    if tensor_errors((q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype), _devices(q, k, v)):
+    if tensor_errors(*_properties(q, k, v)):
         return "flash_attention does not accept these shapes, dtypes or devices"
     if not isinstance(is_causal, bool) or scale_error(scale):
         return "flash_attention does not accept this is_causal or scale"
@@ -290,8 +285,23 @@ def _fallback_reason(
     return None
 
 
-def _devices(q: Tensor, k: Tensor, v: Tensor) -> tuple[torch.device, ...]:
-    return q.device, k.device, v.device
+def _raise_errors(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, form: str, others: Sequence[str] = ()
+) -> None:
+    """Raise a ValueError with all errors of the arguments, and others, if there are any.
+
+    `form` is a key of FORMS.
+    """
+    errors = option_errors(options, ATTENTIONS)
+    errors += [*tensor_errors(*_properties(q, k, v), form), *others]
+    if errors:
+        raise ValueError("; ".join(errors))
+
+
+def _properties(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any]:
+    """Return the shapes, the dtypes and the devices."""
+    qkv = q, k, v
+    return [x.shape for x in qkv], [x.dtype for x in qkv], [x.device for x in qkv]
 
 
 # Name of an implementation, the call, and the plan of `Implementation.plan`
@@ -299,7 +309,7 @@ Choice = tuple[str, Call, Any]
 _chosen: dict[tuple[Any, ...], Choice] = {}  # for arguments that were checked before
 
 
-def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Choice:
+def _choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choice:
     """Return the choice for arguments of `flash_attention`.
 
     Equal arguments are checked once, and "auto" chooses once for them, because this takes a
@@ -309,54 +319,37 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Choice:
         ValueError: if arguments are invalid; the message lists all errors.
     """
     if is_traced():
-        return _check_and_choose(q, k, v, *options)
+        return _check_and_choose(q, k, v, options)
     needs_gradient = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     )
     # With types, because True == 1 == 1.0, but an argument may accept only one of them.
     types = tuple(map(type, options))
-    if options[3] is not NO_WINDOW and isinstance(options[3], (tuple, list)):
-        types += tuple(map(type, options[3]))
+    window = options.window
+    if window is not NO_WINDOW and isinstance(window, (tuple, list)):
+        types += tuple(map(type, window))
     try:
         key = signature(q, k, v), needs_gradient, options, types
         found = _chosen.get(key)
     except (TypeError, RuntimeError):  # an option that cannot be hashed; a tensor without strides
-        return _check_and_choose(q, k, v, *options)
+        return _check_and_choose(q, k, v, options)
     if found is None:
-        found = _check_and_choose(q, k, v, *options)
+        found = _check_and_choose(q, k, v, options)
         if len(_chosen) >= MAX_PLANS:
             _chosen.pop(next(iter(_chosen)), None)  # another thread may have removed it
         _chosen[key] = found
     return found
 
 
-def _check_and_choose(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: Any,
-    scale: Any,
-    implementation: Any,
-    window: Any,
-    alignment: Any,
-    softcap: Any,
-    return_lse: Any,
-    layout: Any,
-) -> Choice:
-    errors = option_errors(
-        is_causal, scale, implementation, ATTENTIONS, window, alignment, softcap, return_lse, layout
-    )
-    shapes, dtypes = (q.shape, k.shape, v.shape), (q.dtype, k.dtype, v.dtype)
-    own = layout if layout in LAYOUTS else LAYOUTS[0]
-    errors += tensor_errors(shapes, dtypes, _devices(q, k, v), own)
-    if errors:
-        raise ValueError("; ".join(errors))
-    if layout == LAYOUTS[1]:
+def _check_and_choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choice:
+    _raise_errors(q, k, v, options, LAYOUTS[options.layout == LAYOUTS[1]])
+    if options.layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.shape[-2] == k.shape[-2]:
-        alignment = ALIGNMENTS[0]  # the same, and more implementations have it
-    call = make_call(is_causal, scale, window, alignment, softcap, return_lse)
+        # the same, and more implementations have it
+        options = options._replace(alignment=ALIGNMENTS[0])
+    call, implementation = make_call(options), options.implementation
     if q.numel() == 0 or k.numel() == 0:
         implementation = "naive"  # torch 2.11's fused kernels crash the process on empty inputs
     if implementation == "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +23,12 @@ DTYPES = (*KERNEL_DTYPES, torch.float64)
 ALIGNMENTS = ("upper_left", "lower_right")
 LONGEST_VALUE = 100  # number of characters of a value in a message; of others, the type is told
 LAYOUTS = ("bhsd", "bshd")
-PACKED = "packed"
-FORM = (
-    "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
-    "(..., heads, n_keys, value_dim)"
-)
+PACKED = "packed"  # the layout of `flash_attention_packed`
 FORMS = {
-    LAYOUTS[0]: FORM,
+    LAYOUTS[0]: (
+        "q must be (..., heads, n_queries, head_dim), k (..., heads, n_keys, head_dim) and v "
+        "(..., heads, n_keys, value_dim)"
+    ),
     LAYOUTS[1]: (
         "with layout='bshd', q must be (..., n_queries, heads, head_dim), k (..., n_keys, heads, "
         "head_dim) and v (..., n_keys, heads, value_dim)"
@@ -44,6 +43,19 @@ _MAX_WINDOW = 2**31 - 1
 # Beyond these limits, the softcap, its reciprocal or a score times it is not a float32 number.
 _MIN_SOFTCAP, _MAX_SOFTCAP = 1e-18, 1e18
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
+
+
+class Options(NamedTuple):
+    """The options of `api.flash_attention`, as a user gave them."""
+
+    is_causal: Any
+    scale: Any
+    implementation: Any
+    window: Any
+    alignment: Any
+    softcap: Any
+    return_lse: Any
+    layout: Any
 
 
 def require_tensors(q: Any, k: Any, v: Any) -> None:
@@ -67,33 +79,19 @@ def tensor_errors(
     dtypes: Sequence[torch.dtype],
     devices: Sequence[torch.device],
     layout: str = LAYOUTS[0],
+    valid_dtypes: Sequence[torch.dtype] = DTYPES,
+    max_head_dim: int | None = None,
 ) -> list[str]:
     """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
 
-    FORMS describes the dimensions by layout.
+    The list is empty if they are valid. FORMS describes the dimensions by layout. Without
+    max_head_dim, there is no limit.
     """
     given = shapes
     if layout != LAYOUTS[0]:  # with heads before rows; an empty shape is always an error
         n_dims = 3 if layout == PACKED else max(3, len(shapes[0]))
         fits = all(len(shape) == n_dims for shape in given)
         shapes = [(*s[:-3], s[-2], s[-3], s[-1]) if fits else () for s in given]
-    return qkv_errors(shapes, dtypes, devices, DTYPES, form=FORMS[layout], given=given)
-
-
-def qkv_errors(
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[torch.dtype],
-    devices: Sequence[torch.device],
-    valid_dtypes: Sequence[torch.dtype],
-    max_head_dim: int | None = None,
-    form: str = FORM,
-    given: Sequence[Sequence[int]] | None = None,
-) -> list[str]:
-    """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
-
-    The list is empty if they are valid. `form` has the valid dimensions, and `given` the shapes for
-    messages, by default `shapes`. Without max_head_dim, there is no limit.
-    """
     errors = []
     q, k, v = shapes
     if (
@@ -102,10 +100,10 @@ def qkv_errors(
         or q[-1] != k[-1]
         or not _heads_fit(q[:-2], k[:-2])
     ):
-        shown = zip("qkv", given or shapes, strict=True)
+        shown = zip("qkv", given, strict=True)
         errors.append(
-            f"{form}, with equal leading dimensions, except that k and v may have fewer heads if "
-            "their number divides that of q, got "
+            f"{FORMS[layout]}, with equal leading dimensions, except that k and v may have fewer "
+            "heads if their number divides that of q, got "
             + ", ".join(f"{name} {tuple(shape)}" for name, shape in shown)
         )
     for name, shape in (("head_dim", q), ("value_dim", v)):
@@ -131,21 +129,12 @@ def _heads_fit(q: Sequence[int], k: Sequence[int]) -> bool:
     return q[:-1] == k[:-1] and (q[-1] == k[-1] or (k[-1] > 0 and q[-1] % k[-1] == 0))
 
 
-def option_errors(
-    is_causal: object,
-    scale: object,
-    implementation: object,
-    implementations: Collection[str],
-    window: object,
-    alignment: object,
-    softcap: object,
-    return_lse: object,
-    layout: object,
-) -> list[str]:
-    """Return a list of error messages for invalid options of `flash_attention`.
+def option_errors(options: Options, implementations: Collection[str]) -> list[str]:
+    """Return a list of error messages for invalid options.
 
     `implementations` are the valid names, without "auto".
     """
+    is_causal, scale, implementation, window, alignment, softcap, return_lse, layout = options
     errors = []
     valid = ["auto", *implementations]
     if implementation not in valid:
@@ -254,28 +243,21 @@ def make_packing(
     )  # fmt: skip
 
 
-def make_call(
-    is_causal: bool,
-    scale: float | None,
-    window: Sequence[int | None],
-    alignment: str,
-    softcap: float | None,
-    return_lse: bool,
-) -> Call:
-    """Return the call for valid options of `flash_attention`.
+def make_call(options: Options) -> Call:
+    """Return the call for valid options.
 
     Equal masks give equal calls: a window that ends at the position of the query is causal, and
     without bounds, the alignment does not matter.
     """
-    left, right = (None if bound is None else min(int(bound), _MAX_WINDOW) for bound in window)
-    is_causal = is_causal or right == 0
+    left, right = (
+        None if bound is None else min(int(bound), _MAX_WINDOW) for bound in options.window
+    )
+    is_causal = options.is_causal or right == 0
     right = None if is_causal else right
     has_bounds = is_causal or left is not None or right is not None
-    lower_right = has_bounds and alignment == ALIGNMENTS[1]
-    return Call(
-        is_causal, _as_float(scale), left, right, lower_right, _as_float(softcap),
-        return_lse=return_lse,
-    )  # fmt: skip
+    lower_right = has_bounds and options.alignment == ALIGNMENTS[1]
+    scale, softcap = _as_float(options.scale), _as_float(options.softcap)
+    return Call(is_causal, scale, left, right, lower_right, softcap, return_lse=options.return_lse)
 
 
 def _as_float(number: float | None) -> float | None:
@@ -333,7 +315,7 @@ def check_kernel_inputs(
         ValueError: if the inputs are invalid; the message lists all errors.
         RuntimeError: if Triton kernels do not run on the device of the inputs.
     """
-    errors = qkv_errors(shapes, dtypes, devices, KERNEL_DTYPES, MAX_HEAD_DIM)
+    errors = tensor_errors(shapes, dtypes, devices, LAYOUTS[0], KERNEL_DTYPES, MAX_HEAD_DIM)
     if precision not in PRECISIONS:
         errors.append(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if errors:

@@ -104,7 +104,7 @@ def _forward(
     if plan is not None:
         out, lse = plan(q, k, v)
     elif is_traced():
-        out, lse = flash_forward_op(q, k, v, on_hopper, *call[:6], call.precision, *packing)
+        out, lse = flash_forward_op(q, k, v, on_hopper, *operator_arguments(call))
     else:
         out, lse = _run_forward(q, k, v, call, on_hopper)
     ctx.save_for_backward(q, k, v, out, lse, *packing[:2])
@@ -135,18 +135,14 @@ def _differentiate(
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
     needs = needs_dq, needs_dk or needs_dv
     call = ctx.call
+    if starts:
+        call = call._replace(packing=Packing(*starts, *ctx.longest))
+    inputs = q, k, v, out, lse, dout, dlse, ctx.on_hopper, *needs
     gradients: Gradients
     if is_traced():
-        gradients = flash_backward_op(
-            q, k, v, out, lse, dout, ctx.on_hopper, *needs, *call[:6], call.precision,
-            *(starts or (None, None)), *(ctx.longest or (0, 0)), dlse,
-        )  # fmt: skip
+        gradients = flash_backward_op(*inputs, *operator_arguments(call))
     else:
-        if starts:
-            call = call._replace(packing=Packing(*starts, *ctx.longest))
-        gradients = _run_backward(
-            q, k, v, out, lse, dout, call, ctx.on_hopper, *needs, dlse, ctx.plans
-        )
+        gradients = _run_backward(*inputs, call, ctx.plans)
     if needs_dq and needs_dk and needs_dv and ctx.dtypes == (q.dtype,) * 3:
         return *gradients, None
     dq, dk, dv = (
@@ -177,11 +173,11 @@ def _run_backward(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
-    call: Call,
+    dlse: Tensor | None,
     on_hopper: bool,
     needs_dq: bool,
     needs_dkdv: bool,
-    dlse: Tensor | None,
+    call: Call,
     plans: Any = None,
 ) -> Gradients:
     """Return dq, dk and dv; None for gradients that are not needed.
@@ -202,41 +198,55 @@ def _run_backward(
     )
 
 
-# An operator has no arguments of other types, so the fields of a call are separate arguments.
-@library.custom_op("cluster_sweeps::flash_forward", mutates_args=())
+# An operator has no arguments of other types, so the fields of a call are separate arguments, with
+# those of its packing, in the order of `operator_arguments`.
+_CALL = (
+    "bool is_causal, float? scale, int? window_left, int? window_right, bool lower_right, "
+    "float? softcap, str precision, Tensor? starts_q, Tensor? starts_k, SymInt max_queries, "
+    "SymInt max_keys"
+)
+_QKV = "Tensor q, Tensor k, Tensor v"
+
+
+def operator_arguments(call: Call) -> tuple[Any, ...]:
+    """Return the last arguments of the operators for a call."""
+    packing = call.packing if isinstance(call.packing, Packing) else (None, None, 0, 0)
+    return *call[:6], call.precision, *packing
+
+
+def _call(*arguments: Any) -> Call:
+    """Return the call with these `operator_arguments`."""
+    is_causal, scale, left, right, lower_right, softcap, precision, *packed = arguments
+    packing = None if packed[0] is None else Packing(*packed)
+    return Call(is_causal, scale, left, right, lower_right, softcap, packing, precision=precision)
+
+
+@library.custom_op(
+    "cluster_sweeps::flash_forward",
+    mutates_args=(),
+    schema=f"({_QKV}, bool on_hopper, {_CALL}) -> (Tensor, Tensor)",
+)
 def flash_forward_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    on_hopper: bool,
-    is_causal: bool,
-    scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    lower_right: bool,
-    softcap: float | None,
-    precision: str,
-    starts_q: Tensor | None = None,
-    starts_k: Tensor | None = None,
-    max_queries: int = 0,
-    max_keys: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, on_hopper: bool, *call: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the attention output and its log-sum-exp, as a custom torch operator."""
-    packing = _packing(starts_q, starts_k, max_queries, max_keys)
-    options = is_causal, scale, window_left, window_right, lower_right, softcap
-    call = Call(*options, packing=packing, precision=precision)
-    return _run_forward(q, k, v, call, on_hopper, reuse_counters=False)
+    return _run_forward(q, k, v, _call(*call), on_hopper, reuse_counters=False)
 
 
 @flash_forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     out = q.new_empty_strided(
         (*q.shape[:-1], v.shape[-1]), output_strides(q.shape, q.stride(), v.shape[-1])
     )
     return out, q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-@library.custom_op("cluster_sweeps::flash_backward", mutates_args=())
+@library.custom_op(
+    "cluster_sweeps::flash_backward",
+    mutates_args=(),
+    schema=f"({_QKV}, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, bool on_hopper, "
+    f"bool needs_dq, bool needs_dkdv, {_CALL}) -> (Tensor, Tensor, Tensor)",
+)
 def flash_backward_op(
     q: Tensor,
     k: Tensor,
@@ -244,60 +254,32 @@ def flash_backward_op(
     out: Tensor,
     lse: Tensor,
     dout: Tensor,
+    dlse: Tensor | None,
     on_hopper: bool,
     needs_dq: bool,
     needs_dkdv: bool,
-    is_causal: bool,
-    scale: float | None,
-    window_left: int | None,
-    window_right: int | None,
-    lower_right: bool,
-    softcap: float | None,
-    precision: str,
-    starts_q: Tensor | None = None,
-    starts_k: Tensor | None = None,
-    max_queries: int = 0,
-    max_keys: int = 0,
-    dlse: Tensor | None = None,
+    *call: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients dq, dk and dv of attention, as a custom torch operator.
 
     A gradient that is not needed is returned as an empty tensor, because a custom operator cannot
     return None instead of a tensor.
     """
-    packing = _packing(starts_q, starts_k, max_queries, max_keys)
-    options = is_causal, scale, window_left, window_right, lower_right, softcap
-    call = Call(*options, packing=packing, precision=precision)
-    gradients = _run_backward(q, k, v, out, lse, dout, call, on_hopper, needs_dq, needs_dkdv, dlse)
+    gradients = _run_backward(
+        q, k, v, out, lse, dout, dlse, on_hopper, needs_dq, needs_dkdv, _call(*call)
+    )
     dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return dq, dk, dv
 
 
 @flash_backward_op.register_fake
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    on_hopper: bool,
-    needs_dq: bool,
-    needs_dkdv: bool,
-    *rest: Any,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq = _like(q) if needs_dq else q.new_empty(0)
-    dk, dv = (_like(k), _like(v)) if needs_dkdv else (q.new_empty(0), q.new_empty(0))
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None,
+    on_hopper: bool, needs_dq: bool, needs_dkdv: bool, *call: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    needed = zip((q, k, v), (needs_dq, needs_dkdv, needs_dkdv), strict=True)
+    dq, dk, dv = (_like(x) if is_needed else q.new_empty(0) for x, is_needed in needed)
     return dq, dk, dv
-
-
-def _packing(
-    starts_q: Tensor | None, starts_k: Tensor | None, max_queries: int, max_keys: int
-) -> Packing | None:
-    if starts_q is None or starts_k is None:
-        return None
-    return Packing(starts_q, starts_k, max_queries, max_keys)
 
 
 def _like(x: Tensor) -> Tensor:

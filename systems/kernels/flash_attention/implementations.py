@@ -57,40 +57,41 @@ def unsupported_reason(
 def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> str:
     """Return the name of the implementation of attention that is probably the fastest.
 
-    The choice is based on measurements. On a Hopper GPU, it is "flash_hopper" or "flash_triton" for
-    large inputs that one of them supports, with these exceptions: grouped heads and another head
-    dimension of v in 16 bits leave out "flash_triton", and above head_dim 128 both. Few heads leave
-    out "flash_hopper" if it cannot split the queries. A head_dim above 128 in 16 bits leaves out
-    both where `_is_faster_above_128` is False. In all other cases, it is "sdpa", torch's
-    scaled_dot_product_attention. If sdpa lacks a feature that the call needs, it is the first of
-    "flash_hopper", "flash_triton" and "naive" that supports the call, but not "flash_hopper" if
-    there are too few heads and keys to fill the GPU.
+    docs/attention.md has a table of the choices, and the functions below have the reasons. Tensors
+    are those of `unsupported_reason`.
     """
-    needed = features(q, k, v, call)
-    if not set(needed) <= ATTENTIONS["sdpa"].features:
-        return next(
-            name
-            for name in ("flash_hopper", "flash_triton", "naive")
-            if unsupported_reason(q, k, v, name, call) is None
-            and (name != "flash_hopper" or _fills_gpu(k, call))
-        )
+    needed = set(features(q, k, v, call))
+    if needed <= ATTENTIONS["sdpa"].features:
+        names = (*_ahead_of_torch(q, k, v, bool(needed)), "sdpa")
+    else:
+        names = ("flash_hopper", "flash_triton", "naive")
+    return next(
+        name
+        for name in names
+        if unsupported_reason(q, k, v, name, call) is None
+        and (name != "flash_hopper" or _fills_gpu(k, call))
+    )
+
+
+def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, is_grouped: bool) -> tuple[str, ...]:
+    """Return the implementations that are faster than torch's for such tensors, if they fit.
+
+    `is_grouped` tells whether heads are grouped, or v has another head dimension.
+    """
     is_float32 = q.dtype == torch.float32
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
     flops = 14.0 * math.prod(q.shape[:-1]) * head_dim * k.shape[-2]
     least = LAUNCH_BOUND_FLOPS_FLOAT32 if is_float32 else LAUNCH_BOUND_FLOPS
     if flops < least or not q.is_cuda or not is_hopper(q.device):
-        return "sdpa"
-    # In 16 bits cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
+        return ()
+    if is_float32:
+        return ("flash_triton",)
+    if head_dim > 128:
+        is_faster = not is_grouped and _is_faster_above_128(q, k, v)
+        return ("flash_hopper",) if is_faster else ()
+    # cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
     # (logs/h100/flash_leaderboard).
-    names = ["flash_hopper"] + (["flash_triton"] if not needed or is_float32 else [])
-    if not is_float32 and q.shape[-1] > 128:
-        names = ["flash_hopper"] if not needed and _is_faster_above_128(q, k, v) else []
-    for name in names:
-        if unsupported_reason(q, k, v, name, call) is None and (
-            name != "flash_hopper" or _fills_gpu(k, call)
-        ):
-            return name
-    return "sdpa"
+    return ("flash_hopper",) if is_grouped else ("flash_hopper", "flash_triton")
 
 
 def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -30,7 +30,7 @@ def test_on_a_cpu(seeds, monkeypatch):
 @on_hopper
 @pytest.mark.gpu
 @pytest.mark.timeout(1200)  # compiles many kernels
-@pytest.mark.parametrize("seeds", batches(1000, 50, 4, pytest.mark.exhaustive))
+@pytest.mark.parametrize("seeds", batches(1000, 10, 20, pytest.mark.exhaustive))
 def test_on_a_gpu(seeds):
     run_cases(seeds, GPU)
 

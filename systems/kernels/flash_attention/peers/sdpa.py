@@ -72,9 +72,13 @@ def _unsupported_reason(name: str, q: Tensor, k: Tensor, v: Tensor, call: Call) 
     return f"{name} does not support dtype {q.dtype} and shape {tuple(q.shape)} on {gpu}"
 
 
+def _plan(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Call | None:
+    return call if (call.scale or 0) >= 0 else None  # `api` makes the scale positive
+
+
 _HAS = frozenset({GROUPED, VALUE_DIM})
 IMPLEMENTATIONS = {
-    "sdpa": Implementation(sdpa, _HAS, gpus="as torch"),
+    "sdpa": Implementation(sdpa, _HAS, gpus="as torch", plan=_plan),
     **{
         name: Implementation(
             partial(_with_backend, backend), _HAS, partial(_unsupported_reason, name),
