@@ -57,6 +57,7 @@ from systems.kernels.flash_attention.triton.tile_table import (
     MEMORY_BOUND_ELEMENTS,
     Configuration,
     Tile,
+    block_columns,
     block_d,
     configuration,
 )
@@ -146,15 +147,17 @@ def compile_pass(
     sums["dv"] = {"DK": False, "DV": True}
     fp16x3 = dtype == torch.float32 and precision == "fp16x3"
     constants = {
-        "HEAD_DIM": head_dim, "VALUE_DIM": head_dim, "BLOCK_D": block_d(head_dim),
-        "BLOCK_V": block_d(head_dim), "BLOCK_Q": tile.block_q, "BLOCK_K": tile.block_k,
+        "HEAD_DIM": head_dim, "VALUE_DIM": head_dim,
+        "BLOCK_Q": tile.block_q, "BLOCK_K": tile.block_k,
         "Q_PER_KV": 1, "PACKED": False, "HAS_LEFT": False, "HAS_RIGHT": is_causal,
         "IS_CAUSAL": is_causal,
         "LOWER_RIGHT": False, "SOFTCAP": False, "FP16X3": fp16x3,
         "PRECISION": "tf32" if precision == "tf32" else "ieee", "STAGES": tile.num_stages,
         **sums.get(name, {}), **(features or {}),
     }  # fmt: skip
-    constants["BLOCK_V"] = block_d(int(constants["VALUE_DIM"]))
+    constants["BLOCK_D"], constants["BLOCK_V"] = block_columns(
+        head_dim, int(constants["VALUE_DIM"])
+    )
     multiplied = torch.float16 if fp16x3 else dtype
     return _compile(
         PASSES[name], constants, head_dim, multiplied, dtype, tile.options(on_hopper=True)

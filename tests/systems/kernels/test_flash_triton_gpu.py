@@ -36,6 +36,21 @@ def test_gpu_against_float64(lengths, head_dim, dtype, is_causal):
         )
 
 
+# ptxas 12.8 compiles wrong code for some of these, see `tile_table.block_columns`.
+UNEQUAL = [(59, 3), (59, 28), (120, 10), (168, 10), (168, 28), (250, 20), (100, 40)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("head_dims", [*UNEQUAL, *(dims[::-1] for dims in UNEQUAL)])
+def test_gpu_another_head_dim_of_v(head_dims, dtype, is_causal):
+    head_dim, value_dim = head_dims
+    assert_right(
+        *inputs((300, 500), head_dim, dtype, (2, 3), "cuda", value_dim=value_dim), is_causal
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("kind", "columns"), TABLE)

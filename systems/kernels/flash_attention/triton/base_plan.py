@@ -22,7 +22,7 @@ from systems.kernels.flash_attention.triton.memory_bound_launch import (
     fp16_split_launch,
     peak_launch,
 )
-from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile, block_d
+from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile, block_columns
 from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, split_rows
 from systems.kernels.kernel_launch import Launch
 
@@ -242,11 +242,11 @@ class TritonPlan:
         block, longest = (
             (tile.block_k, self.max_keys) if of is self.k else (tile.block_q, self.max_queries)
         )
+        columns, value_columns = block_columns(self.q.head_dim, self.v.head_dim)
         all_constants = {
             "HEAD_DIM": self.q.head_dim, "VALUE_DIM": self.v.head_dim, "BLOCK_Q": tile.block_q,
-            "BLOCK_K": tile.block_k, "BLOCK_D": block_d(self.q.head_dim),
-            "BLOCK_V": block_d(self.v.head_dim), **self.constants, "STAGES": tile.num_stages,
-            **constants,
+            "BLOCK_K": tile.block_k, "BLOCK_D": columns, "BLOCK_V": value_columns,
+            **self.constants, "STAGES": tile.num_stages, **constants,
         }  # fmt: skip
         grid = (-(-longest // block) * of.n_heads * self.n_sequences * n_splits,)
         options = tile.options(is_hopper(self.device))
