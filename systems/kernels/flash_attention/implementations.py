@@ -35,8 +35,23 @@ ATTENTIONS: dict[str, Implementation] = {name: _FOUND[name] for name in NAMES}
 #   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
-# Number of keys from which forward alone uses flash_hopper with head_dim 192
-MEASURED_KEYS = 8192
+# Head dimension of q, that of v, whether heads are grouped, and whether backward follows -> number of
+# keys from which flash_hopper was measured to be faster than cuDNN, above head dimension 128. Others
+# are slower, or not measured. Time over that of cuDNN on an H100 (logs/h100/flash_features):
+# - 256, 8,192 tokens: forward 0.87, backward 0.99; with 8 heads of q for one of k 0.77 and 1.01,
+#   together 0.96.
+# - 192, 8,192 tokens: forward 0.95, backward 0.90. In a trial without a record, forward takes 1.1
+#   times as long with 2,048 tokens.
+# - 192 and 128, 4,096 tokens: forward 0.91, backward 1.38, together 1.27.
+FASTER_ABOVE_128 = {
+    (256, 256, False, False): 0,
+    (256, 256, False, True): 0,
+    (256, 256, True, False): 8192,
+    (256, 256, True, True): 8192,
+    (192, 192, False, False): 8192,
+    (192, 192, False, True): 0,
+    (192, 128, False, False): 4096,
+}
 
 
 def unsupported_reason(
@@ -87,25 +102,18 @@ def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, is_grouped: bool) -> tuple[
     if is_float32:
         return ("flash_triton",)
     if head_dim > 128:
-        is_faster = not is_grouped and _is_faster_above_128(q, k, v)
-        return ("flash_hopper",) if is_faster else ()
+        return ("flash_hopper",) if _is_faster_above_128(q, k, v) else ()
     # cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
     # (logs/h100/flash_leaderboard).
     return ("flash_hopper",) if is_grouped else ("flash_hopper", "flash_triton")
 
 
 def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether flash_hopper is faster than cuDNN for these inputs with head_dim above 128.
-
-    Measured on an H100 (logs/h100/flash_features, 8,192 tokens): with head_dim 256, forward takes
-    0.87 times as long as with cuDNN, and backward 0.99 times. With head_dim 192, forward takes 0.95
-    times and backward 0.90 times as long. In a trial without a record, forward with head_dim 192
-    takes 1.1 times as long with 2,048 tokens. Others are not measured.
-    """
-    if q.shape[-1] == 192:
-        needs_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        return needs_backward or k.shape[-2] >= MEASURED_KEYS
-    return q.shape[-1] == 256
+    """Return whether flash_hopper is faster than cuDNN, by FASTER_ABOVE_128."""
+    is_grouped = q.shape[-3] != k.shape[-3]
+    needs_backward = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    least = FASTER_ABOVE_128.get((q.shape[-1], v.shape[-1], is_grouped, needs_backward))
+    return least is not None and k.shape[-2] >= least
 
 
 def _fills_gpu(k: Tensor, call: Call) -> bool:

@@ -47,26 +47,26 @@ def test_few_heads_of_which_the_queries_can_be_split(head_dim, kv_heads):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "kv_heads", "requires_grad", "expected"),
+    ("head_dims", "kv_heads", "tokens", "forward", "both"),
     [
-        (256, 32, False, "flash_hopper"),
-        (192, 32, True, "flash_hopper"),
-        (192, 32, False, "sdpa"),
-        (160, 32, True, "sdpa"),
-        (256, 8, False, "sdpa"),
-        (160, 8, True, "sdpa"),
+        ((256, 256), 32, 4096, "flash_hopper", "flash_hopper"),
+        ((256, 256), 8, 4096, "sdpa", "sdpa"),
+        ((256, 256), 8, 8192, "flash_hopper", "flash_hopper"),
+        ((192, 192), 32, 4096, "sdpa", "flash_hopper"),
+        ((192, 192), 32, 8192, "flash_hopper", "flash_hopper"),
+        ((192, 192), 8, 8192, "sdpa", "sdpa"),
+        ((192, 128), 32, 4096, "flash_hopper", "sdpa"),
+        ((160, 160), 32, 8192, "sdpa", "sdpa"),
     ],
 )
-def test_above_128_it_uses_what_was_measured(head_dim, kv_heads, requires_grad, expected):
-    q, k = (_meta(h, 4096, head_dim, requires_grad=requires_grad) for h in (32, kv_heads))
-    assert best_implementation(q, k, k, CAUSAL) == expected
+def test_above_128_it_uses_what_was_measured(head_dims, kv_heads, tokens, forward, both):
+    q, k, v = (
+        _meta(heads, tokens, dim, requires_grad=True)
+        for heads, dim in ((32, head_dims[0]), (kv_heads, head_dims[0]), (kv_heads, head_dims[1]))
+    )
+    assert best_implementation(q, k, v, CAUSAL) == both
     with torch.no_grad():
-        assert best_implementation(q, k, k, CAUSAL) == ("sdpa" if head_dim == 192 else expected)
-    if head_dim == 192:
-        narrow = q[..., :128]  # values with 128 columns are not measured either
-        assert best_implementation(q, k, narrow, CAUSAL) == "sdpa"
-        long = _meta(32, 8192, head_dim)
-        assert best_implementation(long, long, long, CAUSAL) == "flash_hopper"
+        assert best_implementation(q, k, v, CAUSAL) == forward
 
 
 @pytest.mark.parametrize(
