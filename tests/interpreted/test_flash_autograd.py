@@ -98,6 +98,23 @@ def test_ops_are_what_torch_is_told_of_them(layout):
         assert set(results.values()) == {"SUCCESS"}
 
 
+def test_one_graph_serves_all_windows():
+    q = inputs((18, 18), 16, F16)[0]
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def attend(q, left):
+        return FlashAttentionTriton.apply(q, q.clone(), q.clone(), Call(True, window_left=left))
+
+    whole = torch.compile(attend, fullgraph=True, backend=count)
+    for left in range(3, 9):
+        whole(q, left)
+    assert len(graphs) <= 2  # the first is for one value
+
+
 FEATURES = Call(True, window_left=7, lower_right=True, softcap=3.0)
 
 

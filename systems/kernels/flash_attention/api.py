@@ -78,8 +78,8 @@ def flash_attention(
         implementation:
             auto            the fastest one measured: flash_hopper or flash_triton for large inputs
                             on an H100 or H200, sdpa for others, and for features that sdpa lacks
-                            the first of flash_hopper, flash_triton and naive that supports them
-                            (docs/attention.md has a table)
+                            the first of flash_hopper (if the inputs fill the GPU), flash_triton and
+                            naive that supports them (docs/attention.md has a table)
             naive           attention with the full score matrix in memory, in the inputs' dtype;
                             with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
@@ -342,8 +342,9 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choice:
 
 
 def _check_and_choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choice:
-    _raise_errors(q, k, v, options, LAYOUTS[options.layout == LAYOUTS[1]])
-    if options.layout == LAYOUTS[1]:
+    layout = options.layout if options.layout in LAYOUTS else LAYOUTS[0]
+    _raise_errors(q, k, v, options, layout)
+    if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     q, k, v = (four_dimensional(x) for x in (q, k, v))
     if q.shape[-2] == k.shape[-2]:

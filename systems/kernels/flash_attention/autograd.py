@@ -199,9 +199,10 @@ def _run_backward(
 
 
 # An operator has no arguments of other types, so the fields of a call are separate arguments, with
-# those of its packing, in the order of `operator_arguments`.
+# those of its packing, in the order of `operator_arguments`. torch.compile would compile again for
+# each value of an int that is not a SymInt.
 _CALL = (
-    "bool is_causal, float? scale, int? window_left, int? window_right, bool lower_right, "
+    "bool is_causal, float? scale, SymInt? window_left, SymInt? window_right, bool lower_right, "
     "float? softcap, str precision, Tensor? starts_q, Tensor? starts_k, SymInt max_queries, "
     "SymInt max_keys"
 )

@@ -35,13 +35,14 @@ ATTENTIONS: dict[str, Implementation] = {name: _FOUND[name] for name in NAMES}
 #   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
 LAUNCH_BOUND_FLOPS = 2e11
 LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
-# Head dimension of q, that of v, whether heads are grouped, and whether backward follows -> number of
-# keys from which flash_hopper was measured to be faster than cuDNN, above head dimension 128. Others
-# are slower, or not measured. Time over that of cuDNN on an H100 (logs/h100/flash_features):
+# Above head dimension 128: head dimension of q, that of v, whether heads are grouped, and whether
+# backward follows -> number of keys from which flash_hopper was measured to take less time than
+# cuDNN, forward and backward together if both are run. Others are slower, or not measured. Time
+# over that of cuDNN on an H100 (logs/h100/flash_features):
 # - 256, 8,192 tokens: forward 0.87, backward 0.99; with 8 heads of q for one of k 0.77 and 1.01,
 #   together 0.96.
-# - 192, 8,192 tokens: forward 0.95, backward 0.90. In a trial without a record, forward takes 1.1
-#   times as long with 2,048 tokens.
+# - 192, 8,192 tokens: forward 0.87, backward 0.71. In an older trial without a record, forward took
+#   1.1 times as long with 2,048 tokens.
 # - 192 and 128, 4,096 tokens: forward 0.91, backward 1.38, together 1.27.
 FASTER_ABOVE_128 = {
     (256, 256, False, False): 0,
@@ -88,10 +89,10 @@ def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> 
     )
 
 
-def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, is_grouped: bool) -> tuple[str, ...]:
+def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, needs_more: bool) -> tuple[str, ...]:
     """Return the implementations that are faster than torch's for such tensors, if they fit.
 
-    `is_grouped` tells whether heads are grouped, or v has another head dimension.
+    `needs_more` tells whether heads are grouped, or v has another head dimension.
     """
     is_float32 = q.dtype == torch.float32
     head_dim = max(q.shape[-1], 64) if is_float32 else q.shape[-1]
@@ -105,7 +106,7 @@ def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, is_grouped: bool) -> tuple[
         return ("flash_hopper",) if _is_faster_above_128(q, k, v) else ()
     # cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
     # (logs/h100/flash_leaderboard).
-    return ("flash_hopper",) if is_grouped else ("flash_hopper", "flash_triton")
+    return ("flash_hopper",) if needs_more else ("flash_hopper", "flash_triton")
 
 
 def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
