@@ -8,7 +8,7 @@ import pytest
 
 from systems.kernels.flash_attention.triton import launch
 from tests.systems.kernels.flash_cases import TILES, ignore_overflow
-from tests.systems.kernels.random_cases import INTERPRETER, batches, run_cases
+from tests.systems.kernels.random_cases import INTERPRETER, assert_cases_right, batches
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 WAYS = [("wide", 1), ("high", 3), ("apart", 2), ("table", None)]  # tiles and n_splits
@@ -24,4 +24,4 @@ def test_random_cases(seeds, way, monkeypatch):
         function = getattr(launch, f"flash_{name}")
         patched = functools.partial(function, tiles=tiles, **options)
         monkeypatch.setattr(launch, f"flash_{name}", patched)
-    run_cases(seeds, INTERPRETER)
+    assert_cases_right(seeds, INTERPRETER)

@@ -189,13 +189,13 @@ def flash_attention_packed(
     require_tensors(q, k, v)
     q, k, v = autocast(q, k, v)
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    if cu_seqlens_q is cu_seqlens_k and alignment in ALIGNMENTS:
-        alignment = ALIGNMENTS[1]  # the same, and flash-attn has only this one
     options = Options(
         is_causal, scale, implementation, window, alignment, softcap, return_lse, LAYOUTS[0]
     )
     errors = packing_errors(q.device, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     _raise_errors(q, k, v, options, PACKED, errors)
+    if cu_seqlens_q is cu_seqlens_k:  # both alignments are the same, and flash-attn has only this
+        options = options._replace(alignment=ALIGNMENTS[1])
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     packing = make_packing(
         q.shape[1], k.shape[1], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
@@ -347,8 +347,7 @@ def _check_and_choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choi
     if layout == LAYOUTS[1]:
         q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     q, k, v = (four_dimensional(x) for x in (q, k, v))
-    if q.shape[-2] == k.shape[-2]:
-        # the same, and more implementations have it
+    if q.shape[-2] == k.shape[-2]:  # both are the same, and more implementations have this one
         options = options._replace(alignment=ALIGNMENTS[0])
     call, implementation = make_call(options), options.implementation
     if q.numel() == 0 or k.numel() == 0:

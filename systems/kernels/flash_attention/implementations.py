@@ -39,10 +39,10 @@ LAUNCH_BOUND_FLOPS_FLOAT32 = 1e10
 # backward follows -> number of keys from which flash_hopper was measured to take less time than
 # cuDNN, forward and backward together if both are run. Others are slower, or not measured. Time
 # over that of cuDNN on an H100 (logs/h100/flash_features):
-# - 256, 8,192 tokens: forward 0.87, backward 0.99; with 8 heads of q for one of k 0.77 and 1.01,
-#   together 0.96.
-# - 192, 8,192 tokens: forward 0.87, backward 0.71. In an older trial without a record, forward took
-#   1.1 times as long with 2,048 tokens.
+# - 256, 8,192 tokens: forward 0.87, backward 1.00, together 0.97; with 8 heads of q for one of k
+#   0.77, 1.01 and 0.96.
+# - 192, 8,192 tokens: forward 0.87, backward 0.71, together 0.74. In an older trial without a
+#   record, forward took 1.1 times as long with 2,048 tokens.
 # - 192 and 128, 4,096 tokens: forward 0.91, backward 1.38, together 1.27.
 FASTER_ABOVE_128 = {
     (256, 256, False, False): 0,

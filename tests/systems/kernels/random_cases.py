@@ -360,8 +360,8 @@ def _assert_right(
     assert not wrong, f"errors above their limits, as multiples of the limits: {wrong}"
 
 
-def run_cases(seeds: Iterable[int], place: Place) -> None:
-    """Run the cases with these numbers, and raise one error with all those that are wrong."""
+def assert_cases_right(seeds: Iterable[int], place: Place) -> None:
+    """Run the cases with these numbers, and assert that none is wrong; the error names all."""
     seeds, wrong, unsupported = list(seeds), [], []
     for seed in seeds:
         case = draw(seed, place)

@@ -12,7 +12,15 @@ from systems.kernels.flash_attention.call import Call, PackedSizes
 from systems.kernels.flash_attention.hopper import support
 from tests.systems.kernels import random_cases
 from tests.systems.kernels.flash_cases import on_hopper
-from tests.systems.kernels.random_cases import CPU, GPU, Case, batches, draw, run, run_cases
+from tests.systems.kernels.random_cases import (
+    CPU,
+    GPU,
+    Case,
+    assert_cases_right,
+    batches,
+    draw,
+    run,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "outputs_hold_nan"),
@@ -24,7 +32,7 @@ pytestmark = [
 def test_on_a_cpu(seeds, monkeypatch):
     monkeypatch.setattr(flash_pytorch, "QUERY_TILE", 24)
     monkeypatch.setattr(flash_pytorch, "KEY_TILE", 40)
-    run_cases(seeds, CPU)
+    assert_cases_right(seeds, CPU)
 
 
 @on_hopper
@@ -32,7 +40,7 @@ def test_on_a_cpu(seeds, monkeypatch):
 @pytest.mark.timeout(1200)  # compiles many kernels
 @pytest.mark.parametrize("seeds", batches(1000, 10, 20, pytest.mark.exhaustive))
 def test_on_a_gpu(seeds):
-    run_cases(seeds, GPU)
+    assert_cases_right(seeds, GPU)
 
 
 FLIPPED = {"upper_left": "lower_right", "lower_right": "upper_left"}
@@ -79,7 +87,7 @@ def test_a_case_that_is_wrong_can_be_repeated(monkeypatch):
         random_cases, "flash_attention", lambda q, k, v, **_: (_ for _ in ()).throw(ValueError("x"))
     )
     with pytest.raises(AssertionError, match=r"FLASH_SEED.*\ncase 7 \(cpu\): x\nCase\(seed=7"):
-        run_cases([7], CPU)
+        assert_cases_right([7], CPU)
     monkeypatch.setenv("FLASH_SEED", "417")
     monkeypatch.setenv("FLASH_CASES", "60")
     assert [x.values for x in batches(1000, 50, 0)] == [(range(417, 467),), (range(467, 477),)]
@@ -88,7 +96,7 @@ def test_a_case_that_is_wrong_can_be_repeated(monkeypatch):
 def test_what_an_implementation_refuses_is_counted(monkeypatch):
     monkeypatch.setattr(random_cases, "run", lambda *_: "no such feature")
     with pytest.raises(AssertionError, match="case 0: no such feature"):
-        run_cases(range(50), CPU)
+        assert_cases_right(range(50), CPU)
 
 
 @pytest.mark.parametrize("place", [GPU, CPU, random_cases.INTERPRETER])

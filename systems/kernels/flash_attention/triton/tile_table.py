@@ -147,10 +147,10 @@ def block_d(head_dim: int) -> int:
 def block_columns(head_dim: int, value_dim: int) -> tuple[int, int]:
     """Return the number of columns of the tiles of Q and K, and of those of V and O.
 
-    ptxas 12.8, a part of Triton 3.6, compiles wrong machine code for some kernels in which one of
-    them is at most 32 and the other larger: wrong outputs or illegal addresses on an H100 with head
-    dimensions 59 and 3, 120 and 10, and 168 and 28. That of ptxas 12.9 is right. Therefore the
-    smaller one is at least 64, or equal to the other.
+    The smaller number is at least 64, or equal to the other. ptxas 12.8, a part of Triton 3.6,
+    compiles wrong machine code for some kernels with at most 32 columns of V and more of Q: wrong
+    outputs or illegal addresses on an H100 with head dimensions 59 and 3, 120 and 10, and 168 and
+    28. That of ptxas 12.9 is right. For few columns of Q, no fault was seen.
     """
     columns = block_d(head_dim), block_d(value_dim)
     least = min(max(columns), 64)
