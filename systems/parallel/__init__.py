@@ -3,14 +3,18 @@
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from systems.parallel.fsdp import FullyShardedDataParallel
+from systems.parallel.pulled_ddp import PulledDDP
 from systems.parallel.sharded_optimizer import ShardedOptimizer
+from systems.parallel.step_graph import GraphedStep
 
 __all__ = [
     "BucketedDDP",
     "FlatDDP",
     "FullyShardedDataParallel",
+    "GraphedStep",
     "NaiveDDP",
     "OverlappedDDP",
+    "PulledDDP",
     "ShardedOptimizer",
     "process_group",
 ]

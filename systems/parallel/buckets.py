@@ -1,8 +1,8 @@
-"""Group parameters into buckets whose gradients are reduced together."""
+"""Group parameters into buckets whose gradients are reduced together, and share them out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -39,3 +39,17 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
         filled[kind] += parameter.nbytes
         last[id(open_buckets[kind])] = place
     return sorted(buckets, key=lambda bucket: last[id(bucket)])
+
+
+def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
+    """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
+
+    Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
+    fewest bytes at that moment. Sizes are in bytes. `loads`, the bytes that each rank already has,
+    are updated in place.
+    """
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = min(range(len(loads)), key=loads.__getitem__)
+        loads[owners[i]] += sizes[i]
+    return owners

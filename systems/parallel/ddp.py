@@ -6,8 +6,8 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Gradients are averaged over the ranks, by one of four wrappers (Li et al. 2020, "PyTorch
-Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
+Gradients are averaged over the ranks, by one of these wrappers or by `PulledDDP` (Li et al. 2020,
+"PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
     NaiveDDP        one all-reduce per parameter, after backward
     FlatDDP         one all-reduce of all gradients, concatenated, after backward
@@ -25,14 +25,13 @@ gradient waits for those before it. A rank without a gradient sends zeros at the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from systems.parallel.buckets import MB, fill_buckets
-from systems.parallel.collectives import Average, start_average
+from systems.parallel.collectives import ReducedBuckets, start_average
+from systems.parallel.pulled_average import PulledBuckets
 from systems.parallel.wrapper import DataParallelWrapper
 
 
@@ -106,23 +105,16 @@ class FlatDDP(DataParallel):
                 parameter.grad = piece.view(parameter.shape)
 
 
-class _Sent(NamedTuple):
-    """An all-reduce that was started, and its gradients with their versions after the start."""
-
-    average: Average
-    gradients: list[tuple[Tensor, int]]
-
-
 class _HookedDDP(DataParallel):
-    """Base class of the DDP wrappers that all-reduce gradients during backward.
+    """Base class of the DDP wrappers that average gradients during backward.
 
-    Parameters are divided into buckets. The gradients of a bucket are reduced in one all-reduce.
-    Buckets have a fixed order. The all-reduce of a bucket starts when all of its gradients are
-    ready and the all-reduces of all previous buckets have been started. `capacity` is the maximum
-    size of a bucket, in bytes. A larger parameter gets a separate bucket.
+    Parameters are divided into buckets. The gradients of a bucket are averaged together. Buckets
+    have a fixed order. The average of a bucket starts when all of its gradients are ready and the
+    averages of all previous buckets have been started. `capacity` is the maximum size of a bucket,
+    in bytes. A larger parameter gets a separate bucket.
     """
 
-    _not_copied = (*DataParallel._not_copied, "_buckets", "_bucket_of", "_running")
+    _not_copied = (*DataParallel._not_copied, "_buckets", "_bucket_of", "_sent", "_exchange")
 
     def __init__(
         self,
@@ -139,20 +131,23 @@ class _HookedDDP(DataParallel):
         self._buckets = fill_buckets(self._trained, self._capacity)
         buckets = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         self._bucket_of = [buckets[parameter] for parameter in self._trained]
+        self._exchange = self._make_exchange()
         self._begin()
+
+    def _make_exchange(self) -> ReducedBuckets | PulledBuckets:
+        return ReducedBuckets(self._group_of)
 
     def _begin(self) -> None:
         self._ready = [False] * len(self._trained)
         self._awaited = [len(bucket) for bucket in self._buckets]  # gradients that are not ready
         self._next = 0  # index of the next bucket to reduce
-        self._running: list[_Sent] = []
+        # Gradients whose averages were started, with their versions after the start
+        self._sent: list[tuple[Tensor, int]] = []
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Record that a gradient is ready, and start the all-reduces that are now possible.
+        """Record that a gradient is ready, and start the averages that are now possible.
 
-        The all-reduce of a bucket starts when all gradients of the bucket are ready and the
-        all-reduces of all previous buckets have been started. Autograd calls this hook for every
-        parameter, so it must be cheap.
+        Autograd calls this hook for every parameter, so it must be cheap.
 
         Raises:
             RuntimeError: if a parameter gets a second gradient in the same backward.
@@ -174,27 +169,27 @@ class _HookedDDP(DataParallel):
                 self._send_next()
 
     def _send_next(self) -> None:
-        gradients = [_grad(parameter) for parameter in self._buckets[self._next]]
-        average = start_average(gradients, self._group)
-        self._running.append(_Sent(average, [(grad, grad._version) for grad in gradients]))
+        bucket = self._buckets[self._next]
+        gradients = self._exchange.start(self._next, [_grad(parameter) for parameter in bucket])
+        for parameter, gradient in zip(bucket, gradients, strict=True):
+            parameter.grad = gradient
+        self._sent += [(gradient, gradient._version) for gradient in gradients]
         self._next += 1
 
     def _average(self) -> None:
         while self._next < len(self._buckets):
             self._send_next()
-        for sent in self._running:
-            sent.average.wait()
+        self._exchange.finish()
         self._begin()
 
     def _progress(self) -> int:
         return self._next
 
     def _abandon(self) -> None:
-        for average, gradients in self._running:
-            zeroed = [grad for grad, version in gradients if grad._version != version]
-            average.wait()
-            for grad in zeroed:  # by the user, while the all-reduce was still writing into it
-                grad.zero_()
+        zeroed = [gradient for gradient, version in self._sent if gradient._version != version]
+        self._exchange.finish()
+        for gradient in zeroed:  # by the user, while the exchange was still writing into it
+            gradient.zero_()
         self._begin()
 
 

@@ -39,7 +39,6 @@ Between steps, each module holds the shards as its parameters. During a step:
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -52,16 +51,17 @@ from torch.optim import Optimizer
 
 from systems.parallel.buckets import fill_buckets
 from systems.parallel.collectives import start_average
+from systems.parallel.peer_memory import can_pull
+from systems.parallel.pulled_layers import PulledLayers
 from systems.parallel.rank_meetings import LayerOrder
 from systems.parallel.sharded_weights import (
     FSDPParameter,
     Layer,
+    LayerCollectives,
     Reduction,
     ShardedWeight,
     find_layers,
-    gather_weights,
     master_dtype,
-    reduce_gradients,
 )
 from systems.parallel.wrapper import (
     DataParallelWrapper,
@@ -114,6 +114,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
             that uses the weight of a submodule without calling it must be in `layers`.
         broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
             values of rank 0 before each forward that follows a forward in training mode.
+        pull: whether the ranks of a host pull weights and gradients from each other's memory, on
+            GPUs by copy engines, instead of by collectives (see `pulled_layers`). A buffer has the
+            shards in compute_dtype and the gradients of three layers. Where the ranks cannot share
+            memory, they use collectives, with a warning.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
@@ -133,6 +137,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         layers: tuple[type[nn.Module], ...] = (),
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
+        pull: bool = False,
     ):
         super().__init__(module, process_group, broadcast_buffers)
         self.compute_dtype = compute_dtype
@@ -152,6 +157,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         # Indices in `_layers`, in the order of the forward of the current backward
         self._backward_order: list[int] = []
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
+        self._transfers = self._make_transfers(pull)
         self._reductions: deque[Reduction] = deque()
         self._collectives = 0  # number of collectives that the current step has started
         self._arrange()
@@ -174,6 +180,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
         hooked = [weight.unsharded for layer in self._layers for weight in layer.reduced]
         self._hooked += [None] * len(self._trained)
         self._hook_gradients([*hooked, *(copies.get(p, p) for p in self._trained)])
+
+    def _make_transfers(self, pull: bool) -> LayerCollectives | PulledLayers:
+        devices = {weight.shard.device for weight in self._weights}
+        if pull and devices and can_pull(self._group, devices, "gathered by collectives"):
+            layers = [layer.weights for layer in self._layers if layer.weights]
+            return PulledLayers(layers, MAX_REDUCE_SCATTERS, self._group)
+        return LayerCollectives(self._group_of)
 
     def _manage(
         self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
@@ -355,27 +368,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 if index in states["state"]:
                     yield index, weights.get(parameter), states["state"][index]
 
-    @torch.no_grad()
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> Tensor:
-        shards = {weight.shard for weight in self._weights}
-        pieces = [w.shard.grad for w in self._weights if w.shard.grad is not None]
-        replicated = [p.grad for p in self.parameters() if p.grad is not None and p not in shards]
-        device = next(self.parameters()).device
-        norms = [_norm(grads, norm_type, device) for grads in (pieces, replicated)]
-        largest = math.isinf(norm_type)
-        powers = norms if largest else [norm**norm_type for norm in norms]
-        dist.all_reduce(
-            powers[0], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group
-        )
-        total = torch.maximum(*powers) if largest else (powers[0] + powers[1]) ** (1 / norm_type)
-        if error_if_nonfinite and not total.isfinite():
-            raise RuntimeError(f"the norm of the gradients must be finite, got {total.item()}")
-        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for grad in (*pieces, *replicated):
-            grad.mul_(scale.to(grad.dtype))
-        return total.to(torch.float32)
+    def _sharded_parameters(self) -> set[nn.Parameter]:
+        return {weight.shard for weight in self._weights}
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -407,6 +401,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _end_forward(self, output: Any) -> None:
         self._forward_order.end(self._group)
         self._open = False
+        if not torch.is_grad_enabled():  # no backward will end the pass
+            self._release_all()
         super()._end_forward(output)
 
     @not_compiled
@@ -480,7 +476,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
-            self._collectives += gather_weights(self._layers[each].weights, self._group)
+            self._collectives += self._transfers.gather(self._layers[each].weights)
         for weight in self._layers[index].weights:
             weight.wait()
 
@@ -528,7 +524,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _reduce(self, layer: Layer) -> None:
         layer.arrived.clear()
         weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
-        started = reduce_gradients(weights, self._group)
+        started = self._transfers.reduce(weights)
         self._reductions += started
         self._collectives += len(started)
         while len(self._reductions) > MAX_REDUCE_SCATTERS:
@@ -602,6 +598,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         """
         for weight in self._weights:
             weight.release()
+        self._transfers.await_readers()
         for copy in self._copies:
             copy.show_shard()
 
@@ -618,11 +615,3 @@ def _refresh(copies: list[FSDPParameter]) -> None:
     if copies:
         targets = [copy.unsharded.data for copy in copies]
         torch._foreach_copy_(targets, [copy.shard.detach() for copy in copies])
-
-
-def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """Return the norm of all gradients together, in float64, 0 if there are none."""
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch.stack(torch._foreach_norm(gradients, norm_type)).double()
-    return torch.linalg.vector_norm(norms, norm_type)

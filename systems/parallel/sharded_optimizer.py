@@ -26,52 +26,45 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from systems.parallel.buckets import balance
 from systems.parallel.collectives import GroupOf, is_gloo_only
+from systems.parallel.peer_memory import PeerMemory, can_pull, make_peer_memory
+from systems.parallel.pulled_ddp import PulledDDP
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
-from systems.parallel.wrapper import refusal_of
+from systems.parallel.wrapper import owner_of, refusal_of
 
 # Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
 # large enough to use the full bandwidth of the network. On two H200s, an all-reduce nearly does so
 # from 100 MB on. A chunk must also be small, because the last chunk is sent after all steps are
 # done.
 CHUNK_BYTES = 256 * 10**6
+MAX_CHUNKS = 16  # chunks are larger if there are more; with pulls, each needs two signals
 ALIGNMENT = 256  # in bytes, a multiple of the 16 bytes that vectorized kernels and NCCL need
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
-
-
-def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
-
-    Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
-    fewest bytes at that moment. Sizes are in bytes. `loads`, the bytes that each rank already has,
-    are updated in place.
-    """
-    owners = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owners[i] = min(range(len(loads)), key=loads.__getitem__)
-        loads[owners[i]] += sizes[i]
-    return owners
 
 
 class _Piece:
     """Parameters of one rank, with the same dtype and device, as views of one flat tensor.
 
-    The constructor allocates the flat tensor and copies the parameters into it. Then
-    `parameter.data` is a view of the flat tensor. `owner` is the rank that updates and broadcasts
-    the parameters.
+    `place` then copies the parameters into the flat tensor, and `parameter.data` is a view of it.
+    `owner` is the rank that updates and sends the parameters.
     """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
-        self.owner = owner
-        like = parameters[0]
-        unit = max(1, ALIGNMENT // like.element_size())
-        starts = [0]
+        self.owner, self.parameters = owner, parameters
+        self.dtype = parameters[0].dtype
+        unit = max(1, ALIGNMENT // parameters[0].element_size())
+        self._starts = [0]
         for parameter in parameters:
-            starts.append(starts[-1] + -(-parameter.numel() // unit) * unit)
-        self.flat = torch.zeros(starts[-1], dtype=like.dtype, device=like.device)
+            self._starts.append(self._starts[-1] + -(-parameter.numel() // unit) * unit)
+        self.nbytes = self._starts[-1] * parameters[0].element_size()
+
+    def place(self, memory: Tensor) -> None:
+        """Move the parameters into a uint8 tensor of `nbytes`."""
+        self.flat = memory.view(self.dtype).zero_()
         self.views = []
-        for parameter, start in zip(parameters, starts[:-1], strict=True):
+        for parameter, start in zip(self.parameters, self._starts[:-1], strict=True):
             place = self.flat[start : start + parameter.numel()]
             strides = torch.empty_like(parameter).stride()  # strides of a dense copy
             view = place.as_strided(parameter.shape, strides, place.storage_offset())
@@ -85,7 +78,7 @@ class _Piece:
 
 
 class _Chunk:
-    """Some parameters of every rank, which the ranks update and broadcast together.
+    """Some parameters of every rank, which the ranks update and send together.
 
     `optimizer` is None if this rank owns no parameter in the chunk. `first_group` is the index in
     `ShardedOptimizer.param_groups` of its first parameter group.
@@ -94,21 +87,48 @@ class _Chunk:
     def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
         self.by_rank = by_rank
         self.optimizer, self.first_group = optimizer, first_group
-        self.lay_out()
 
-    def lay_out(self) -> None:
-        self.pieces = []
+    def divide(self) -> int:
+        """Divide the parameters into pieces, and return the bytes of all of them."""
+        self.pieces: list[_Piece] = []
         for rank, parameters in enumerate(self.by_rank):
             kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
             for parameter in parameters:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
             self.pieces += [_Piece(rank, alike) for alike in kinds.values()]
+        return sum(piece.nbytes for piece in self.pieces)
+
+    def place(self, memory: PeerMemory | None, start: int, index: int) -> int:
+        """Move the parameters to new memory, or from byte `start` on into the buffer of this rank.
+
+        `index` is the number of the chunk, which decides its channels. Returns the end in bytes.
+        """
+        self._memory = memory
+        self._written, self._read = 2 * index, 2 * index + 1
+        self._places: list[tuple[int, int, int]] = []
+        for piece in self.pieces:
+            end = start + piece.nbytes
+            if memory is None:
+                device = piece.parameters[0].device
+                piece.place(torch.empty(piece.nbytes, dtype=torch.uint8, device=device))
+            else:
+                piece.place(memory.buffers[memory.rank][start:end])
+            self._places.append((piece.owner, start, end))
+            start = end
+        return start
+
+    def is_current(self) -> bool:
+        return all(piece.is_current() for piece in self.pieces)
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Start to broadcast the parameters of each rank from that rank to the other ranks.
+        """Start to send the parameters of each rank to the others, by broadcasts or by pulls.
 
         The parameters are complete after `wait()` of all returned objects.
         """
+        if self._memory is not None:
+            self._memory.signal(self._written)
+            self._pulling = self._memory.aside(self._pull)
+            return [self]
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
         # In one NCCL group, the broadcasts of all ranks run at the same time and use both
@@ -125,6 +145,23 @@ class _Chunk:
             ]
         return works if manager is None else [manager]
 
+    def _pull(self) -> None:
+        memory = self._memory
+        assert memory is not None
+        mine = memory.buffers[memory.rank]
+        for peer in memory.peers:
+            memory.wait(peer, self._written)
+            for owner, start, end in self._places:
+                if owner == peer:
+                    mine[start:end].copy_(memory.buffers[peer][start:end])
+        memory.signal(self._read)
+
+    def wait(self) -> None:
+        """Wait until the others' parameters are pulled, and until the others have pulled."""
+        assert self._memory is not None
+        self._pulling.wait()
+        self._memory.wait_for_all(self._read)
+
 
 class ShardedOptimizer(Optimizer):
     """Optimizer wrapper that divides state and update of another optimizer among the ranks.
@@ -139,11 +176,18 @@ class ShardedOptimizer(Optimizer):
         params: parameters or groups of them, the same on all ranks, with the same values.
         optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
             a part of its parameters. So it must update each parameter independently, unlike LBFGS.
+        pull: whether the ranks of a host pull updated parameters from each other's memory, on GPUs
+            by copy engines, instead of broadcasting them (see `peer_memory`). Where they have no
+            such memory, they broadcast, with a warning.
+        shard_gradients: whether each rank averages only the gradients of the parameters that it
+            owns, and has no others. This halves the communication in backward, as ZeRO stage 2, but
+            saves no memory. The parameters must be all trainable ones of one `PulledDDP`, which
+            tells how to clip gradients. Where it cannot pull, all ranks have all gradients.
 
     Raises:
         ValueError: on all ranks, if parameters differ across ranks, or are shards of an FSDP
             wrapper, whose optimizer state is sharded already; the message names the rank and the
-            difference.
+            difference. Also if shard_gradients is True and the parameters are others.
         RuntimeError: if there is no process group.
     """
 
@@ -153,9 +197,13 @@ class ShardedOptimizer(Optimizer):
         optimizer_cls: type[Optimizer],
         *,
         process_group: dist.ProcessGroup | None = None,
+        pull: bool = False,
+        shard_gradients: bool = False,
         **kwargs: Any,
     ):
-        self._group_of = GroupOf(process_group)
+        self._group_of, self._pull = GroupOf(process_group), pull
+        self._shard_gradients = shard_gradients
+        self._owners: dict[Tensor, int] = {}
         self._make = lambda groups: optimizer_cls(groups, **kwargs)
         self._chunks: list[_Chunk] = []
         self._meetings: Meetings | None = None
@@ -185,11 +233,19 @@ class ShardedOptimizer(Optimizer):
         number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
         self._meetings = self._meetings or Meetings(str(number))
         parameters = [parameter for _, parameter in named]
+        found = {owner_of(p) for p in parameters} if self._shard_gradients else set()
+        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PulledDDP)]
+        if not len(wrappers) == len(found) <= 1:
+            raise ValueError("shard_gradients=True needs the parameters of one PulledDDP")
+        if any(wrapper._group is not self._group for wrapper in wrappers):
+            raise ValueError("shard_gradients=True needs the process group of the PulledDDP")
         owners = balance([parameter.nbytes for parameter in parameters], self._loads)
         shares: list[list[Tensor]] = [[] for _ in self._loads]
         for parameter, owner in zip(parameters, owners, strict=True):
             shares[owner].append(parameter)
-        count = max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES))
+        self._owners.update(zip(parameters, owners, strict=True))
+        count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
+        made: list[_Chunk] = []
         for by_rank in zip(*(_cut(share, count) for share in shares), strict=True):
             mine = set(by_rank[self._group.rank()])
             optimizer = None
@@ -202,12 +258,26 @@ class ShardedOptimizer(Optimizer):
                 )
                 self.state.update(optimizer.state)
                 optimizer.state = self.state
-            self._chunks.append(_Chunk(list(by_rank), optimizer, first))
+            made.append(_Chunk(list(by_rank), optimizer, first))
+        self._lay_out(made)
+        for wrapper in wrappers:
+            wrapper.shard_gradients(self._owners)
+        self._chunks += made
         self._placed = len(self.param_groups)
         self._sizes = [len(group["params"]) for group in self.param_groups]
 
+    @torch.no_grad()
+    def _lay_out(self, chunks: Sequence[_Chunk]) -> None:
+        """Move the parameters of chunks to new memory."""
+        nbytes, memory, start = sum([chunk.divide() for chunk in chunks]), None, 0
+        devices = {p.device for chunk in chunks for share in chunk.by_rank for p in share}
+        if self._pull and nbytes and can_pull(self._group, devices, "parameters are broadcast"):
+            memory = make_peer_memory(self._group, devices.pop(), nbytes)
+        for index, chunk in enumerate(chunks):
+            start = chunk.place(memory, start, index)
+
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Update the parameters that this rank owns, and broadcast them to the other ranks.
+        """Update the parameters that this rank owns, and send them to the other ranks.
 
         All ranks must call this method. Afterwards, all ranks have bitwise equal parameters. On a
         GPU, the current stream waits for the other ranks and the host does not block. The closure
@@ -226,9 +296,10 @@ class ShardedOptimizer(Optimizer):
                 "parameters must not be added to or removed from param_groups; use add_param_group"
             )
         works: list[Any] = []
+        moved = [chunk for chunk in self._chunks if not chunk.is_current()]
+        if moved:
+            self._lay_out(moved)
         for chunk in self._chunks:
-            if not all(piece.is_current() for piece in chunk.pieces):
-                chunk.lay_out()
             for outside, inside in self._pairs(chunk):
                 inside.update(_options(outside))
             if chunk.optimizer is not None:

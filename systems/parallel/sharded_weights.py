@@ -1,21 +1,21 @@
 """Sharded weights for FSDP: all-gather the weights of a layer, reduce-scatter their gradients.
 
 A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
-memory is allocated by `gather_weights` and freed by `release`. After forward the memory is freed,
+memory is allocated by `allocate` and freed by `release`. After forward the memory is freed,
 even if autograd has saved the tensor for backward. Before backward uses the tensor,
-`gather_weights` allocates the memory again and gathers the same values.
+its memory is allocated again and the same values are gathered.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ReduceScatterOptions
 
-from systems.parallel.collectives import Gather, mean_or_sum, start_gather, supports_average
+from systems.parallel.collectives import GroupOf, mean_or_sum, start_gather, supports_average
 
 # These modules of torch compute with weights of submodules that they do not call.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -90,7 +90,7 @@ class ShardedWeight(FSDPParameter):
         # `.data` has a separate version counter, so autograd does not report a modification.
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
-        self.gathering: Gather | None = None  # all-gather in flight
+        self.gathering: Any = None  # what is in flight, with a method `wait`
         # The gradient of the shard after a backward without synchronization, and its version.
         self._waits_with: tuple[Tensor, int] | None = None
         weight.data, weight.grad = shard, None
@@ -101,8 +101,12 @@ class ShardedWeight(FSDPParameter):
         """True if the unsharded weight has memory. Its values are valid only after `wait`."""
         return self.flat.untyped_storage().size() > 0
 
+    def allocate(self) -> None:
+        """Allocate the memory of the unsharded weight, without values."""
+        self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
+
     def wait(self) -> None:
-        """Wait for the all-gather of `gather_weights`. With NCCL, the current stream waits."""
+        """Wait until the weight is gathered. On a GPU, the current stream waits."""
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
@@ -119,6 +123,13 @@ class ShardedWeight(FSDPParameter):
                 self.shard.grad = torch.zeros_like(self.shard)
             self._waits_with = self.shard.grad, self.shard.grad._version
 
+    def take_gradient(self) -> Tensor:
+        """Return the gradient of the unsharded weight, and set it to None."""
+        gradient = self.unsharded.grad
+        assert gradient is not None
+        self.unsharded.grad = self._waits_with = None
+        return gradient
+
     def drop_zeroed_gradient(self) -> None:
         """Forget the unsharded gradient if the shard's was zeroed since `keep_gradient`."""
         if self._waits_with is not None:
@@ -130,6 +141,10 @@ class ShardedWeight(FSDPParameter):
         """Return the part of this rank of a tensor with the shape of the unsharded weight."""
         piece = full.reshape(-1)[self.start : self.start + self.width]
         return piece.view([1] * (len(self.shape) - 1) + [piece.numel()])
+
+    def part_of(self, flat: Tensor, rank: int) -> Tensor:
+        """Return the part of a rank, without padding, of a flat tensor like the weight."""
+        return flat[rank * self.width : (rank + 1) * self.width]
 
     @torch.no_grad()
     def gather(self, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -219,51 +234,10 @@ def find_layers(
     return layers
 
 
-@torch.no_grad()
-def gather_weights(weights: list[ShardedWeight], group: dist.ProcessGroup) -> int:
-    """Start to all-gather a layer's weights that are not gathered yet, in one collective per dtype.
-
-    Returns the number of collectives.
-
-    This function also allocates the memory of the unsharded weights. To wait for the results, call
-    `wait` of each weight.
-
-    With NCCL, no additional stream or event is needed. NCCL starts a collective after the work that
-    is already in the current stream. If a layer is gathered two layers ahead, the all-gather
-    overlaps the computation of these two layers. The all-gather may write to memory that an earlier
-    layer freed, because NCCL starts the all-gather after the kernels of the earlier layer.
-    """
-    by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
-    for weight in weights:
-        if not weight.gathered:
-            flat = weight.flat
-            flat.untyped_storage().resize_(flat.numel() * flat.element_size())
-            by_dtype.setdefault(flat.dtype, []).append(weight)
-    for alike in by_dtype.values():
-        inputs, slices, pieces = [], [], []
-        for weight in alike:
-            piece = weight.shard.detach().view(-1)
-            if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
-                # Write the cast and padded shard to this rank's slice of the output, so that the
-                # all-gather is in place.
-                place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
-                slices.append(place[: piece.numel()])
-                pieces.append(piece)
-                piece = place
-            inputs.append(piece)
-        if slices:
-            torch._foreach_copy_(slices, pieces)
-        outputs = [weight.flat for weight in alike]
-        gathering = start_gather(outputs, inputs, group)
-        for weight in alike:
-            weight.gathering = gathering
-    return len(by_dtype)
-
-
 class Reduction(NamedTuple):
     """A reduce-scatter of gradients that was started. `finish` waits for its results."""
 
-    work: dist.Work
+    work: Any  # has a method `wait`
     inputs: list[Tensor]  # unsharded gradients, kept alive until the collective has read them
     outputs: list[tuple[ShardedWeight, Tensor]]
 
@@ -281,34 +255,83 @@ class Reduction(NamedTuple):
                 hook(weight.shard)  # of the user; autograd knows only the unsharded weight
 
 
-@torch.no_grad()
-def reduce_gradients(weights: list[ShardedWeight], group: dist.ProcessGroup) -> list[Reduction]:
-    """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
+class LayerCollectives:
+    """All-gathers of the weights of a layer, and reduce-scatters of their gradients."""
 
-    There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set to
-    None. The method `finish` of the results adds them to the gradients of the shards.
-    """
-    by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
-    for weight in weights:
-        by_dtype.setdefault(weight.flat.dtype, []).append(weight)
-    reductions = []
-    for alike in by_dtype.values():
-        inputs, outputs = [], []
-        for weight in alike:
-            grad = weight.unsharded.grad
-            assert grad is not None
-            weight.unsharded.grad = weight._waits_with = None
-            flat = grad.reshape(-1)
-            if flat.numel() != weight.flat.numel():
-                padded = flat.new_zeros(weight.flat.numel())
-                padded[: weight.numel] = flat
-                flat = padded
-            inputs.append(flat)
-            outputs.append(flat.new_empty(weight.width))
-        options = ReduceScatterOptions()
-        options.reduceOp, options.asyncOp = mean_or_sum(group), True
-        if not supports_average(group):
-            torch._foreach_div_(inputs, group.size())
-        work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
-        reductions.append(Reduction(work, inputs, list(zip(alike, outputs, strict=True))))
-    return reductions
+    def __init__(self, group_of: GroupOf):
+        self._group_of = group_of
+
+    def await_readers(self) -> None:
+        """End a pass. There is nothing to wait for."""
+
+    @torch.no_grad()
+    def gather(self, weights: list[ShardedWeight]) -> int:
+        """Start to gather those of a layer's weights that are not gathered yet, together.
+
+        Returns the number of collectives, one per dtype.
+
+        This also allocates the memory of the unsharded weights. To wait for the results, call
+        `wait` of each weight.
+
+        With NCCL, no additional stream or event is needed. NCCL starts a collective after the work
+        that is already in the current stream. If a layer is gathered two layers ahead, the
+        all-gather overlaps the computation of these two layers. The all-gather may write to memory
+        that an earlier layer freed, because NCCL starts the all-gather after the kernels of the
+        earlier layer.
+        """
+        group = self._group_of()
+        by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
+        for weight in weights:
+            if not weight.gathered:
+                weight.allocate()
+                by_dtype.setdefault(weight.flat.dtype, []).append(weight)
+        for alike in by_dtype.values():
+            inputs, slices, pieces = [], [], []
+            for weight in alike:
+                piece = weight.shard.detach().view(-1)
+                if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
+                    # Write the cast and padded shard to this rank's slice of the output, so that
+                    # the all-gather is in place.
+                    place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
+                    slices.append(place[: piece.numel()])
+                    pieces.append(piece)
+                    piece = place
+                inputs.append(piece)
+            if slices:
+                torch._foreach_copy_(slices, pieces)
+            outputs = [weight.flat for weight in alike]
+            gathering = start_gather(outputs, inputs, group)
+            for weight in alike:
+                weight.gathering = gathering
+        return len(by_dtype)
+
+    @torch.no_grad()
+    def reduce(self, weights: list[ShardedWeight]) -> list[Reduction]:
+        """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
+
+        There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set
+        to None. The method `finish` of the results adds them to the gradients of the shards.
+        """
+        group = self._group_of()
+        by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
+        for weight in weights:
+            by_dtype.setdefault(weight.flat.dtype, []).append(weight)
+        reductions = []
+        for alike in by_dtype.values():
+            inputs, outputs = [], []
+            for weight in alike:
+                grad = weight.take_gradient()
+                flat = grad.reshape(-1)
+                if flat.numel() != weight.flat.numel():
+                    padded = flat.new_zeros(weight.flat.numel())
+                    padded[: weight.numel] = flat
+                    flat = padded
+                inputs.append(flat)
+                outputs.append(flat.new_empty(weight.width))
+            options = ReduceScatterOptions()
+            options.reduceOp, options.asyncOp = mean_or_sum(group), True
+            if not supports_average(group):
+                torch._foreach_div_(inputs, group.size())
+            work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
+            reductions.append(Reduction(work, inputs, list(zip(alike, outputs, strict=True))))
+        return reductions

@@ -13,6 +13,7 @@ So gradients are averages when backward returns, as with torch's DistributedData
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -137,6 +138,7 @@ class DataParallelWrapper(nn.Module):
         finally:
             self._synchronizing = before
 
+    @torch.no_grad()
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
@@ -148,12 +150,34 @@ class DataParallelWrapper(nn.Module):
         Raises:
             RuntimeError: if error_if_nonfinite is True and the norm is NaN or infinite.
         """
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type, error_if_nonfinite)
+        sharded, parameters = self._sharded_parameters(), list(self.parameters())
+        if not sharded:
+            return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+        kinds: tuple[list[Tensor], list[Tensor]] = [], []  # replicated, sharded
+        for parameter in parameters:
+            if parameter.grad is not None:
+                kinds[parameter in sharded].append(parameter.grad)
+        norms = [_norm(grads, norm_type, parameters[0].device) for grads in kinds]
+        largest = math.isinf(norm_type)
+        powers = norms if largest else [norm**norm_type for norm in norms]
+        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        dist.all_reduce(powers[1], operation, group=self._group)
+        total = torch.maximum(*powers) if largest else (powers[0] + powers[1]) ** (1 / norm_type)
+        if error_if_nonfinite and not total.isfinite():
+            raise RuntimeError(f"the norm of the gradients must be finite, got {total.item()}")
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for grad in (*kinds[0], *kinds[1]):
+            grad.mul_(scale.to(grad.dtype))
+        return total.to(torch.float32)
 
     # ---- what subclasses define ------------------------------------------------------------------
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         return self.module(*inputs, **kwargs)
+
+    def _sharded_parameters(self) -> set[nn.Parameter]:
+        """Return the parameters whose gradients are on several ranks, a part or none on each."""
+        return set()
 
     def _arrange(self) -> None:
         """Prepare for the parameters that are trainable now, and register hooks."""
@@ -289,13 +313,13 @@ class DataParallelWrapper(nn.Module):
     def _own(self, parameters: Iterable[nn.Parameter]) -> None:
         """Note which parameters are trainable, and take them over from another wrapper."""
         for parameter in parameters:
-            before = _owner(parameter)
+            before = owner_of(parameter)
             if before is not None and before is not self:
                 before._replaced = True
                 _remove(before._hooks)
             _OWNERS[parameter] = weakref.ref(self)
         self._places = [
-            (owner._parameters, name, p, p is not None and p.requires_grad)
+            (owner._parameters, name, p, _kind(p))
             for owner in self.module.modules()
             for name, p in owner._parameters.items()
         ]
@@ -307,15 +331,14 @@ class DataParallelWrapper(nn.Module):
         self._all_used = torch.ones(len(trained), dtype=torch.uint8, device=device)
 
     def _arrange_if_changed(self) -> None:
-        """Arrange again if a parameter was frozen, thawed or replaced, as on all ranks."""
+        """Arrange again if a parameter was frozen, thawed, cast or replaced, as on all ranks."""
         if "_hooks" not in self.__dict__:  # a copy of a wrapper
             self._arrange()
         elif any(
-            there.get(name) is not p or (p is not None and p.requires_grad != trained)
-            for there, name, p, trained in self._places
+            there.get(name) is not p or _kind(p) != kind for there, name, p, kind in self._places
         ):
             names = [name for name, p in self.module.named_parameters() if p.requires_grad]
-            what = "a step after parameters were frozen, thawed or replaced"
+            what = "a step after parameters were frozen, thawed, cast or replaced"
             self._meetings.meet(self._group, what, f"{', '.join(names)} are trainable")
             if self._pending:  # gradients of parameters that may be frozen now
                 self._complete()
@@ -415,10 +438,18 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
+def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """Return the norm of all gradients together, in float64, 0 if there are none."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch.stack(torch._foreach_norm(gradients, norm_type)).double()
+    return torch.linalg.vector_norm(norms, norm_type)
+
+
 def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) -> str | None:
     """Return why the parameters cannot be used, if another wrapper has sharded or owns them."""
     for name, parameter in named:
-        owner = _owner(parameter)
+        owner = owner_of(parameter)
         if owner is not None and (owner.sharded or not sharded_only):
             verb = "sharded" if owner.sharded else "averaged"
             return f"{name} is already {verb} by a {type(owner).__name__}"
@@ -432,12 +463,17 @@ def _refusal(module: nn.Module) -> str | None:
         if isinstance(inner, (DataParallelWrapper, DistributedDataParallel)):
             where = f"its part {name!r}" if name else "it"
             return f"the module cannot be wrapped, because {where} is a {type(inner).__name__}"
-    owners = {id(owner): owner for p in module.parameters() if (owner := _owner(p)) is not None}
+    owners = {id(owner): owner for p in module.parameters() if (owner := owner_of(p)) is not None}
     taken_over = all(owner.module is module and not owner.sharded for owner in owners.values())
     return refusal_of([] if taken_over and owners else module.named_parameters())
 
 
-def _owner(parameter: Tensor) -> DataParallelWrapper | None:
+def _kind(parameter: Tensor | None) -> Any:
+    return parameter is not None and (parameter.requires_grad, parameter.dtype, parameter.device)
+
+
+def owner_of(parameter: Tensor) -> DataParallelWrapper | None:
+    """Return the wrapper that averages the gradient of a parameter."""
     reference = _OWNERS.get(parameter)
     owner: DataParallelWrapper | None = reference() if reference is not None else None
     return None if owner is not None and owner._replaced else owner

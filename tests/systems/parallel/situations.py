@@ -32,6 +32,7 @@ from systems.parallel import (
     FullyShardedDataParallel,
     NaiveDDP,
     OverlappedDDP,
+    PulledDDP,
     ShardedOptimizer,
 )
 from tests.systems.parallel.ranks import RankContext
@@ -71,6 +72,7 @@ def _bucketed(module: nn.Module) -> nn.Module:
     return BucketedDDP(module, 0.0002)  # two or three weights in a bucket
 
 
+_pulled = partial(PulledDDP, bucket_size_mb=0.0002)
 _torch_ddp = partial(DistributedDataParallel, find_unused_parameters=True)
 
 WRAPPERS = {
@@ -78,8 +80,12 @@ WRAPPERS = {
     "flat": Wrapper(FlatDDP),
     "overlapped": Wrapper(OverlappedDDP),
     "bucketed": Wrapper(_bucketed),
+    "pulled": Wrapper(_pulled),
     "sharded_optimizer": Wrapper(_bucketed, _sharded),
+    "pulled_optimizer": Wrapper(_bucketed, partial(_sharded, pull=True)),
+    "sharded_gradients": Wrapper(_pulled, partial(_sharded, pull=True, shard_gradients=True)),
     "fsdp": Wrapper(FullyShardedDataParallel),
+    "pulled_fsdp": Wrapper(partial(FullyShardedDataParallel, pull=True)),
     "torch_ddp": Wrapper(_torch_ddp, ours=False),
     "torch_zero": Wrapper(_torch_ddp, _zero, ours=False),
     "torch_fsdp2": Wrapper(_fsdp2, ours=False),
@@ -369,6 +375,53 @@ def zeroed_after_no_sync_and_forward(run: Run) -> None:
         (loss / len(losses)).backward()
     run.finish()
     run.optimizer.step()
+
+
+def finished_twice(run: Run) -> None:
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        run.backward(step)
+        run.finish()
+        run.finish()
+        run.optimizer.step()
+
+
+def inputs_differentiated_before_the_step(run: Run) -> None:
+    """Between backward and step, there is a forward, and gradients of inputs are computed."""
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        run.backward(step)
+        for x in run.shares(step + 7):
+            torch.autograd.grad(run.model(x.requires_grad_()).sum(), x)
+        run.losses(step + 9)
+        run.finish()
+        run.optimizer.step()
+
+
+def scaled_between_backwards(run: Run) -> None:
+    """Gradients are replaced between two backward passes that accumulate."""
+    run.make()
+    for step in range(3):
+        run.backward(step)
+        run.finish()
+        for p in run.model.parameters():
+            if p.grad is not None:
+                p.grad = p.grad * 0.5
+    run.optimizer.step()
+
+
+def data_of_gradients_replaced(run: Run) -> None:
+    run.make()
+    for step in range(3):
+        run.zero_grad()
+        run.backward(step)
+        run.finish()
+        for p in run.model.parameters():
+            if p.grad is not None:
+                p.grad.data = p.grad.data * 0.5
+        run.optimizer.step()
 
 
 def frozen_after_no_sync(run: Run) -> None:
@@ -816,6 +869,10 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "skipped_batch": skipped_batch,
     "skipped_batch_zeros": partial(skipped_batch, set_to_none=False),
     "skipped_batch_finished": partial(skipped_batch, finish=True),
+    "finished_twice": finished_twice,
+    "inputs_differentiated_before_the_step": inputs_differentiated_before_the_step,
+    "scaled_between_backwards": scaled_between_backwards,
+    "data_of_gradients_replaced": data_of_gradients_replaced,
     "zeroed_between_forward_and_backward": zeroed_between_forward_and_backward,
     "exception_in_forward": exception_in_forward,
     "exception_in_backward": exception_in_backward,

@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from systems.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP, ShardedOptimizer
+from systems.parallel import (
+    BucketedDDP,
+    FlatDDP,
+    NaiveDDP,
+    OverlappedDDP,
+    PulledDDP,
+    ShardedOptimizer,
+)
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
     Tied,
@@ -35,6 +42,7 @@ WRAPPERS = {
     "overlapped": OverlappedDDP,
     "bucketed_small": lambda module: BucketedDDP(module, bucket_size_mb=0.0005),
     "bucketed": lambda module: BucketedDDP(module, 25),
+    "pulled": lambda module: PulledDDP(module, bucket_size_mb=0.0005),
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),

@@ -35,20 +35,32 @@ from tests.systems.parallel.situations import (
 )
 
 # Situations in which a wrapper raises an error, which must have these words.
+_FSDP_REFUSES = {
+    "wrapped_again": "already sharded",
+    "first_wrapper_dropped": "already sharded",
+    "state_assigned": "assign=True",
+    "deepcopied": "cannot be copied",
+    "pickled": "cannot be copied",
+    "gradients_set_by_hand": "not have been used",
+}
 REFUSED = {
-    "fsdp": {
-        "wrapped_again": "already sharded",
-        "first_wrapper_dropped": "already sharded",
-        "state_assigned": "assign=True",
-        "deepcopied": "cannot be copied",
-        "pickled": "cannot be copied",
-        "gradients_set_by_hand": "not have been used",
-    },
+    "fsdp": _FSDP_REFUSES,
+    "pulled_fsdp": _FSDP_REFUSES,
     **{
         name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
-        for name in ("overlapped", "bucketed", "sharded_optimizer")
+        for name in (
+            "overlapped",
+            "bucketed",
+            "pulled",
+            "sharded_optimizer",
+            "pulled_optimizer",
+            "sharded_gradients",
+        )
     },
 }
+REFUSED["sharded_gradients"] |= dict.fromkeys(  # the parameters are not those of the wrapper yet
+    ("state_assigned", "deepcopied", "pickled"), "the parameters of one PulledDDP"
+)
 # Situations in which torch's own is wrong or fails, as seen with torch 2.13.
 _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
@@ -65,7 +77,7 @@ TORCH_FAILS = {
         "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
         "optimizer_before_wrapping", "gradients_set_by_hand", "backward_again_after_an_exception",
         "exception_in_one_of_two_backwards", "exception_then_finished",
-        "zeroed_after_no_sync_and_forward",
+        "zeroed_after_no_sync_and_forward", "data_of_gradients_replaced",
     },
 }  # fmt: skip
 CASES = [

@@ -1,0 +1,151 @@
+"""The order of reads and writes in peer memory, with ranks that run ahead or fall behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from systems.parallel import pulled_average, pulled_layers
+from systems.parallel.pulled_average import PulledBuckets
+from systems.parallel.pulled_layers import PulledLayers
+from systems.parallel.sharded_optimizer import _Chunk
+from systems.parallel.sharded_weights import ShardedWeight
+from tests.systems.parallel.lanes import LaneMemory, Lanes, orders
+
+STEPS = 4
+Rank = Callable[[Any, int], None]  # function (group, rank) that all ranks run
+
+
+def run(monkeypatch: pytest.MonkeyPatch, ranks: int, order: Any, function: Rank) -> None:
+    lanes, shared = Lanes(order), dict[str, Any]()
+
+    def memory(group: Any, device: Any, nbytes: int) -> LaneMemory:
+        return LaneMemory(lanes, shared, group.rank(), ranks, nbytes)
+
+    monkeypatch.setattr(pulled_average, "make_peer_memory", memory)
+    monkeypatch.setattr(pulled_layers, "make_peer_memory", memory)
+
+    def start(rank: int) -> None:
+        threading.current_thread().name = f"rank {rank}"
+        group = SimpleNamespace(rank=lambda: rank, size=lambda: ranks, memory=memory)
+        function(group, rank)
+
+    lanes.run([lambda rank=rank: start(rank) for rank in range(ranks)])
+
+
+def values(rank: int, step: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(-8, 8, shape, generator=generator) * 12.0  # divisible by 2 and 3
+
+
+each_order = pytest.mark.parametrize("order", orders(10), ids=lambda order: "")
+each_size = pytest.mark.parametrize("ranks", [2, 3])
+
+
+@each_size
+@each_order
+@pytest.mark.parametrize("owners_only", [False, True])
+@pytest.mark.parametrize("in_flight", [2, 4])
+def test_means_of_buckets(ranks, order, owners_only, in_flight, monkeypatch):
+    monkeypatch.setattr(pulled_average, "IN_FLIGHT", in_flight)
+    parts = [[(3, 5), (7,)], [(2, 2, 2), (1,)], [(9,)], [(4,), (2, 3)], [(5,)]]
+
+    def train(group: Any, rank: int) -> None:
+        likes = [[torch.empty(shape) for shape in part] for part in parts]
+        flat = [like for part in likes for like in part]
+        owners = {like: index % ranks for index, like in enumerate(flat)}
+        buckets = PulledBuckets(likes, owners, group, owners_only=owners_only)
+        for step in range(STEPS):
+            views, given = [], []
+            for index, part in enumerate(parts):
+                given.append([values(rank, step, *shape) for shape in part])
+                views += buckets.start(index, given[-1])
+                for old in given[: max(0, index + 1 - pulled_average.IN_FLIGHT)]:
+                    for gradient in old:
+                        gradient.fill_(torch.nan)  # their memory may now be used again
+            buckets.finish()
+            for view, like in zip(views, flat, strict=True):
+                if owners_only and owners[like] != rank:
+                    continue
+                mean = sum(values(r, step, *like.shape) for r in range(ranks)) / ranks
+                torch.testing.assert_close(view, mean)
+                view.zero_()  # as a user may from now on
+
+    run(monkeypatch, ranks, order, train)
+
+
+@each_size
+@each_order
+def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
+    in_backward: dict[int, bool] = {}
+    monkeypatch.setattr(pulled_layers, "in_backward", lambda: in_backward[threading.get_ident()])
+
+    def train(group: Any, rank: int) -> None:
+        whole = [values(0, 99 + i, 3, 5 + i) for i in range(6)]
+        weights = [ShardedWeight(nn.Parameter(x.clone()), [], x.dtype, group) for x in whole]
+        layers = [weights[:2], *([weight] for weight in weights[2:])]  # more than places
+        exchange = PulledLayers(layers, 2, group)
+
+        def gather(order: Any, added: int) -> None:
+            for layer in order:
+                exchange.gather(layer)
+            for weight, x in zip(weights, whole, strict=True):
+                weight.wait()
+                torch.testing.assert_close(weight.unsharded.detach(), x + added)
+                weight.release()
+
+        for step in range(STEPS):
+            in_backward[threading.get_ident()] = False
+            if step % 2:  # a pass without backward
+                gather(layers, step)
+            gather(layers, step)
+            in_backward[threading.get_ident()] = True
+            gather(reversed(layers), step)
+            reductions = []
+            for layer in reversed(layers):
+                for weight in layer:
+                    index = weights.index(weight)
+                    weight.unsharded.grad = values(rank, 10 * step + index, *weight.shape)
+                reductions += exchange.reduce(layer)
+                while len(reductions) > 2:
+                    reductions.pop(0).finish()
+            for reduction in reductions:
+                reduction.finish()
+            if step != 1:
+                exchange.await_readers()
+            for index, weight in enumerate(weights):
+                sums = sum(values(r, 10 * step + index, *weight.shape) for r in range(ranks))
+                torch.testing.assert_close(weight.shard.grad, weight.piece_of(sums / ranks))
+                weight.shard.grad = None
+                weight.shard.data += 1
+
+    run(monkeypatch, ranks, order, train)
+
+
+@each_size
+@each_order
+def test_parameters_of_chunks(ranks, order, monkeypatch):
+    def train(group: Any, rank: int) -> None:
+        owned = [[torch.zeros(5 + r), torch.zeros(3, 2)] for r in range(ranks)]
+        chunks = [_Chunk([[x[i]] for x in owned], None, 0) for i in range(2)]
+        memory = group.memory(group, None, sum([chunk.divide() for chunk in chunks]))
+        start = 0
+        for index, chunk in enumerate(chunks):
+            start = chunk.place(memory, start, index)
+        for step in range(1, STEPS):
+            works = []
+            for index, chunk in enumerate(chunks):
+                owned[rank][index].fill_(step + rank)
+                works += chunk.send(group)
+            for work in works:
+                work.wait()
+            for owner, tensors in enumerate(owned):
+                assert all(tensor.eq(step + owner).all() for tensor in tensors)
+
+    run(monkeypatch, ranks, order, train)
