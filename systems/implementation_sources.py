@@ -15,8 +15,15 @@ _FLASH = "systems.kernels.flash_attention"
 _EXTERNAL = ("systems.external.attention",)
 # Benchmarks call the implementations directly.
 _UNUSED = (f"{_FLASH}.api", f"{_FLASH}.implementations")
-_WRAPPERS = ("ddp", "fsdp", "sharded_weights", "sharded_optimizer")
-_NEEDS = {"fsdp": ("sharded_weights",)}  # modules that a wrapper imports
+_WRAPPERS = (
+    "ddp", "pulled_ddp", "pulled_average", "fsdp", "sharded_weights", "pulled_layers",
+    "sharded_optimizer", "peer_memory",
+)  # fmt: skip
+_NEEDS = {  # modules that a wrapper imports
+    "pulled_ddp": ("ddp", "pulled_average", "peer_memory"),
+    "fsdp": ("sharded_weights", "pulled_layers", "pulled_average", "peer_memory"),
+    "sharded_optimizer": ("peer_memory",),
+}
 
 
 def without_other_attentions(*implementations: str) -> Sources:

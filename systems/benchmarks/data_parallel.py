@@ -15,6 +15,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -27,14 +29,15 @@ from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from systems.measure.profiler.communication_timeline import StepTimeline
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "torch", "torch_tuned")
-BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with strategy: bucketed, in MB
+STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "pulled", "torch", "torch_tuned")
+BUCKETED = ("bucketed", "pulled")  # strategies with a bucket size
+BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with these strategies, in MB
 PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
 PROBES = 20  # number of all-reduces that are timed together
 GROUPS = 9  # how often they are timed; the result is the median
@@ -48,6 +51,7 @@ class Params(ParallelParams):
     #   flat          `systems.parallel.FlatDDP`
     #   overlapped    `systems.parallel.OverlappedDDP`
     #   bucketed      `systems.parallel.BucketedDDP`
+    #   pulled        `systems.parallel.PulledDDP`: on one host, by reading the memory of others
     #   torch         torch's DistributedDataParallel, default arguments (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
@@ -55,8 +59,8 @@ class Params(ParallelParams):
     # torch.compile does not split compiled blocks in torch's DistributedDataParallel, also inside a
     # wrapper of your own (see `measure`).
     strategy: Annotated[str, Implementation("ddp", STRATEGIES)]
-    # Bucket size in MB (10^6 bytes), for strategy: bucketed (default: 100) and for a wrapper of
-    # your own with a parameter bucket_size_mb. Not allowed with other strategies.
+    # Bucket size in MB (10^6 bytes), for BUCKETED (default: 100) and for a wrapper of your own with
+    # a parameter bucket_size_mb. Not allowed with other strategies.
     bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
     # A second strategy to profile for comparison. timeline.png shows it above `strategy`. None
     # profiles `strategy` only.
@@ -66,18 +70,18 @@ class Params(ParallelParams):
     @classmethod
     def _default_size(cls, given: Any) -> Any:
         """Set the size of buckets, so that a run has the same id with and without the default."""
-        if isinstance(given, dict) and given.get("strategy") == "bucketed":
+        if isinstance(given, dict) and given.get("strategy") in BUCKETED:
             size = given.get("bucket_size_mb")
             return given | {"bucket_size_mb": BUCKET_SIZE_MB if size is None else size}
         return given
 
     @model_validator(mode="after")
     def _only_buckets_have_a_size(self) -> Self:
-        has_buckets = self.strategy == "bucketed" or is_reference(self.strategy)
+        has_buckets = self.strategy in BUCKETED or is_reference(self.strategy)
         if self.bucket_size_mb is not None and not has_buckets:
             raise ValueError(
-                "bucket_size_mb is allowed only with `strategy: bucketed` or a wrapper of your "
-                f"own, got `strategy: {self.strategy}` and "
+                f"bucket_size_mb is allowed only with `strategy: {'` or `'.join(BUCKETED)}` or a "
+                f"wrapper of your own, got `strategy: {self.strategy}` and "
                 f"`bucket_size_mb: {self.bucket_size_mb:g}`"
             )
         return self
@@ -85,8 +89,11 @@ class Params(ParallelParams):
 
 def sources(params: Params) -> Sources:
     """Return the modules that count for the results of a run with these parameters."""
-    own = {"naive", "flat", "overlapped", "bucketed"} & {params.strategy, params.beside}
-    wrappers = ("ddp",) if own else ()
+    chosen = {params.strategy, params.beside}
+    wrappers: tuple[str, ...] = (
+        ("ddp",) if {"naive", "flat", "overlapped", "bucketed"} & chosen else ()
+    )
+    wrappers += ("pulled_ddp",) if "pulled" in chosen else ()
     return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
 
@@ -121,11 +128,16 @@ def run(params: Params) -> dict[str, Any]:
             train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share,
                 by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
+            host_ms: time of the host to launch a step on an idle GPU.
             allocation_retries: how often this rank's allocator freed cached memory of the GPU to
                 allocate again, during warm-up and timed steps.
             profiled_computation_ms: time in a profiled step during which a kernel of this rank
                 computes. Gaps between kernels do not count. Communication that runs at the same
                 time makes it longer.
+            profiled_sm_communication_ms: time in a profiled step during which a kernel of NCCL
+                communicates, and takes multiprocessors from computation. Pulls do not count: copy
+                engines copy, and the kernels that wait for signals take a part of one.
             model: predicted exposed communication, see `_bucket_model`.
             shared: the value call_us of `model`, which the other runs of a block use, too.
 
@@ -151,18 +163,24 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch._dynamo
     import torch.distributed as dist
 
-    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
+    from systems.check.parallel_training import (
+        check_again,
+        check_and_capture,
+        check_own_attention,
+    )
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
+    from systems.parallel.peer_memory import live_bytes
     from systems.training.parallel_timing import (
         alternating_rounds,
         draw_timeline,
         exposed_facts,
         facts_of_ranks,
+        host_ms,
         profiled_steps,
     )
-    from systems.training.parallel_training import ParallelTraining
+    from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     with during("init"):
         check_own_attention(params, device)
@@ -174,14 +192,21 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     torch._dynamo.config.optimize_ddp = False
     with during("init"):
         alone = ParallelTraining(params, device, rank)
+        if params.strategy == "pulled":
+            require_peer_memory(device)
         training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
-    if check:
-        with during("check"):
-            facts["error"] = check_parallel(training, alone)
+    with during("check"):
+        facts |= check_and_capture(training, alone)
     both = {"train_step": training, "alone": alone}
     before = _allocation_retries(device)
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
     facts["allocation_retries"] = _allocation_retries(device) - before
+    if check:
+        with during("profile"):
+            facts["host_ms"] = host_ms(training)
+            steps = profiled_steps(training)
+    for either in (training, alone):
+        either.drop_graphs()
     if check:
         with during("check"):
             check_again(training, alone)
@@ -190,14 +215,18 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             facts["shared"] = {"call_us": facts["model"]["call_us"]}
     del alone, both
     gc.collect()
+    # Of a step that is launched. A graph allocates the same while it is captured.
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
+    peaks = {phase: peak + live_bytes() for phase, peak in peaks.items()}
     if check:
         with during("profile"):
-            steps = profiled_steps(training)
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
             facts["profiled_computation_ms"] = statistics.median(
                 sum(end - start for start, end in step.busy) / 1e3 for step in steps
+            )
+            facts["profiled_sm_communication_ms"] = statistics.median(
+                step.on_multiprocessors_ms for step in steps
             )
             panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
             if params.beside is not None:
@@ -256,6 +285,9 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     if params.strategy == "bucketed":
         assert params.bucket_size_mb is not None
         return parallel.BucketedDDP(module, params.bucket_size_mb)
+    if params.strategy == "pulled":
+        assert params.bucket_size_mb is not None
+        return parallel.PulledDDP(module, params.bucket_size_mb)
     if params.strategy == "torch":
         return DistributedDataParallel(module)
     return DistributedDataParallel(
@@ -277,8 +309,8 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
     Exposed communication is here the time from the end of backward to the end of communication.
     `accounting.ddp_overhead_seconds` predicts it from measured values: the latency and the
-    bandwidth of an all-reduce, and the duration of backward. All ranks must call this function. The
-    backward of `alone` is timed.
+    bandwidth of an all-reduce or of an average by pulls, and the duration of backward. All ranks
+    must call this function. The backward of `alone` is timed.
 
     Returns:
         call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
@@ -290,7 +322,10 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         best_bucket_bytes: bucket size with the least predicted exposed communication.
         largest_parameter_bytes: size of the largest parameter.
 
-        If `params.strategy` is "overlapped" or "bucketed", also:
+        pull_us, pull_gb_per_second: latency and bandwidth of an average by pulls. Only with the
+            strategy "pulled", whose exposed communication is predicted from them.
+
+        If `params.strategy` is "overlapped", "bucketed" or "pulled", also:
         buckets: number of buckets. With "overlapped" each parameter is a bucket.
         exposed_ms: predicted exposed communication in milliseconds, if backward takes as long as
             the transfer of all gradients.
@@ -309,9 +344,7 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     backward_seconds = max(all_gather_objects(min(backward))) / 1e3
     parameters = list(alone.model.parameters())
     size = sum(parameter.nbytes for parameter in parameters)
-    call_seconds = _all_reduce_seconds(1, alone.device)
-    probe = min(size, PROBE_BYTES) // 4
-    bandwidth = 4 * probe / max(_all_reduce_seconds(probe, alone.device) - call_seconds, 1e-9)
+    call_seconds, bandwidth = _latency_and_bandwidth(_all_reduce, size, alone.device)
     measured_call_us = call_seconds * 1e6
     call_us = round_options().shared.get("call_us", measured_call_us)
     call_seconds = call_us / 1e6
@@ -325,7 +358,11 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         "best_bucket_bytes": accounting.best_bucket_bytes(*fit),
         "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
     }
-    if params.strategy in ("overlapped", "bucketed"):
+    if params.strategy == "pulled":
+        call_seconds, bandwidth = _latency_and_bandwidth(_pulled_average, size, alone.device)
+        facts |= {"pull_us": call_seconds * 1e6, "pull_gb_per_second": bandwidth / 1e9}
+        fit = size, bandwidth, call_seconds
+    if params.strategy in ("overlapped", *BUCKETED):
         buckets = len(fill_buckets(parameters, (params.bucket_size_mb or 0) * MB))
         overhead = accounting.ddp_overhead_seconds
         facts["buckets"] = buckets
@@ -334,28 +371,64 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     return facts
 
 
-def _all_reduce_seconds(elements: int, device: torch.device) -> float:
-    """Measure the time of an all-reduce of float32 numbers on the slowest rank, in seconds.
+def _latency_and_bandwidth(
+    make: Callable[[Tensor], Callable[[], Any]], size: int, device: torch.device
+) -> tuple[float, float]:
+    """Measure an operation on a buffer of float32 numbers, in seconds and bytes/s.
 
-    The result is the median over groups of all-reduces. The latency of a single group can be twice
-    that of another.
+    `make` returns the operation on a buffer. The latency is the time for one number. The bandwidth
+    is that for `size` bytes, but at most `PROBE_BYTES`, without the latency. All ranks must call
+    this function.
+    """
+    latency = _seconds(make, 1, device)
+    probe = min(size, PROBE_BYTES) // 4
+    return latency, 4 * probe / max(_seconds(make, probe, device) - latency, 1e-9)
 
-    All ranks must call this function.
+
+def _all_reduce(buffer: Tensor) -> Callable[[], Any]:
+    import torch.distributed as dist
+
+    return partial(dist.all_reduce, buffer)
+
+
+def _pulled_average(buffer: Tensor) -> Callable[[], Any]:
+    """Return a function that averages a buffer by pulls, a part on each rank."""
+    from systems.parallel.collectives import group_or_world
+    from systems.parallel.pulled_average import PulledBuckets
+
+    group = group_or_world(None)
+    parts = list(buffer.tensor_split(group.size()))
+    owners = {part: rank for rank, part in enumerate(parts)}
+    exchange = PulledBuckets([parts], owners, group)
+
+    def average() -> None:
+        exchange.start(0, parts)
+        exchange.finish()
+
+    return average
+
+
+def _seconds(
+    make: Callable[[Tensor], Callable[[], Any]], elements: int, device: torch.device
+) -> float:
+    """Measure the time of an operation on float32 numbers on the slowest rank, in seconds.
+
+    The result is the median over groups of calls. The latency of a single group can be twice that
+    of another.
     """
     import torch
-    import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects, barrier
     from systems.measure.timing import synchronize
 
-    buffer = torch.zeros(elements, device=device)
-    dist.all_reduce(buffer)
+    average = make(torch.zeros(elements, device=device))
+    average()
     seconds = []
     for _ in range(GROUPS):
         barrier(device)
         start = time.perf_counter()
         for _ in range(PROBES):
-            dist.all_reduce(buffer)
+            average()
         synchronize(device)
         seconds.append((time.perf_counter() - start) / PROBES)
     groups = zip(*all_gather_objects(seconds), strict=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WARMUP_STEPS = 2  # number of steps before the step whose peak memory is measured
-STRATEGIES = ("layers", "blocks", "fsdp2", "fsdp2_prefetch")
+STRATEGIES = ("layers", "blocks", "pulled", "fsdp2", "fsdp2_prefetch")
 
 
 class Params(ParallelParams):
@@ -43,6 +43,7 @@ class Params(ParallelParams):
     #                    gathered separately.
     #   blocks           `systems.parallel.FullyShardedDataParallel`. Each Transformer block is
     #                    gathered as a whole.
+    #   pulled           as blocks, but the ranks of a host read each other's memory
     #   fsdp2            torch's fully_shard, applied to each block and to the model
     #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
     #   FILE.py:NAME     a wrapper of your own, see `systems.training.external_wrappers`
@@ -99,7 +100,7 @@ def predict(params: Params) -> dict[str, Any]:
     activations = accounting.activation_bytes(size, *point)
     d_model = size.d_model
     matrices = [2 * size.d_ff * d_model, size.vocab_size * d_model]
-    if params.strategy in ("blocks", "fsdp2", "fsdp2_prefetch"):
+    if params.strategy in ("blocks", "pulled", "fsdp2", "fsdp2_prefetch"):
         matrices.append(sum(accounting.block_parameters(size).values()))
     layer = max(matrices) * width
     predicted: dict[str, Any] = {f"{part}_bytes": count for part, count in shards.items()}
@@ -137,11 +138,12 @@ def run(params: Params) -> dict[str, Any]:
                 see `systems.training.parallel_timing.facts_of_ranks`.
             gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
                 that computation did not wait for, and the waiting time, see `gather_facts`. They
-                are those of the rank with the largest gather_wait_ms.
+                are those of the rank with the largest gather_wait_ms. Missing for pulled.
             by_rank: list with a dict of all values above for each rank.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -163,7 +165,11 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
-    from systems.check.parallel_training import check_again, check_own_attention, check_parallel
+    from systems.check.parallel_training import (
+        check_again,
+        check_and_capture,
+        check_own_attention,
+    )
     from systems.check.sharded_training import gathered
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
@@ -173,26 +179,22 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         facts_of_ranks,
         profiled_steps,
     )
-    from systems.training.parallel_training import ParallelTraining
+    from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
-    check, errors = round_options().check, {}
+    check = round_options().check
     with during("init"):
         check_own_attention(params, device)
+        if params.strategy == "pulled":
+            require_peer_memory(device)
     state, peaks = _memory(params, device)
     gc.collect()
     with during("init"):
         training = sharded_training(params, device)
         alone = ParallelTraining(params, device, dist.get_rank())
-    if check:
-        with during("check"):
-            errors["error"] = check_parallel(training, alone, gathered(training, alone))
+    with during("check"):
+        errors = check_and_capture(training, alone, gathered(training, alone))
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    if check:
-        with during("check"):
-            check_again(training, alone, gathered(training, alone))
-    del alone, both
-    gc.collect()
     gathers_of_rank: dict[str, float] = {}
     if check:
         with during("profile"):
@@ -200,7 +202,13 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
             draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
-        gathers_of_rank = gather_facts(steps)
+        if params.strategy != "pulled":  # a trace does not tell which pulls gather weights
+            gathers_of_rank = gather_facts(steps)
+    for either in (training, alone):
+        either.drop_graphs()
+    if check:
+        with during("check"):
+            check_again(training, alone, gathered(training, alone))
     states = all_gather_objects(state)
     facts = facts_of_ranks(all_gather_objects(samples))
     gathers: list[dict[str, float]] = all_gather_objects(gathers_of_rank)
@@ -253,6 +261,7 @@ def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[
     from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.windows import during
+    from systems.parallel.peer_memory import live_bytes
 
     with during("init"):
         training = sharded_training(params, device)
@@ -261,6 +270,7 @@ def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[
             training.step()
     gc.collect()
     peaks = peak_memory_by_phase({"train_step": training.step_keeping_gradients}, training.device)
+    peaks = {phase: peak + live_bytes() for phase, peak in peaks.items()}
     return state_bytes(training.wrapper.parameters(), training.optimizer), peaks
 
 
@@ -289,10 +299,11 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
                 return wrap_fsdp(params.strategy, module, dtype)
             except NotImplementedError as error:
                 raise Unsupported(str(error)) from error
-        classes = (TransformerBlock,) if params.strategy == "blocks" else ()
-        return FullyShardedDataParallel(module, dtype, layers=classes)
+        classes = () if params.strategy == "layers" else (TransformerBlock,)
+        pull = params.strategy == "pulled"
+        return FullyShardedDataParallel(module, dtype, layers=classes, pull=pull)
 
-    if params.strategy in ("layers", "blocks") or is_reference(params.strategy):
+    if params.strategy in ("layers", "blocks", "pulled") or is_reference(params.strategy):
         given = params.model_copy(update=updates)
         return ParallelTraining(given, device, dist.get_rank(), wrap, autocasts=False)
     # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps each

@@ -5,16 +5,17 @@ Run it on this machine, without Slurm:
     python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
 For comparison, the same training can be measured with a replicated optimizer state: then every rank
-keeps the full state. Gradients are always averaged with `systems.parallel.BucketedDDP`.
+keeps the full state. Gradients are averaged with `systems.parallel.BucketedDDP`, or `PulledDDP`.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from systems import accounting, implementation_sources
+from systems.accounting.data_parallel import Strategy
 from systems.benchmark import Sources, round_options
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
-STRATEGIES = ("replicated", "sharded", "torch_zero")
+STRATEGIES = ("replicated", "sharded", "pulled", "torch_zero")
 
 
 class Params(ParallelParams):
@@ -36,6 +37,8 @@ class Params(ParallelParams):
     # How the optimizer state is stored:
     #   replicated   every rank keeps the full state
     #   sharded      `systems.parallel.ShardedOptimizer` shards the state
+    #   pulled       as sharded, but the ranks of a host read each other's memory, and each averages
+    #                only the gradients of its parameters: `systems.parallel.PulledDDP`
     #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True shards the
     #                state
     #   FILE.py:NAME   an optimizer class of your own, see `systems.training.external_wrappers`
@@ -44,7 +47,10 @@ class Params(ParallelParams):
 
 def sources(params: Params) -> Sources:
     """Return the modules that count for the results of a run with these parameters."""
-    wrappers = ("ddp", "sharded_optimizer") if params.strategy == "sharded" else ("ddp",)
+    wrappers = {
+        "sharded": ("ddp", "sharded_optimizer"),
+        "pulled": ("pulled_ddp", "sharded_optimizer"),
+    }.get(params.strategy, ("ddp",))
     return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
 
@@ -54,11 +60,11 @@ def predict(params: Params) -> dict[str, Any]:
     The prediction assumes that all ranks have shards of the same size.
     """
     state = accounting.model_state_bytes(params.model_size, params.precision)
-    strategy: Literal["ddp", "sharded_optimizer"] = (
-        "ddp" if params.strategy == "replicated" else "sharded_optimizer"
-    )
-    sent = accounting.step_sent_bytes(strategy, state, params.world_size)
-    parts = accounting.rank_state_bytes(strategy, state, params.world_size)
+    keeps: Strategy = "ddp" if params.strategy == "replicated" else "sharded_optimizer"
+    # With pulls, a rank needs the means of its own gradients only, but a buffer for all gradients.
+    sends: Strategy = "zero2" if params.strategy == "pulled" else keeps
+    sent = accounting.step_sent_bytes(sends, state, params.world_size)
+    parts = accounting.rank_state_bytes(keeps, state, params.world_size)
     return {f"{part}_bytes": size for part, size in parts.items()} | {
         "sent_bytes": sum(sent.values())
     }
@@ -94,6 +100,7 @@ def run(params: Params) -> dict[str, Any]:
                 optimizer state).
             by_rank: list with a dict of after_init, before_step and after_step for each rank.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -117,33 +124,37 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     from systems.check.parallel_training import (
         check_again,
+        check_and_capture,
         check_optimizer_again,
         check_own_attention,
-        check_parallel,
     )
+    from systems.check.sharded_training import OWNED
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.training.parallel_timing import alternating_rounds
-    from systems.training.parallel_training import ParallelTraining
+    from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     with during("init"):
         check_own_attention(params, device)
+        if params.strategy == "pulled":
+            require_peer_memory(device)
     memory, peaks = _memory(params, device)
     gc.collect()
-    check, errors = round_options().check, {}
+    check = round_options().check
     with during("init"):
         training = sharded_training(params, device)
         alone = ParallelTraining(params, device, dist.get_rank())
-    if check:
-        with during("check"):
-            errors["error"] = check_parallel(training, alone)
+    with during("check"):
+        errors = check_and_capture(training, alone, OWNED)
     both = {"train_step": training, "alone": alone}
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    for either in (training, alone):
+        either.drop_graphs()
     with during("optimizer"):
         samples["optimizer"] = _optimizer_ms(training, params.rounds)
     if check:
         with during("check"):
-            check_again(training, alone)
+            check_again(training, alone, OWNED)
             check_optimizer_again(training)
     by_rank = all_gather_objects(memory)
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
@@ -163,18 +174,22 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from systems.parallel import BucketedDDP, ShardedOptimizer
+    from systems.parallel import BucketedDDP, PulledDDP, ShardedOptimizer
     from systems.training.external_wrappers import make_sharded_optimizer
     from systems.training.parallel_training import ParallelTraining
     from systems.training.training import optimizer_class_and_options
 
     optimizer_class, options = optimizer_class_and_options(params)
+    wrapper = PulledDDP if params.strategy == "pulled" else BucketedDDP
 
     def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
         if is_reference(params.strategy):
             return make_sharded_optimizer(params.strategy, parameters, optimizer_class, options)
-        if params.strategy == "sharded":
-            return ShardedOptimizer(parameters, optimizer_class, **options)
+        if params.strategy in ("sharded", "pulled"):
+            pull = params.strategy == "pulled"
+            return ShardedOptimizer(
+                parameters, optimizer_class, pull=pull, shard_gradients=pull, **options
+            )
         if params.strategy == "torch_zero":
             return ZeroRedundancyOptimizer(
                 parameters, optimizer_class, parameters_as_bucket_view=True, **options
@@ -185,7 +200,7 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
         params,
         device,
         dist.get_rank(),
-        lambda module: BucketedDDP(module, BUCKET_SIZE_MB),
+        lambda module: wrapper(module, BUCKET_SIZE_MB),
         make_optimizer,
     )
 
@@ -207,6 +222,7 @@ def _memory(
 
     from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
+    from systems.parallel.peer_memory import live_bytes
 
     made: list[ParallelTraining] = []
     peaks = peak_memory_by_phase(
@@ -217,7 +233,7 @@ def _memory(
     def used_bytes() -> dict[str, int]:
         used = state_bytes(training.model.parameters(), training.optimizer)
         if device.type == "cuda":
-            allocated = torch.cuda.memory_allocated(device)
+            allocated = torch.cuda.memory_allocated(device) + live_bytes()
             used["other_bytes"] = allocated - sum(used.values())
             used["allocated_bytes"] = allocated
         return used
@@ -238,7 +254,7 @@ def _memory(
     peaks |= peak_memory_by_phase({"optimizer": training.optimizer_step}, device)
     memory["after_step"] = used_bytes()
     peaks |= peak_memory_by_phase({"train_step": second_step}, device)
-    return memory, peaks
+    return memory, {phase: peak + live_bytes() for phase, peak in peaks.items()}
 
 
 def _total(used: dict[str, int]) -> int:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from systems.benchmark import WrongOutput
+from systems.benchmark import WrongOutput, round_options
 from systems.check.attention_accuracy import check_attention
 from systems.check.problems import above, listed, named_gradients, named_parameters
 from systems.checkpointing import every_k_blocks
@@ -129,13 +129,67 @@ def check_parallel(
             either.optimizer_step()
             either.zero_grad()
     alone.tokens, alone.targets = rank_tokens
+    worst["weights"] = _weights_error(training, alone, whole, CHECK_STEPS)
+    _raise_problems(worst, TOLERANCE[params.precision], whole.weights(training))
+    return worst
+
+
+def check_captured(
+    training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL
+) -> dict[str, float]:
+    """Capture the step of a training, and compare replayed steps with one process.
+
+    Call it after `check_parallel`, which it continues: `alone` takes the steps that the capture and
+    the replays take, without a graph. Result and exceptions are those of `check_parallel`, without
+    the gradients, and those of `ParallelTraining.capture`.
+    """
+    params, rank_tokens = alone.params, (alone.tokens, alone.targets)
+    expected = []
+    for _ in range(training.warmup_steps + CHECK_STEPS):
+        expected.append(_mean_gradients(alone, params))
+        alone.optimizer_step()
+        alone.zero_grad()
+    alone.tokens, alone.targets = rank_tokens
+    training.capture()
+    worst = {"loss": 0.0}
+    for loss in expected[training.warmup_steps :]:
+        training.step()
+        worst["loss"] = _worse(worst["loss"], abs(training.loss.item() / loss - 1))
+    steps = CHECK_STEPS + len(expected)
+    worst["weights"] = _weights_error(training, alone, whole, steps)
+    weights = whole.weights(training)
+    _raise_problems(worst, TOLERANCE[params.precision], weights, when="as a CUDA graph: ")
+    return worst
+
+
+def check_and_capture(
+    training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL
+) -> dict[str, Any]:
+    """Check a training if the round asks for it, and capture both if the parameters ask for it.
+
+    Returns the facts error and graph_error, those of `check_parallel` and of `check_captured`.
+    """
+    check, graphed, facts = round_options().check, alone.params.cuda_graph, dict[str, Any]()
+    if check:
+        facts["error"] = check_parallel(training, alone, whole)
+    if graphed and check:
+        facts["graph_error"] = check_captured(training, alone, whole)
+    elif graphed:
+        training.capture()
+    if graphed:
+        alone.capture(training.pool)
+    return facts
+
+
+def _weights_error(
+    training: ParallelTraining, alone: ParallelTraining, whole: Whole, steps: int
+) -> float:
+    """Return the error of the weights after so many steps, see TOLERANCE."""
     weights, expected = whole.weights(training), whole.expected_weights(alone)
     squares = [(weights[name] - e).double().square().sum() for name, e in expected.items()]
     count = sum(e.numel() for e in expected.values())
     difference = (torch.stack(squares).sum() / count).sqrt().item()
-    worst["weights"] = difference / (params.lr * CHECK_STEPS)
-    _raise_problems(worst, TOLERANCE[params.precision], weights)
-    return worst
+    return difference / (alone.params.lr * steps)
 
 
 def check_again(training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL) -> None:
@@ -214,26 +268,32 @@ def _step_errors(
     wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this. The
     batches of all ranks are made from `params`.
     """
-    world_size, rank = dist.get_world_size(), dist.get_rank()
     training.forward()
     training.backward()
     training.synchronize_gradients()
-    expected_loss = 0.0
+    expected_loss = _mean_gradients(alone, params)
+    expected = dict(local_gradients(alone))
+    errors = {"loss": abs(training.loss.item() / expected_loss - 1), "gradient": 0.0}
+    for name, gradient in whole.gradients(training):
+        errors["gradient"] = _worse(errors["gradient"], _relative_error(gradient, expected[name]))
+    return errors
+
+
+def _mean_gradients(alone: ParallelTraining, params: ParallelParams) -> float:
+    """Compute the mean gradients of the batches of all ranks. Return the loss of this rank."""
+    world_size, rank = dist.get_world_size(), dist.get_rank()
+    loss = 0.0
     # Save only the inputs of the blocks in forward.
     policy, alone.model.apply_blocks = alone.model.apply_blocks, every_k_blocks(1)
     for other in range(world_size):
         alone.tokens, alone.targets = rank_batch(params, alone.device, other)
         alone.forward()
         if other == rank:
-            expected_loss = alone.loss.item()
+            loss = alone.loss.item()
         alone.backward()
     alone.model.apply_blocks = policy
-    expected = dict(local_gradients(alone))
-    torch._foreach_div_(list(expected.values()), world_size)
-    errors = {"loss": abs(training.loss.item() / expected_loss - 1), "gradient": 0.0}
-    for name, gradient in whole.gradients(training):
-        errors["gradient"] = _worse(errors["gradient"], _relative_error(gradient, expected[name]))
-    return errors
+    torch._foreach_div_([gradient for _, gradient in local_gradients(alone)], world_size)
+    return loss
 
 
 def _relative_error(given: Tensor, expected: Tensor) -> float:

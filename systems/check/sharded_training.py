@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from systems.check.parallel_training import Whole, local_gradients, local_weights
+from systems.measure.ranks import all_gather_objects
 from systems.parallel import FullyShardedDataParallel
 from systems.training.external_wrappers import full_gradients_by_update, full_parameters
 from systems.training.parallel_training import ParallelTraining
@@ -30,6 +31,20 @@ def gathered(training: ParallelTraining, alone: ParallelTraining) -> Whole:
         lambda training: full_parameters(training.wrapper, shapes),
         _master_weights,
     )
+
+
+def _owned_gradients(training: ParallelTraining) -> Iterator[tuple[str, Tensor]]:
+    """Yield gradients that one rank has, or all have."""
+    for name, parameter in training.model.named_parameters():
+        have = all_gather_objects(parameter.grad is not None)
+        gradient = torch.empty_like(parameter) if parameter.grad is None else parameter.grad
+        if any(have) and not all(have):
+            dist.broadcast(gradient, have.index(True))
+        if any(have):
+            yield name, gradient
+
+
+OWNED = Whole(_owned_gradients, local_weights)  # for trainings with shards of gradients
 
 
 def _full_gradients(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from systems.training.params import Positive, TransformerParams
 
@@ -14,6 +14,8 @@ class ParallelParams(TransformerParams):
 
     Has all fields of `TransformerParams`. Each rank trains on a separate batch of batch_size
     sequences.
+
+    With `cuda_graph`, a whole step is one graph, with its communication and the update.
 
     Two trainings are timed: the data-parallel training, and the same training without
     communication. They are timed in alternating rounds. A round is a number of consecutive steps of
@@ -27,15 +29,6 @@ class ParallelParams(TransformerParams):
     warmup_steps: Annotated[int, Field(ge=0)] = 3  # number of steps before the first round
     rounds: Positive = 5  # number of rounds of each training; a sample is the mean of a round
     steps: Positive = 10  # number of consecutive steps in a round
-
-    @model_validator(mode="after")
-    def _without_graphs(self) -> Self:
-        if self.cuda_graph:
-            raise ValueError(
-                "cuda_graph must be false, got true: capturing the communication between ranks in "
-                "a CUDA graph is not supported"
-            )
-        return self
 
     def step_counts(self) -> dict[str, Any]:
         """Return the FLOPs of one rank and the number of tokens of all ranks in a training step.

@@ -65,15 +65,19 @@ def alternating_rounds(
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
     """Run a few steps under torch.profiler, and return a timeline of each step on this rank.
 
-    A timeline contains the time spans of communication and of computation. All ranks must call this
-    function.
+    A timeline contains the time spans of communication and of computation. A step that was captured
+    is one phase, graph. All ranks must call this function.
     """
-    phases = {
-        "forward": training.forward,
-        "backward": training.backward,
-        "synchronize": training.synchronize_gradients,
-        "optimizer": training.optimizer_step,
-    }
+    phases = (
+        {"graph": training.step}
+        if training.is_captured
+        else {
+            "forward": training.forward,
+            "backward": training.backward,
+            "synchronize": training.synchronize_gradients,
+            "optimizer": training.optimizer_step,
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         with step_profiler(training.device, trace, PROFILED_STEPS) as profiler:
@@ -87,6 +91,18 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
                 training.zero_grad()
                 profiler.step()
         return read_steps(trace)
+
+
+def host_ms(training: ParallelTraining) -> float:
+    """Return how long the host takes to launch a step on an idle GPU, in milliseconds."""
+    times = []
+    for _ in range(PROFILED_STEPS):
+        barrier(training.device)
+        start = time.perf_counter()
+        training.step()
+        times.append((time.perf_counter() - start) * 1e3)
+        synchronize(training.device)
+    return statistics.median(times)
 
 
 def draw_timeline(

@@ -12,14 +12,22 @@ losses, gradients and weights with it, and `alternating_rounds` times both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from systems.benchmark import Unsupported
+from systems.measure.ranks import all_gather_objects
 from systems.model import cross_entropy
+from systems.parallel import GraphedStep
+from systems.parallel.collectives import group_or_world
+from systems.parallel.peer_memory import reason_against
+from systems.parallel.step_graph import WARMUP_STEPS
 from systems.training.external_wrappers import finish_of
 from systems.training.parallel_params import ParallelParams
 from systems.training.training import (
@@ -30,6 +38,7 @@ from systems.training.training import (
 
 Wrap = Callable[[nn.Module], nn.Module]
 MakeOptimizer = Callable[..., Any]  # (parameters) -> Optimizer
+MAX_REASON = 500  # characters of an error
 
 
 class ParallelTraining(Training):
@@ -62,7 +71,8 @@ class ParallelTraining(Training):
         self.tokens, self.targets = rank_batch(params, device, rank)
         self.wrapper: nn.Module = self.model
         if wrap is not None:
-            self.wrapper = wrap(self.model)
+            with _other_stream(device, params.cuda_graph):
+                self.wrapper = wrap(self.model)
             optimizer_class, options = optimizer_class_and_options(params)
             make = make_optimizer or partial(optimizer_class, **options)
             self.optimizer = make(self.wrapper.parameters())
@@ -70,6 +80,7 @@ class ParallelTraining(Training):
         if params.mode == "compiled_blocks":
             self.cross_entropy = torch.compile(cross_entropy, fullgraph=True)
         self._finish = finish_of(self.wrapper)
+        self._graphs: list[GraphedStep[None]] = []
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         return super().autocast() if self._autocasts else contextlib.nullcontext()
@@ -88,14 +99,96 @@ class ParallelTraining(Training):
 
     def step_keeping_gradients(self) -> None:
         """Run forward, backward and the optimizer's update, but do not free the gradients."""
-        self.forward()
-        self.backward()
-        self.synchronize_gradients()
+        self._gradients()
         self.optimizer_step()
 
     def step(self) -> None:
-        self.step_keeping_gradients()
+        if not self._graphs:
+            self.step_keeping_gradients()
+            self.zero_grad()
+        for graph in self._graphs:
+            graph()
+
+    @property
+    def warmup_steps(self) -> int:
+        """Number of steps before a capture. torch's DDP measures its first ten, with events."""
+        return 11 if isinstance(self.wrapper, DistributedDataParallel) else WARMUP_STEPS
+
+    @property
+    def is_captured(self) -> bool:
+        return bool(self._graphs)
+
+    @property
+    def pool(self) -> Any:
+        """Memory pool of the graphs, for the capture of another training."""
+        return self._graphs[0].pool
+
+    def drop_graphs(self) -> None:
+        """Let `step` launch kernels again."""
+        self._graphs = []
+        self.loss = torch.zeros_like(self.loss)  # not in the memory of the graphs
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def capture(self, pool: Any = None) -> None:
+        """Capture a step as a CUDA graph, which `step` replays from now on.
+
+        All ranks must call this function. It first runs `warmup_steps` steps.
+
+        Raises:
+            Unsupported: on all ranks, if a step of any rank cannot be captured.
+        """
+        gc.collect()
+        torch.cuda.empty_cache()  # graphs have memory of their own
+        problem = None
+        try:
+            self._graphs = self._captured(pool)
+        except RuntimeError as error:
+            problem = f"a step cannot be captured as a CUDA graph: {str(error)[:MAX_REASON]}"
+        problems = [each for each in all_gather_objects(problem) if each]
+        if problems:
+            raise Unsupported(problems[0])
+
+    def _captured(self, pool: Any) -> list[GraphedStep[None]]:
+        if not hasattr(self.optimizer, "prepare"):
+            return [GraphedStep(self.step, warmup=self.warmup_steps, pool=pool)]
+        # FusedAdamW must know the addresses of the gradients, which the first graph decides.
+        for _ in range(self.warmup_steps):
+            self.step()
+        gradients = GraphedStep(self._gradients, warmup=0, pool=pool)
+        self.optimizer.prepare()
+        update = GraphedStep(self.optimizer_step, warmup=0, pool=gradients.pool)
         self.zero_grad()
+        return [gradients, update]
+
+    def _gradients(self) -> None:
+        self.forward()
+        self.backward()
+        self.synchronize_gradients()
+
+
+def require_peer_memory(device: torch.device) -> None:
+    """Raise Unsupported if the ranks cannot pull. All ranks must call this function."""
+    reason = reason_against(group_or_world(None), device)
+    if reason is not None:
+        raise Unsupported(f"ranks cannot pull from each other: {reason}")
+
+
+@contextlib.contextmanager
+def _other_stream(device: torch.device, graphed: bool) -> Iterator[None]:
+    """Use another stream than the default one, if a graph is captured later.
+
+    torch's DDP makes nodes of autograd, which keep the stream. A graph cannot have the default one.
+    """
+    if not graphed:
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple[Tensor, Tensor]:

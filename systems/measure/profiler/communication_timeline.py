@@ -3,9 +3,10 @@
 The communication time includes the wait for slower ranks. Communication is exposed while the rank
 computes nothing.
 
-On a GPU, NCCL kernels count as communication, and all other kernels count as computation. On a CPU,
-Gloo calls count as communication, and torch's operators count as computation. Code compiled with
-torch.compile for a CPU does not use torch's operators. It is therefore not counted.
+On a GPU, NCCL kernels count as communication, and so do copies from the memory of another GPU with
+the kernels that signal and wait for them (pulls). All other kernels count as computation. On a CPU,
+Gloo calls and pulls count as communication, and torch's other operators count as computation. Code
+compiled with torch.compile for a CPU does not use torch's operators. It is therefore not counted.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from systems.measure.profiler.trace import (
 )
 from systems.plot_data import Spans
 
-PHASES = ("forward", "backward", "synchronize", "optimizer")
+PHASES = ("forward", "backward", "synchronize", "optimizer", "graph")
+PULL = "pull"  # name of copies from the memory of other ranks
 STEP = "train_step"  # name of the annotated range that contains one step
 GAP_MS = 0.02  # `steps_data` fills shorter gaps in the computation
-_COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3"), strict=True))
+_COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3", "#64798f"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ class StepTimeline:
     def exposed(self) -> list[Span]:
         """Time spans in which communication is in flight and the rank computes nothing."""
         return without(self.communication, self.busy)
+
+    @property
+    def on_multiprocessors_ms(self) -> float:
+        """Total time in which communication occupies multiprocessors of a GPU, in milliseconds."""
+        return (
+            total(merged(s for name in self.calls if name != PULL for s in self.calls[name])) / 1e3
+        )
 
     @property
     def communication_ms(self) -> float:
@@ -114,13 +123,15 @@ def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
         correlation: float(event["ts"]) for correlation, event in launches(categories).items()
     }
     if work:
-        communication = [event for event in work if _is_nccl(event["name"])]
-        work = [event for event in work if not _is_nccl(event["name"])]
+        communication = [event for event in work if _communicates(event)]
+        work = [event for event in work if not _communicates(event)]
     else:
-        communication = [event for event in ranges if event["name"].startswith("gloo:")]
+        communication = [e for e in ranges if e["name"].startswith(("gloo:", f"{PULL}:"))]
+        pulls = merged(span(e) for e in communication if e["name"].startswith(PULL))
         # Count only aten operators. The events of autograd nodes include hooks, which may wait for
         # communication.
         work = [e for e in categories.get("cpu_op", []) if e["name"].startswith("aten::")]
+        work = [e for e in work if without([span(e)], pulls)]
     computation: dict[str, list[Span]] = {}
     for event in work:
         # A kernel belongs to the phase in which it was launched. It may run later, when the host
@@ -143,15 +154,19 @@ def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
     ]
 
 
-def _is_nccl(name: str) -> bool:
-    return name.startswith("nccl")
+def _communicates(event: Event) -> bool:
+    name = event["name"]
+    return name.startswith(("nccl", "Memcpy PtoP")) or "symmetric_memory::" in name
 
 
 def _collective(name: str) -> str:
-    """Return the collective of an NCCL kernel or Gloo call from its name.
+    """Return the collective of an NCCL kernel or Gloo call from its name, or PULL.
 
-    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather.
+    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather. A copy from the
+    memory of another rank, a signal and the wait for one belong to pull.
     """
+    if name.startswith((PULL, "Memcpy")) or "symmetric_memory::" in name:
+        return PULL
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     return next((name for name in known if name.replace("_", "") in letters), "other")

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from systems import accounting
 from systems.benchmarks import data_parallel
-from systems.benchmarks.data_parallel import Params, measure, predict
+from systems.benchmarks.data_parallel import BUCKETED, Params, measure, predict
 from systems.check.parallel_training import TOLERANCE, check_parallel
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
@@ -36,7 +36,7 @@ depends = pytest.mark.depends()
 
 
 def params(strategy: str = "naive", **given) -> Params:
-    buckets = {"bucket_size_mb": 0.1} if strategy == "bucketed" else {}
+    buckets = {"bucket_size_mb": 0.1} if strategy in BUCKETED else {}
     tiny = {
         "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
         "world_size": 2, "rounds": 3, "steps": 1, "warmup_steps": 1,
@@ -64,7 +64,7 @@ def strategies_are_measured(here: RankContext, folder: str, strategies: list[str
         assert 0 <= facts["overlap_share"] <= 1
         assert measured["tokens"] == {"train_step": 16}
         assert set(facts["error"]) == {"loss", "gradient", "weights"}
-        buckets = {"overlapped": 15, "bucketed": 6}.get(strategy)
+        buckets = {"overlapped": 15, "bucketed": 6, "pulled": 6}.get(strategy)
         assert facts["model"].get("buckets") == buckets
         assert facts["model"]["all_reduce_gb_per_second"] > 0
         if here.rank == 0:
@@ -152,7 +152,9 @@ def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, Para
     "strategies",
     [
         ["overlapped"],
-        pytest.param(["naive", "flat", "bucketed", "torch", "torch_tuned"], marks=depends),
+        pytest.param(
+            ["naive", "flat", "bucketed", "pulled", "torch", "torch_tuned"], marks=depends
+        ),
     ],
     ids=["overlapped", "others"],
 )
@@ -251,7 +253,6 @@ def test_predictions_count_the_gradients_and_their_ring():
             {"strategy": "flat", "bucket_size_mb": 1.0},
             "got `strategy: flat` and `bucket_size_mb: 1`",
         ),
-        ({"cuda_graph": True}, "cuda_graph must be false"),
         ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
     ],
 )

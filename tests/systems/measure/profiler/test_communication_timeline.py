@@ -69,6 +69,38 @@ def test_kernels_belong_to_the_phase_that_launched_them():
     assert step.exposed_ms == pytest.approx(0.020)
 
 
+def test_pulls_communicate_without_multiprocessors():
+    [step] = steps_of(
+        [
+            event("user_annotation", "train_step", 0, 100),
+            event("user_annotation", "graph", 0, 5),
+            event("cuda_runtime", "cudaGraphLaunch", 1, 1, correlation=1),
+            event("kernel", "gemm", 10, 40, correlation=1),
+            event("kernel", "c10d::symmetric_memory::wait_signal_kernel()", 20, 10, correlation=1),
+            event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 30, 30, correlation=1),
+            event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 70, 5, correlation=1),
+        ]
+    )
+    assert step.computation == {"graph": [(10, 50)]}
+    assert step.calls == {"pull": [(20, 30), (30, 60)], "all_reduce": [(70, 75)]}
+    assert step.on_multiprocessors_ms == pytest.approx(0.005)
+    assert step.exposed_ms == pytest.approx(0.015)
+
+
+def test_copies_of_a_pull_are_no_computation_of_a_processor():
+    [step] = steps_of(
+        [
+            event("user_annotation", "train_step", 0, 100),
+            event("user_annotation", "backward", 0, 90),
+            event("cpu_op", "aten::mm", 10, 20),
+            event("user_annotation", "pull:", 40, 30),
+            event("cpu_op", "aten::copy_", 50, 10),
+        ]
+    )
+    assert step.computation == {"backward": [(10, 30)]}
+    assert step.calls == {"pull": [(40, 70)]}
+
+
 def test_on_a_processor_what_a_hook_waits_for_is_no_computation():
     [step] = steps_of(
         [

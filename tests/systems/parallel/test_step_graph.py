@@ -1,0 +1,95 @@
+"""Steps of every wrapper as a CUDA graph, against the same steps launched by Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from systems.parallel import GraphedStep
+from tests.systems.parallel.ranks import RankContext
+from tests.systems.parallel.situations import WRAPPERS, Net, Run
+
+STEPS = 20
+two_gpus = pytest.mark.parametrize(
+    "ranks", [pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu)], indirect=True
+)
+
+
+class _Training(Run):
+    """Training of this rank with a new batch in each step, launched or replayed."""
+
+    def __init__(self, here: RankContext, name: str):
+        super().__init__(here, WRAPPERS[name])
+        self.x = torch.zeros(6, 6, device=here.device)
+        with torch.cuda.stream(torch.cuda.Stream()):  # for torch's DDP
+            self.make(lambda: nn.Sequential(Net(), nn.Flatten(0)))
+        torch.cuda.synchronize()
+
+    def make_optimizer(self, parameters: Any) -> Any:
+        options: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2, "capturable": True}
+        assert self.wrapper is not None
+        return self.wrapper.optimizer(parameters, **options)
+
+    def loss(self) -> torch.Tensor:
+        return (self.model(self.x) - self.x[:, 0]).square().mean()
+
+    def step(self) -> torch.Tensor:
+        loss = self.loss()
+        loss.backward()
+        self.finish()
+        self.optimizer.step()
+        self.zero_grad()
+        return loss.detach()
+
+    def accumulate(self) -> None:
+        with self.no_sync():
+            self.loss().backward()
+
+    def take(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(2 * number + self.here.rank)
+        self.x.copy_(torch.randn(6, 6, generator=generator))
+
+
+def replays_equal_launches(here: RankContext, name: str, accumulates: bool) -> None:
+    launched, replayed = _Training(here, name), _Training(here, name)
+    for training in (launched, replayed):
+        for _ in range(11 if name.startswith("torch") else 3):
+            if accumulates:
+                training.accumulate()
+            training.step()
+    accumulate = GraphedStep(replayed.accumulate, warmup=0) if accumulates else None
+    step = GraphedStep(replayed.step, warmup=0, pool=accumulate.pool if accumulate else None)
+    for number in range(STEPS):
+        launched.take(number)
+        replayed.take(number)
+        if accumulate:
+            launched.accumulate()
+            accumulate()
+            launched.take(number + STEPS)
+            replayed.take(number + STEPS)
+        torch.testing.assert_close(step(), launched.step(), atol=1e-5, rtol=1e-5)
+    expected = launched.values()
+    for key, value in replayed.values().items():
+        torch.testing.assert_close(value, expected[key], atol=1e-5, rtol=1e-5)
+
+
+@two_gpus
+@pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "torch_fsdp2"])
+def test_replays_equal_launches(ranks, name):
+    ranks.assert_passes(replays_equal_launches, name, False, repeats=1)
+
+
+@two_gpus
+@pytest.mark.parametrize("name", ["flat", "bucketed", "pulled", "sharded_gradients"])
+def test_a_step_without_synchronization_is_a_graph_of_its_own(ranks, name):
+    ranks.assert_passes(replays_equal_launches, name, True, repeats=1)
+
+
+def test_without_a_gpu_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    with pytest.raises(RuntimeError, match="NVIDIA GPU"):
+        GraphedStep(lambda: None)
