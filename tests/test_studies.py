@@ -103,6 +103,7 @@ def test_the_printed_times_of_ddp_add_up(tmp_path: Path) -> None:
         ]
         baseline = params["strategy"] == "torch_tuned"
         round = repeat // 2 if baseline else repeat
+        block = f"{params['precision']} {params['cuda_graph']}"
         return {
             "status": "ok",
             "measurements": {
@@ -110,11 +111,11 @@ def test_the_printed_times_of_ddp_add_up(tmp_path: Path) -> None:
                 "facts": facts_of_ranks(samples) | exposed_facts(samples),
             },
             "block": {
-                "id": params["precision"],
+                "id": block,
                 "round": round,
-                "execution": f"{params['precision']} {round}",
+                "execution": f"{block} {round}",
                 "position": 0,
-                "size": 7,
+                "size": 8,
                 "baseline": baseline,
                 "second": baseline and repeat % 2 == 1,
             },
@@ -134,7 +135,7 @@ def test_the_printed_times_of_ddp_add_up(tmp_path: Path) -> None:
         for times, rest in zip(rows_of(shown["time"]), rows_of(shown["communication"]), strict=True)
         if times["size"] == "xl"
     ]
-    assert len(pairs) == 12
+    assert len(pairs) == 21
     for times, rest in pairs:
         step, alone = (float(times[name].split()[0]) for name in ("train_step", "alone"))
         exposed = rest["exposed (ms)"].split()[0]

@@ -107,13 +107,16 @@ class LaneMemory(PeerMemory):
     def signal(self, channel: int) -> None:
         for peer in self.peers:
             key = self.rank, peer, channel
-            self._lanes.until(self._lane(), lambda key=key: self._signals[key] == 0)
+            self._until_signal_is(key, 0)
             self._signals[key] = 1
 
     def wait(self, peer: int, channel: int) -> None:
         key = peer, self.rank, channel
-        self._lanes.until(self._lane(), lambda: self._signals[key] == 1)
+        self._until_signal_is(key, 1)
         self._signals[key] = 0
+
+    def _until_signal_is(self, key: tuple[int, int, int], value: int) -> None:
+        self._lanes.until(self._lane(), lambda: self._signals[key] == value)
 
     def aside(self, work: Callable[[], None], lane: str = "", after: Any = None) -> Any:
         number, queue = self._started, self._asides[lane]
