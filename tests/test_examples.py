@@ -109,7 +109,7 @@ def test_halves_of_attention_merged(folder: Path) -> None:
 def test_a_ddp_wrapper(folder: Path) -> None:
     submitted, tables = outputs("my_ddp.py", folder)
     assert "2 ok" in submitted
-    assert "| tiny | fp32 | MyDDP |" in tables and "overlap share" in tables
+    assert "| tiny | fp32 | false | MyDDP |" in tables and "overlap share" in tables
     assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_ddp_wrapper(folder: Path) -> None:
 def test_the_hooks_of_cs336(folder: Path) -> None:
     submitted, tables = outputs("cs336/adapters.py", folder)
     assert "2 ok" in submitted
-    assert "| tiny | fp32 | get_ddp |" in tables
+    assert "| tiny | fp32 | false | get_ddp |" in tables
 
 
 @pytest.mark.slow
