@@ -45,7 +45,7 @@ def values(rank: int, step: int, *shape: int) -> torch.Tensor:
 
 
 each_order = pytest.mark.parametrize("order", orders(10), ids=lambda order: "")
-each_size = pytest.mark.parametrize("ranks", [2, 3])
+each_size = pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 
 
 @each_size

@@ -80,12 +80,13 @@ TORCH_FAILS = {
         "zeroed_after_no_sync_and_forward", "data_of_gradients_replaced",
     },
 }  # fmt: skip
+SLOW = ("pulled", "pulled_optimizer")  # what they do is a part of sharded_gradients, too
 CASES = [
     pytest.param(
         name,
         situation,
         id=f"{situation}-{name}",
-        marks=[] if wrapper.ours else [pytest.mark.slow],
+        marks=[pytest.mark.slow] if name in SLOW or not wrapper.ours else [],
     )
     for situation in SITUATIONS
     for name, wrapper in WRAPPERS.items()
