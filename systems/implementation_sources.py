@@ -16,12 +16,12 @@ _EXTERNAL = ("systems.external.attention",)
 # Benchmarks call the implementations directly.
 _UNUSED = (f"{_FLASH}.api", f"{_FLASH}.implementations")
 _WRAPPERS = (
-    "ddp", "pulled_ddp", "pulled_average", "fsdp", "sharded_weights", "pulled_layers",
+    "ddp", "peer_ddp", "peer_means", "fsdp", "sharded_weights", "peer_layers",
     "sharded_optimizer", "peer_memory",
 )  # fmt: skip
 _NEEDS = {  # modules that a wrapper imports
-    "pulled_ddp": ("ddp", "pulled_average", "peer_memory"),
-    "fsdp": ("sharded_weights", "pulled_layers", "pulled_average", "peer_memory"),
+    "peer_ddp": ("ddp", "peer_means", "peer_memory"),
+    "fsdp": ("sharded_weights", "peer_layers", "peer_means", "peer_memory"),
     "sharded_optimizer": ("peer_memory",),
 }
 

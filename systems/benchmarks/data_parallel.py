@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "pulled", "torch", "torch_tuned")
-BUCKETED = ("bucketed", "pulled")  # strategies with a bucket size
+STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "peer", "torch", "torch_tuned")
+BUCKETED = ("bucketed", "peer")  # strategies with a bucket size
 BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with these strategies, in MB
 PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
 PROBES = 20  # number of all-reduces that are timed together
@@ -51,7 +51,7 @@ class Params(ParallelParams):
     #   flat          `systems.parallel.FlatDDP`
     #   overlapped    `systems.parallel.OverlappedDDP`
     #   bucketed      `systems.parallel.BucketedDDP`
-    #   pulled        `systems.parallel.PulledDDP`: on one host, by reading the memory of others
+    #   peer          `systems.parallel.PeerDDP`: on one host, through the memory of other ranks
     #   torch         torch's DistributedDataParallel, default arguments (buckets of 25 MiB)
     #   torch_tuned   torch's DistributedDataParallel with gradient_as_bucket_view=True,
     #                 static_graph=True and broadcast_buffers=False
@@ -93,7 +93,7 @@ def sources(params: Params) -> Sources:
     wrappers: tuple[str, ...] = (
         ("ddp",) if {"naive", "flat", "overlapped", "bucketed"} & chosen else ()
     )
-    wrappers += ("pulled_ddp",) if "pulled" in chosen else ()
+    wrappers += ("peer_ddp",) if "peer" in chosen else ()
     return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
 
@@ -136,8 +136,8 @@ def run(params: Params) -> dict[str, Any]:
                 computes. Gaps between kernels do not count. Communication that runs at the same
                 time makes it longer.
             profiled_sm_communication_ms: time in a profiled step during which a kernel of NCCL
-                communicates, and takes multiprocessors from computation. Pulls do not count: copy
-                engines copy, and the kernels that wait for signals take a part of one.
+                communicates, and takes multiprocessors from computation. Peer copies do not
+                count: copy engines copy, and the kernels that wait for signals take a part of one.
             model: predicted exposed communication, see `_bucket_model`.
             shared: the value call_us of `model`, which the other runs of a block use, too.
 
@@ -192,7 +192,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     torch._dynamo.config.optimize_ddp = False
     with during("init"):
         alone = ParallelTraining(params, device, rank)
-        if params.strategy == "pulled":
+        if params.strategy == "peer":
             require_peer_memory(device)
         training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
     with during("check"):
@@ -285,9 +285,9 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     if params.strategy == "bucketed":
         assert params.bucket_size_mb is not None
         return parallel.BucketedDDP(module, params.bucket_size_mb)
-    if params.strategy == "pulled":
+    if params.strategy == "peer":
         assert params.bucket_size_mb is not None
-        return parallel.PulledDDP(module, params.bucket_size_mb)
+        return parallel.PeerDDP(module, params.bucket_size_mb)
     if params.strategy == "torch":
         return DistributedDataParallel(module)
     return DistributedDataParallel(
@@ -309,8 +309,8 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
     Exposed communication is here the time from the end of backward to the end of communication.
     `accounting.ddp_overhead_seconds` predicts it from measured values: the latency and the
-    bandwidth of an all-reduce or of an average by pulls, and the duration of backward. All ranks
-    must call this function. The backward of `alone` is timed.
+    bandwidth of an all-reduce or of an average through peer memory, and the duration of backward.
+    All ranks must call this function. The backward of `alone` is timed.
 
     Returns:
         call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
@@ -322,10 +322,10 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         best_bucket_bytes: bucket size with the least predicted exposed communication.
         largest_parameter_bytes: size of the largest parameter.
 
-        pull_us, pull_gb_per_second: latency and bandwidth of an average by pulls. Only with the
-            strategy "pulled", whose exposed communication is predicted from them.
+        peer_us, peer_gb_per_second: latency and bandwidth of an average through peer memory. Only
+            with the strategy "peer", whose exposed communication is predicted from them.
 
-        If `params.strategy` is "overlapped", "bucketed" or "pulled", also:
+        If `params.strategy` is "overlapped", "bucketed" or "peer", also:
         buckets: number of buckets. With "overlapped" each parameter is a bucket.
         exposed_ms: predicted exposed communication in milliseconds, if backward takes as long as
             the transfer of all gradients.
@@ -358,9 +358,9 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         "best_bucket_bytes": accounting.best_bucket_bytes(*fit),
         "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
     }
-    if params.strategy == "pulled":
-        call_seconds, bandwidth = _latency_and_bandwidth(_pulled_average, size, alone.device)
-        facts |= {"pull_us": call_seconds * 1e6, "pull_gb_per_second": bandwidth / 1e9}
+    if params.strategy == "peer":
+        call_seconds, bandwidth = _latency_and_bandwidth(_peer_average, size, alone.device)
+        facts |= {"peer_us": call_seconds * 1e6, "peer_gb_per_second": bandwidth / 1e9}
         fit = size, bandwidth, call_seconds
     if params.strategy in ("overlapped", *BUCKETED):
         buckets = len(fill_buckets(parameters, (params.bucket_size_mb or 0) * MB))
@@ -391,18 +391,15 @@ def _all_reduce(buffer: Tensor) -> Callable[[], Any]:
     return partial(dist.all_reduce, buffer)
 
 
-def _pulled_average(buffer: Tensor) -> Callable[[], Any]:
-    """Return a function that averages a buffer by pulls, a part on each rank."""
+def _peer_average(buffer: Tensor) -> Callable[[], Any]:
+    """Return a function that averages a buffer through peer memory."""
     from systems.parallel.collectives import group_or_world
-    from systems.parallel.pulled_average import PulledBuckets
+    from systems.parallel.peer_ddp import PeerBuckets
 
-    group = group_or_world(None)
-    parts = list(buffer.tensor_split(group.size()))
-    owners = {part: rank for rank, part in enumerate(parts)}
-    exchange = PulledBuckets([parts], owners, group)
+    exchange = PeerBuckets([[buffer]], group_or_world(None))
 
     def average() -> None:
-        exchange.start(0, parts)
+        exchange.start(0, [buffer])
         exchange.finish()
 
     return average

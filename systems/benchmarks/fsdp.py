@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 WARMUP_STEPS = 2  # number of steps before the step whose peak memory is measured
-STRATEGIES = ("layers", "blocks", "pulled", "fsdp2", "fsdp2_prefetch")
+STRATEGIES = ("layers", "blocks", "peer", "fsdp2", "fsdp2_prefetch")
 
 
 class Params(ParallelParams):
@@ -43,7 +43,7 @@ class Params(ParallelParams):
     #                    gathered separately.
     #   blocks           `systems.parallel.FullyShardedDataParallel`. Each Transformer block is
     #                    gathered as a whole.
-    #   pulled           as blocks, but the ranks of a host read each other's memory
+    #   peer             as blocks, but the ranks of a host copy through each other's memory
     #   fsdp2            torch's fully_shard, applied to each block and to the model
     #   fsdp2_prefetch   as fsdp2, with explicit prefetch of the next two blocks
     #   FILE.py:NAME     a wrapper of your own, see `systems.training.external_wrappers`
@@ -53,7 +53,7 @@ class Params(ParallelParams):
     # sharded training is compared with a training without sharding, which has bf16 weights and
     # float32 master weights. Only `FusedAdamW` supports master weights, so bf16_master needs
     # optimizer: fused.
-    precision: Literal["fp32", "tf32", "bf16_master"] = "fp32"  # type: ignore[assignment]
+    precision: Literal["fp32", "tf32", "bf16_master"] = "fp32"
 
     @model_validator(mode="after")
     def _compiled_blocks_are_layers(self) -> Self:
@@ -100,7 +100,7 @@ def predict(params: Params) -> dict[str, Any]:
     activations = accounting.activation_bytes(size, *point)
     d_model = size.d_model
     matrices = [2 * size.d_ff * d_model, size.vocab_size * d_model]
-    if params.strategy in ("blocks", "pulled", "fsdp2", "fsdp2_prefetch"):
+    if params.strategy in ("blocks", "peer", "fsdp2", "fsdp2_prefetch"):
         matrices.append(sum(accounting.block_parameters(size).values()))
     layer = max(matrices) * width
     predicted: dict[str, Any] = {f"{part}_bytes": count for part, count in shards.items()}
@@ -138,7 +138,7 @@ def run(params: Params) -> dict[str, Any]:
                 see `systems.training.parallel_timing.facts_of_ranks`.
             gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
                 that computation did not wait for, and the waiting time, see `gather_facts`. They
-                are those of the rank with the largest gather_wait_ms. Missing for pulled.
+                are those of the rank with the largest gather_wait_ms. Missing for peer.
             by_rank: list with a dict of all values above for each rank.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
@@ -184,7 +184,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     check = round_options().check
     with during("init"):
         check_own_attention(params, device)
-        if params.strategy == "pulled":
+        if params.strategy == "peer":
             require_peer_memory(device)
     state, peaks = _memory(params, device)
     gc.collect()
@@ -202,7 +202,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
             draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
-        if params.strategy != "pulled":  # a trace does not tell which pulls gather weights
+        if params.strategy != "peer":  # a trace does not tell which copies gather weights
             gathers_of_rank = gather_facts(steps)
     for either in (training, alone):
         either.drop_graphs()
@@ -300,10 +300,10 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
             except NotImplementedError as error:
                 raise Unsupported(str(error)) from error
         classes = () if params.strategy == "layers" else (TransformerBlock,)
-        pull = params.strategy == "pulled"
-        return FullyShardedDataParallel(module, dtype, layers=classes, pull=pull)
+        peer = params.strategy == "peer"
+        return FullyShardedDataParallel(module, dtype, layers=classes, peer_memory=peer)
 
-    if params.strategy in ("layers", "blocks", "pulled") or is_reference(params.strategy):
+    if params.strategy in ("layers", "blocks", "peer") or is_reference(params.strategy):
         given = params.model_copy(update=updates)
         return ParallelTraining(given, device, dist.get_rank(), wrap, autocasts=False)
     # The hooks of fully_shard must stay outside of compiled code. So `_fully_shard` wraps each

@@ -5,14 +5,14 @@ Run it on this machine, without Slurm:
     python -m jobs.submit sweeps/sharded_optimizer.yaml --local
 
 For comparison, the same training can be measured with a replicated optimizer state: then every rank
-keeps the full state. Gradients are averaged with `systems.parallel.BucketedDDP`, or `PulledDDP`.
+keeps the full state. Gradients are averaged with `systems.parallel.BucketedDDP`, or `PeerDDP`.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from systems import accounting, implementation_sources
 from systems.accounting.data_parallel import Strategy
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
-STRATEGIES = ("replicated", "sharded", "pulled", "torch_zero")
+STRATEGIES = ("replicated", "sharded", "peer", "torch_zero")
 
 
 class Params(ParallelParams):
@@ -37,19 +37,20 @@ class Params(ParallelParams):
     # How the optimizer state is stored:
     #   replicated   every rank keeps the full state
     #   sharded      `systems.parallel.ShardedOptimizer` shards the state
-    #   pulled       as sharded, but the ranks of a host read each other's memory, and each averages
-    #                only the gradients of its parameters: `systems.parallel.PulledDDP`
+    #   peer         as sharded, but the ranks of a host copy through each other's memory, and each
+    #                averages and keeps only the gradients of its parameters: `PeerDDP`
     #   torch_zero   torch's ZeroRedundancyOptimizer with parameters_as_bucket_view=True shards the
     #                state
     #   FILE.py:NAME   an optimizer class of your own, see `systems.training.external_wrappers`
     strategy: Annotated[str, Implementation("optimizer", STRATEGIES)]
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # as in `TransformerParams`
 
 
 def sources(params: Params) -> Sources:
     """Return the modules that count for the results of a run with these parameters."""
     wrappers = {
         "sharded": ("ddp", "sharded_optimizer"),
-        "pulled": ("pulled_ddp", "sharded_optimizer"),
+        "peer": ("peer_ddp", "sharded_optimizer"),
     }.get(params.strategy, ("ddp",))
     return implementation_sources.of_training(params.attention, params.optimizer, *wrappers)
 
@@ -60,11 +61,10 @@ def predict(params: Params) -> dict[str, Any]:
     The prediction assumes that all ranks have shards of the same size.
     """
     state = accounting.model_state_bytes(params.model_size, params.precision)
-    keeps: Strategy = "ddp" if params.strategy == "replicated" else "sharded_optimizer"
-    # With pulls, a rank needs the means of its own gradients only, but a buffer for all gradients.
-    sends: Strategy = "zero2" if params.strategy == "pulled" else keeps
-    sent = accounting.step_sent_bytes(sends, state, params.world_size)
-    parts = accounting.rank_state_bytes(keeps, state, params.world_size)
+    strategies: dict[str, Strategy] = {"replicated": "ddp", "peer": "zero2"}
+    strategy = strategies.get(params.strategy, "sharded_optimizer")
+    sent = accounting.step_sent_bytes(strategy, state, params.world_size)
+    parts = accounting.rank_state_bytes(strategy, state, params.world_size)
     return {f"{part}_bytes": size for part, size in parts.items()} | {
         "sent_bytes": sum(sent.values())
     }
@@ -136,7 +136,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
     with during("init"):
         check_own_attention(params, device)
-        if params.strategy == "pulled":
+        if params.strategy == "peer":
             require_peer_memory(device)
     memory, peaks = _memory(params, device)
     gc.collect()
@@ -174,21 +174,21 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from systems.parallel import BucketedDDP, PulledDDP, ShardedOptimizer
+    from systems.parallel import BucketedDDP, PeerDDP, ShardedOptimizer
     from systems.training.external_wrappers import make_sharded_optimizer
     from systems.training.parallel_training import ParallelTraining
     from systems.training.training import optimizer_class_and_options
 
     optimizer_class, options = optimizer_class_and_options(params)
-    wrapper = PulledDDP if params.strategy == "pulled" else BucketedDDP
+    wrapper = PeerDDP if params.strategy == "peer" else BucketedDDP
 
     def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
         if is_reference(params.strategy):
             return make_sharded_optimizer(params.strategy, parameters, optimizer_class, options)
-        if params.strategy in ("sharded", "pulled"):
-            pull = params.strategy == "pulled"
+        if params.strategy in ("sharded", "peer"):
+            peer = params.strategy == "peer"
             return ShardedOptimizer(
-                parameters, optimizer_class, pull=pull, shard_gradients=pull, **options
+                parameters, optimizer_class, peer_memory=peer, shard_gradients=peer, **options
             )
         if params.strategy == "torch_zero":
             return ZeroRedundancyOptimizer(

@@ -170,6 +170,8 @@ def check_and_capture(
     Returns the facts error and graph_error, those of `check_parallel` and of `check_captured`.
     """
     check, graphed, facts = round_options().check, alone.params.cuda_graph, dict[str, Any]()
+    if graphed:
+        alone.warm_up(update=not check)  # the check compares weights
     if check:
         facts["error"] = check_parallel(training, alone, whole)
     if graphed and check:

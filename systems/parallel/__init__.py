@@ -3,7 +3,7 @@
 from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from systems.parallel.fsdp import FullyShardedDataParallel
-from systems.parallel.pulled_ddp import PulledDDP
+from systems.parallel.peer_ddp import PeerDDP
 from systems.parallel.sharded_optimizer import ShardedOptimizer
 from systems.parallel.step_graph import GraphedStep
 
@@ -14,7 +14,7 @@ __all__ = [
     "GraphedStep",
     "NaiveDDP",
     "OverlappedDDP",
-    "PulledDDP",
+    "PeerDDP",
     "ShardedOptimizer",
     "process_group",
 ]

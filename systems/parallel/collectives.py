@@ -172,21 +172,16 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
 
 
 class ReducedBuckets:
-    """Averages buckets of gradients by all-reduces, in a fixed order."""
+    """Averages buckets of gradients by all-reduces, in place. An `Exchange` of DDP wrappers."""
 
     def __init__(self, group_of: GroupOf):
         self._group_of, self._running = group_of, list[Average]()
 
     def start(self, index: int, gradients: list[Tensor]) -> list[Tensor]:
-        """Start to average the gradients of the next bucket, which has this index, in place.
-
-        Returns the tensors that have the means after `finish`, and replace the gradients now.
-        """
         self._running.append(start_average(gradients, self._group_of()))
         return gradients
 
     def finish(self) -> None:
-        """Wait for the means of all buckets that were started. On a GPU, the stream waits."""
         running, self._running = self._running, []
         for average in running:
             average.wait()

@@ -6,7 +6,7 @@
     model.finish_gradient_synchronization()
     optimizer.step()
 
-Gradients are averaged over the ranks, by one of these wrappers or by `PulledDDP` (Li et al. 2020,
+Gradients are averaged over the ranks, by one of these wrappers or by `PeerDDP` (Li et al. 2020,
 "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2):
 
     NaiveDDP        one all-reduce per parameter, after backward
@@ -25,14 +25,29 @@ gradient waits for those before it. A rank without a gradient sends zeros at the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from systems.parallel.buckets import MB, fill_buckets
 from systems.parallel.collectives import ReducedBuckets, start_average
-from systems.parallel.pulled_average import PulledBuckets
 from systems.parallel.wrapper import DataParallelWrapper
+
+
+class Exchange(Protocol):
+    """Averages buckets of gradients, in a fixed order."""
+
+    def start(self, index: int, gradients: list[Tensor]) -> Sequence[Tensor | None]:
+        """Start to average the gradients of the next bucket, which has this index.
+
+        Returns what the gradients are replaced by now. It has the means after `finish`.
+        """
+
+    def finish(self) -> None:
+        """Wait for the means of all buckets that were started. On a GPU, the stream waits."""
 
 
 class DataParallel(DataParallelWrapper):
@@ -134,7 +149,7 @@ class _HookedDDP(DataParallel):
         self._exchange = self._make_exchange()
         self._begin()
 
-    def _make_exchange(self) -> ReducedBuckets | PulledBuckets:
+    def _make_exchange(self) -> Exchange:
         return ReducedBuckets(self._group_of)
 
     def _begin(self) -> None:
@@ -173,7 +188,7 @@ class _HookedDDP(DataParallel):
         gradients = self._exchange.start(self._next, [_grad(parameter) for parameter in bucket])
         for parameter, gradient in zip(bucket, gradients, strict=True):
             parameter.grad = gradient
-        self._sent += [(gradient, gradient._version) for gradient in gradients]
+        self._sent += [(grad, grad._version) for grad in gradients if grad is not None]
         self._next += 1
 
     def _average(self) -> None:

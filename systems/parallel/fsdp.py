@@ -51,8 +51,8 @@ from torch.optim import Optimizer
 
 from systems.parallel.buckets import fill_buckets
 from systems.parallel.collectives import start_average
-from systems.parallel.peer_memory import can_pull
-from systems.parallel.pulled_layers import PulledLayers
+from systems.parallel.peer_layers import PeerLayers
+from systems.parallel.peer_memory import can_have_peer_memory
 from systems.parallel.rank_meetings import LayerOrder
 from systems.parallel.sharded_weights import (
     FSDPParameter,
@@ -73,7 +73,7 @@ from systems.parallel.wrapper import (
 )
 
 PREFETCH_LAYERS = 2  # number of layers whose weights are gathered ahead
-MAX_REDUCE_SCATTERS = 2  # maximum number in flight; each holds the unsharded gradients of a layer
+MAX_REDUCTIONS = 2  # largest number in flight; each holds the unsharded gradients of a layer
 
 
 def has_matrix(module: nn.Module) -> bool:
@@ -114,10 +114,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
             that uses the weight of a submodule without calling it must be in `layers`.
         broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
             values of rank 0 before each forward that follows a forward in training mode.
-        pull: whether the ranks of a host pull weights and gradients from each other's memory, on
-            GPUs by copy engines, instead of by collectives (see `pulled_layers`). A buffer has the
-            shards in compute_dtype and the gradients of three layers. Where the ranks cannot share
-            memory, they use collectives, with a warning.
+        peer_memory: whether the ranks of a host copy weights and gradients through each other's
+            memory, on GPUs by copy engines, instead of by collectives (see `peer_layers`). A buffer
+            has the shards in compute_dtype and what arrives of the gradients of three layers. Where
+            the ranks cannot share memory, they use collectives, with a warning.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
@@ -137,7 +137,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         layers: tuple[type[nn.Module], ...] = (),
         process_group: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
-        pull: bool = False,
+        peer_memory: bool = False,
     ):
         super().__init__(module, process_group, broadcast_buffers)
         self.compute_dtype = compute_dtype
@@ -157,7 +157,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         # Indices in `_layers`, in the order of the forward of the current backward
         self._backward_order: list[int] = []
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
-        self._transfers = self._make_transfers(pull)
+        self._transfers = self._make_transfers(peer_memory)
         self._reductions: deque[Reduction] = deque()
         self._collectives = 0  # number of collectives that the current step has started
         self._arrange()
@@ -181,11 +181,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._hooked += [None] * len(self._trained)
         self._hook_gradients([*hooked, *(copies.get(p, p) for p in self._trained)])
 
-    def _make_transfers(self, pull: bool) -> LayerCollectives | PulledLayers:
+    def _make_transfers(self, peer_memory: bool) -> LayerCollectives | PeerLayers:
         devices = {weight.shard.device for weight in self._weights}
-        if pull and devices and can_pull(self._group, devices, "gathered by collectives"):
+        if peer_memory and devices and can_have_peer_memory(self._group, devices):
             layers = [layer.weights for layer in self._layers if layer.weights]
-            return PulledLayers(layers, MAX_REDUCE_SCATTERS, self._group)
+            return PeerLayers(layers, MAX_REDUCTIONS, self._group)
         return LayerCollectives(self._group_of)
 
     def _manage(
@@ -527,7 +527,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         started = self._transfers.reduce(weights)
         self._reductions += started
         self._collectives += len(started)
-        while len(self._reductions) > MAX_REDUCE_SCATTERS:
+        while len(self._reductions) > MAX_REDUCTIONS:
             self._reductions.popleft().finish()
 
     def _complete(self) -> None:

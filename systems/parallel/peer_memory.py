@@ -1,11 +1,10 @@
-"""Memory of the ranks of one host that all of them can read, and signals between these ranks.
+"""Memory of the ranks of one host that all of them can access, and signals between these ranks.
 
-Every rank has a buffer of the same size. A rank writes only to its own buffer and reads those of
-the others, its peers. Signals order this: a rank tells its peers that it has written something, or
-that it has read it.
+Every rank has a buffer of the same size. It may read and write those of the others, its peers, too.
+Signals order this: a rank tells its peers that it has written something, or that it has read it.
 
-On GPUs, a buffer is symmetric memory of torch, and copy engines read those of peers over NVLink. On
-CPUs, a buffer is a file in shared memory.
+On GPUs, a buffer is symmetric memory of torch, and copy engines copy over NVLink. On CPUs, a buffer
+is a file in shared memory.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PeerMemory:
     one signal that was not awaited.
 
     Args:
-        group: its ranks must be able to share memory, see `can_pull`.
+        group: its ranks must be able to share memory, see `can_have_peer_memory`.
         nbytes: size of each buffer.
 
     Attributes:
@@ -162,7 +161,7 @@ class HostMemory(PeerMemory):
     def run_until(self, count: int) -> None:
         while self._done < count:
             self._done += 1
-            with record_function("pull:"):
+            with record_function("peer_copy:"):
                 self._queue.popleft()()
 
 
@@ -236,16 +235,16 @@ def live_bytes() -> int:
     return sum(memory.nbytes for memory in _LIVE)
 
 
-def can_pull(group: dist.ProcessGroup, devices: set[torch.device], instead: str) -> bool:
+def can_have_peer_memory(group: dist.ProcessGroup, devices: set[torch.device]) -> bool:
     """Return whether the ranks of a group can have peer memory, on all ranks. Warn if not.
 
-    `devices` are those of the tensors that are to be pulled. `instead` is what happens if not.
+    `devices` are those of the tensors that are to be copied.
     """
     reason = "tensors are on several devices"
     if len(devices) == 1:
         reason = reason_against(group, *devices) or ""
     if reason:
-        warnings.warn(f"nothing is pulled, but {instead}: {reason}", stacklevel=2)
+        warnings.warn(f"the ranks use collectives instead of peer memory: {reason}", stacklevel=2)
     return not reason
 
 

@@ -7,9 +7,9 @@ Models", section 5.1. Unlike in ZeRO, a parameter is never split. So the wrapped
 any optimizer that updates each parameter independently of the others.
 
 The parameters of each rank are divided into the same number of parts, called chunks. All ranks
-update and broadcast their first chunk, then their second chunk, and so on. While one chunk is sent,
-the next chunk is updated. Within a chunk, the parameters of a rank are views of one flat tensor.
-One in-place broadcast therefore sends all of them, without copies or additional memory.
+update and send their first chunk, then their second chunk, and so on. While one chunk is sent, the
+next chunk is updated. Within a chunk, the parameters of a rank are views of one flat tensor. One
+in-place broadcast, or one copy into another rank's memory, therefore sends all of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from systems.parallel.buckets import balance
 from systems.parallel.collectives import GroupOf, is_gloo_only
-from systems.parallel.peer_memory import PeerMemory, can_pull, make_peer_memory
-from systems.parallel.pulled_ddp import PulledDDP
+from systems.parallel.peer_ddp import PeerDDP
+from systems.parallel.peer_memory import PeerMemory, can_have_peer_memory, make_peer_memory
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
 from systems.parallel.wrapper import owner_of, refusal_of
@@ -39,7 +39,7 @@ from systems.parallel.wrapper import owner_of, refusal_of
 # from 100 MB on. A chunk must also be small, because the last chunk is sent after all steps are
 # done.
 CHUNK_BYTES = 256 * 10**6
-MAX_CHUNKS = 16  # chunks are larger if there are more; with pulls, each needs two signals
+MAX_CHUNKS = 16  # chunks are larger if there are more; each needs two channels of peer memory
 ALIGNMENT = 256  # in bytes, a multiple of the 16 bytes that vectorized kernels and NCCL need
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
 
@@ -121,13 +121,13 @@ class _Chunk:
         return all(piece.is_current() for piece in self.pieces)
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Start to send the parameters of each rank to the others, by broadcasts or by pulls.
+        """Start to send the parameters of each rank to the others.
 
         The parameters are complete after `wait()` of all returned objects.
         """
         if self._memory is not None:
             self._memory.signal(self._written)
-            self._pulling = self._memory.aside(self._pull)
+            self._copying = self._memory.aside(self._copy_from_peers)
             return [self]
         pieces = [piece for piece in self.pieces if piece.flat.numel()]
         device = pieces[0].flat.device if pieces else torch.device("cpu")
@@ -145,7 +145,7 @@ class _Chunk:
             ]
         return works if manager is None else [manager]
 
-    def _pull(self) -> None:
+    def _copy_from_peers(self) -> None:
         memory = self._memory
         assert memory is not None
         mine = memory.buffers[memory.rank]
@@ -157,9 +157,9 @@ class _Chunk:
         memory.signal(self._read)
 
     def wait(self) -> None:
-        """Wait until the others' parameters are pulled, and until the others have pulled."""
+        """Wait until the others' parameters are copied, and until the others have read these."""
         assert self._memory is not None
-        self._pulling.wait()
+        self._copying.wait()
         self._memory.wait_for_all(self._read)
 
 
@@ -176,13 +176,14 @@ class ShardedOptimizer(Optimizer):
         params: parameters or groups of them, the same on all ranks, with the same values.
         optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
             a part of its parameters. So it must update each parameter independently, unlike LBFGS.
-        pull: whether the ranks of a host pull updated parameters from each other's memory, on GPUs
-            by copy engines, instead of broadcasting them (see `peer_memory`). Where they have no
-            such memory, they broadcast, with a warning.
+        peer_memory: whether the ranks of a host copy updated parameters from each other's memory,
+            on GPUs by copy engines, instead of broadcasting them (see `peer_memory`). Where they
+            have no such memory, they broadcast, with a warning.
         shard_gradients: whether each rank averages only the gradients of the parameters that it
-            owns, and has no others. This halves the communication in backward, as ZeRO stage 2, but
-            saves no memory. The parameters must be all trainable ones of one `PulledDDP`, which
-            tells how to clip gradients. Where it cannot pull, all ranks have all gradients.
+            owns, and frees the others during backward, as ZeRO stage 2. This halves the
+            communication in backward. The parameters must be all trainable ones of one `PeerDDP`,
+            which tells how to clip gradients. Where it has no peer memory, all ranks have all
+            gradients.
 
     Raises:
         ValueError: on all ranks, if parameters differ across ranks, or are shards of an FSDP
@@ -197,11 +198,11 @@ class ShardedOptimizer(Optimizer):
         optimizer_cls: type[Optimizer],
         *,
         process_group: dist.ProcessGroup | None = None,
-        pull: bool = False,
+        peer_memory: bool = False,
         shard_gradients: bool = False,
         **kwargs: Any,
     ):
-        self._group_of, self._pull = GroupOf(process_group), pull
+        self._group_of, self._peer_memory = GroupOf(process_group), peer_memory
         self._shard_gradients = shard_gradients
         self._owners: dict[Tensor, int] = {}
         self._make = lambda groups: optimizer_cls(groups, **kwargs)
@@ -234,11 +235,11 @@ class ShardedOptimizer(Optimizer):
         self._meetings = self._meetings or Meetings(str(number))
         parameters = [parameter for _, parameter in named]
         found = {owner_of(p) for p in parameters} if self._shard_gradients else set()
-        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PulledDDP)]
+        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PeerDDP)]
         if not len(wrappers) == len(found) <= 1:
-            raise ValueError("shard_gradients=True needs the parameters of one PulledDDP")
+            raise ValueError("shard_gradients=True needs the parameters of one PeerDDP")
         if any(wrapper._group is not self._group for wrapper in wrappers):
-            raise ValueError("shard_gradients=True needs the process group of the PulledDDP")
+            raise ValueError("shard_gradients=True needs the process group of the PeerDDP")
         owners = balance([parameter.nbytes for parameter in parameters], self._loads)
         shares: list[list[Tensor]] = [[] for _ in self._loads]
         for parameter, owner in zip(parameters, owners, strict=True):
@@ -271,7 +272,7 @@ class ShardedOptimizer(Optimizer):
         """Move the parameters of chunks to new memory."""
         nbytes, memory, start = sum([chunk.divide() for chunk in chunks]), None, 0
         devices = {p.device for chunk in chunks for share in chunk.by_rank for p in share}
-        if self._pull and nbytes and can_pull(self._group, devices, "parameters are broadcast"):
+        if self._peer_memory and nbytes and can_have_peer_memory(self._group, devices):
             memory = make_peer_memory(self._group, devices.pop(), nbytes)
         for index, chunk in enumerate(chunks):
             start = chunk.place(memory, start, index)

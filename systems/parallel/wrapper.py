@@ -293,7 +293,7 @@ class DataParallelWrapper(nn.Module):
         """
         if not self._trained:
             return
-        missing = [i for i, p in enumerate(self._trained) if p.grad is None]
+        missing = self._missing()
         used = self._all_used  # all ones; an all-reduce with MAX does not change them
         if missing:
             used = used.clone()
@@ -307,6 +307,10 @@ class DataParallelWrapper(nn.Module):
             for i in missing:
                 if not anywhere[i]:
                     self._trained[i].grad = None
+
+    def _missing(self) -> list[int]:
+        """Return the indices in `self._trained` of the parameters without a gradient."""
+        return [i for i, parameter in enumerate(self._trained) if parameter.grad is None]
 
     # ---- parameters ------------------------------------------------------------------------------
 

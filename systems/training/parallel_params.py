@@ -24,7 +24,8 @@ class ParallelParams(TransformerParams):
 
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
     backend: Literal["gloo", "nccl"] = "nccl"  # gloo: on CPUs; nccl: one GPU per rank
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # as in `TransformerParams`
+    # As in `TransformerParams`. With bf16_master, gradients are averaged in bf16.
+    precision: Literal["fp32", "tf32", "bf16", "bf16_master"] = "fp32"
     mode: Literal["eager", "compiled_blocks"] = "eager"  # as in `TransformerParams`
     warmup_steps: Annotated[int, Field(ge=0)] = 3  # number of steps before the first round
     rounds: Positive = 5  # number of rounds of each training; a sample is the mean of a round

@@ -48,7 +48,7 @@ class ParallelTraining(Training):
         rank: determines the batch.
         wrap: returns the model in a data-parallel wrapper. None trains it without communication.
         make_optimizer: takes the parameters of the wrapped model. None: that of `params.optimizer`.
-            Ignored if wrap is None.
+            Ignored if wrap is None, and with bf16_master, which keeps the optimizer of the model.
         autocasts: whether forward runs under autocast if `params.precision` needs it. Use False if
             the wrapper itself casts weights and inputs.
 
@@ -73,13 +73,15 @@ class ParallelTraining(Training):
         if wrap is not None:
             with _other_stream(device, params.cuda_graph):
                 self.wrapper = wrap(self.model)
-            optimizer_class, options = optimizer_class_and_options(params)
-            make = make_optimizer or partial(optimizer_class, **options)
-            self.optimizer = make(self.wrapper.parameters())
+            if params.precision != "bf16_master":  # else that of the model has master weights
+                optimizer_class, options = optimizer_class_and_options(params)
+                make = make_optimizer or partial(optimizer_class, **options)
+                self.optimizer = make(self.wrapper.parameters())
         self.cross_entropy = cross_entropy
         if params.mode == "compiled_blocks":
             self.cross_entropy = torch.compile(cross_entropy, fullgraph=True)
         self._finish = finish_of(self.wrapper)
+        self._is_warm = False
         self._graphs: list[GraphedStep[None]] = []
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -134,15 +136,17 @@ class ParallelTraining(Training):
     def capture(self, pool: Any = None) -> None:
         """Capture a step as a CUDA graph, which `step` replays from now on.
 
-        All ranks must call this function. It first runs `warmup_steps` steps.
+        All ranks must call this function. It calls `warm_up` if nobody did.
 
         Raises:
             Unsupported: on all ranks, if a step of any rank cannot be captured.
         """
-        gc.collect()
-        torch.cuda.empty_cache()  # graphs have memory of their own
         problem = None
         try:
+            if not self._is_warm:
+                self.warm_up()
+            gc.collect()
+            torch.cuda.empty_cache()  # graphs have memory of their own
             self._graphs = self._captured(pool)
         except RuntimeError as error:
             problem = f"a step cannot be captured as a CUDA graph: {str(error)[:MAX_REASON]}"
@@ -150,12 +154,24 @@ class ParallelTraining(Training):
         if problems:
             raise Unsupported(problems[0])
 
+    def warm_up(self, *, update: bool = True) -> None:
+        """Run the steps that must precede a capture, while no graph has memory yet.
+
+        All ranks must call this function. Without updates, the optimizer must have its state before
+        the capture.
+        """
+        with _other_stream(self.device, graphed=True):
+            for _ in range(self.warmup_steps):
+                self._gradients()
+                if update:
+                    self.optimizer_step()
+                self.zero_grad()
+        self._is_warm = True
+
     def _captured(self, pool: Any) -> list[GraphedStep[None]]:
         if not hasattr(self.optimizer, "prepare"):
-            return [GraphedStep(self.step, warmup=self.warmup_steps, pool=pool)]
+            return [GraphedStep(self.step, warmup=0, pool=pool)]
         # FusedAdamW must know the addresses of the gradients, which the first graph decides.
-        for _ in range(self.warmup_steps):
-            self.step()
         gradients = GraphedStep(self._gradients, warmup=0, pool=pool)
         self.optimizer.prepare()
         update = GraphedStep(self.optimizer_step, warmup=0, pool=gradients.pool)
@@ -169,10 +185,10 @@ class ParallelTraining(Training):
 
 
 def require_peer_memory(device: torch.device) -> None:
-    """Raise Unsupported if the ranks cannot pull. All ranks must call this function."""
+    """Raise Unsupported if the ranks cannot have peer memory. All ranks must call this function."""
     reason = reason_against(group_or_world(None), device)
     if reason is not None:
-        raise Unsupported(f"ranks cannot pull from each other: {reason}")
+        raise Unsupported(f"the ranks cannot have peer memory: {reason}")
 
 
 @contextlib.contextmanager

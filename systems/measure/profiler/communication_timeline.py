@@ -4,9 +4,10 @@ The communication time includes the wait for slower ranks. Communication is expo
 computes nothing.
 
 On a GPU, NCCL kernels count as communication, and so do copies from the memory of another GPU with
-the kernels that signal and wait for them (pulls). All other kernels count as computation. On a CPU,
-Gloo calls and pulls count as communication, and torch's other operators count as computation. Code
-compiled with torch.compile for a CPU does not use torch's operators. It is therefore not counted.
+the kernels that signal and wait for them (peer copies). All other kernels count as computation. On
+a CPU, Gloo calls and peer copies count as communication, and torch's other operators count as
+computation. Code compiled with torch.compile for a CPU does not use torch's operators. It is
+therefore not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from systems.measure.profiler.trace import (
 from systems.plot_data import Spans
 
 PHASES = ("forward", "backward", "synchronize", "optimizer", "graph")
-PULL = "pull"  # name of copies from the memory of other ranks
+PEER_COPY = "peer_copy"  # name of copies from and to the memory of other ranks
 STEP = "train_step"  # name of the annotated range that contains one step
 GAP_MS = 0.02  # `steps_data` fills shorter gaps in the computation
 _COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3", "#64798f"), strict=True))
@@ -66,7 +67,8 @@ class StepTimeline:
     def on_multiprocessors_ms(self) -> float:
         """Total time in which communication occupies multiprocessors of a GPU, in milliseconds."""
         return (
-            total(merged(s for name in self.calls if name != PULL for s in self.calls[name])) / 1e3
+            total(merged(s for name in self.calls if name != PEER_COPY for s in self.calls[name]))
+            / 1e3
         )
 
     @property
@@ -126,12 +128,12 @@ def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
         communication = [event for event in work if _communicates(event)]
         work = [event for event in work if not _communicates(event)]
     else:
-        communication = [e for e in ranges if e["name"].startswith(("gloo:", f"{PULL}:"))]
-        pulls = merged(span(e) for e in communication if e["name"].startswith(PULL))
+        communication = [e for e in ranges if e["name"].startswith(("gloo:", f"{PEER_COPY}:"))]
+        copies = merged(span(e) for e in communication if e["name"].startswith(PEER_COPY))
         # Count only aten operators. The events of autograd nodes include hooks, which may wait for
         # communication.
         work = [e for e in categories.get("cpu_op", []) if e["name"].startswith("aten::")]
-        work = [e for e in work if without([span(e)], pulls)]
+        work = [e for e in work if without([span(e)], copies)]
     computation: dict[str, list[Span]] = {}
     for event in work:
         # A kernel belongs to the phase in which it was launched. It may run later, when the host
@@ -160,13 +162,13 @@ def _communicates(event: Event) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Return the collective of an NCCL kernel or Gloo call from its name, or PULL.
+    """Return the collective of an NCCL kernel or Gloo call from its name, or PEER_COPY.
 
     For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather. A copy from the
-    memory of another rank, a signal and the wait for one belong to pull.
+    memory of another rank, a signal and the wait for one belong to peer_copy.
     """
-    if name.startswith((PULL, "Memcpy")) or "symmetric_memory::" in name:
-        return PULL
+    if name.startswith((PEER_COPY, "Memcpy")) or "symmetric_memory::" in name:
+        return PEER_COPY
     letters = name.lower().replace("_", "")
     known = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     return next((name for name in known if name.replace("_", "") in letters), "other")

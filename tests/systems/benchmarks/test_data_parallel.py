@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from torch.nn.parallel import DistributedDataParallel
 
 from systems import accounting
+from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import BUCKETED, Params, measure, predict
 from systems.check.parallel_training import TOLERANCE, check_parallel
@@ -64,11 +65,24 @@ def strategies_are_measured(here: RankContext, folder: str, strategies: list[str
         assert 0 <= facts["overlap_share"] <= 1
         assert measured["tokens"] == {"train_step": 16}
         assert set(facts["error"]) == {"loss", "gradient", "weights"}
-        buckets = {"overlapped": 15, "bucketed": 6, "pulled": 6}.get(strategy)
+        buckets = {"overlapped": 15, "bucketed": 6, "peer": 6}.get(strategy)
         assert facts["model"].get("buckets") == buckets
         assert facts["model"]["all_reduce_gb_per_second"] > 0
         if here.rank == 0:
             assert Path(folder, strategy, "timeline.png").exists()
+
+
+def master_weights_are_checked(here: RankContext, strategy: str, right: bool) -> None:
+    point = on(here, strategy, precision="bf16_master", optimizer="fused", lr=1e-2)
+    training, alone = pair(here, point, lambda module: data_parallel.wrapped(module, point))
+    if right:
+        check_parallel(training, alone)
+        return
+    for state in training.optimizer.state.values():
+        if "master" in state:  # the weights themselves start right
+            state["master"].mul_(1.5)
+    with pytest.raises(WrongOutput, match="weights"):
+        check_parallel(training, alone)
 
 
 def the_model_uses_the_shared_cost_of_a_call(here: RankContext, folder: str) -> None:
@@ -152,14 +166,20 @@ def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, Para
     "strategies",
     [
         ["overlapped"],
-        pytest.param(
-            ["naive", "flat", "bucketed", "pulled", "torch", "torch_tuned"], marks=depends
-        ),
+        pytest.param(["naive", "flat", "bucketed", "peer", "torch", "torch_tuned"], marks=depends),
     ],
     ids=["overlapped", "others"],
 )
 def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp_path):
     ranks.assert_passes(strategies_are_measured, str(tmp_path), strategies, repeats=1)
+
+
+@two_ranks
+@pytest.mark.parametrize(
+    ("strategy", "right"), [("peer", True), ("peer", False), ("torch_tuned", True)]
+)
+def test_master_weights_are_updated(ranks, strategy, right):
+    ranks.assert_passes(master_weights_are_checked, strategy, right, repeats=1)
 
 
 @two_ranks
@@ -253,7 +273,7 @@ def test_predictions_count_the_gradients_and_their_ring():
             {"strategy": "flat", "bucket_size_mb": 1.0},
             "got `strategy: flat` and `bucket_size_mb: 1`",
         ),
-        ({"precision": "bf16_master", "optimizer": "fused"}, "'fp32', 'tf32' or 'bf16'"),
+        ({"precision": "bf16_pure", "optimizer": "fused"}, "'bf16' or 'bf16_master'"),
     ],
 )
 def test_what_does_not_fit_is_refused(given, why):

@@ -39,7 +39,7 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
     # Shards of unequal size and replicated gains of norms make a share slightly larger.
     for part in ("weights_bytes", "gradients_bytes", "optimizer_state_bytes"):
         assert 1 <= facts[part] / predicted[part] < 1.03, part
-    if strategy != "pulled":
+    if strategy != "peer":
         assert facts["gathers"] >= 2 * 3  # each block twice, embedding and head at least once
         assert 0 <= facts["gathers_in_time"] <= 1
     assert len(facts["by_rank"]) == here.world_size
@@ -77,7 +77,7 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
     [
         ("layers", "bf16_master"),
         pytest.param("blocks", "fp32", marks=pytest.mark.depends),
-        pytest.param("pulled", "bf16_master", marks=pytest.mark.depends),
+        pytest.param("peer", "bf16_master", marks=pytest.mark.depends),
         pytest.param("fsdp2", "bf16_master", marks=pytest.mark.depends),
         pytest.param("fsdp2_prefetch", "fp32", marks=pytest.mark.depends),
     ],

@@ -27,9 +27,9 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     assert set(measured["samples_ms"]) == {"train_step", "alone", "optimizer"}
     assert facts["after_init"]["gradients_bytes"] == 0
     assert facts["after_init"]["optimizer_state_bytes"] == 0
-    padding = 15 * 256 if strategy in ("sharded", "pulled") else 0
+    padding = 15 * 256 if strategy in ("sharded", "peer") else 0
     gradients = facts["before_step"]["gradients_bytes"] - predicted["gradients_bytes"]
-    assert 0 <= gradients <= (padding if strategy == "pulled" else 0)
+    assert 0 <= gradients <= (padding if strategy == "peer" else 0)
     assert facts["before_step"]["optimizer_state_bytes"] == 0
     # The state has the moments and a step count for each of 15 parameters.
     state = sum(rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"])
@@ -63,7 +63,7 @@ def test_later_rounds_of_a_block_are_not_checked(ranks):
     "strategy",
     [
         "sharded",
-        pytest.param("pulled", marks=pytest.mark.depends),
+        pytest.param("peer", marks=pytest.mark.depends),
         pytest.param("replicated", marks=pytest.mark.depends),
         pytest.param("torch_zero", marks=pytest.mark.depends),
     ],

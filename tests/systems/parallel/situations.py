@@ -32,7 +32,7 @@ from systems.parallel import (
     FullyShardedDataParallel,
     NaiveDDP,
     OverlappedDDP,
-    PulledDDP,
+    PeerDDP,
     ShardedOptimizer,
 )
 from tests.systems.parallel.ranks import RankContext
@@ -72,7 +72,7 @@ def _bucketed(module: nn.Module) -> nn.Module:
     return BucketedDDP(module, 0.0002)  # two or three weights in a bucket
 
 
-_pulled = partial(PulledDDP, bucket_size_mb=0.0002)
+_peer = partial(PeerDDP, bucket_size_mb=0.0002)
 _torch_ddp = partial(DistributedDataParallel, find_unused_parameters=True)
 
 WRAPPERS = {
@@ -80,12 +80,12 @@ WRAPPERS = {
     "flat": Wrapper(FlatDDP),
     "overlapped": Wrapper(OverlappedDDP),
     "bucketed": Wrapper(_bucketed),
-    "pulled": Wrapper(_pulled),
+    "peer": Wrapper(_peer),
     "sharded_optimizer": Wrapper(_bucketed, _sharded),
-    "pulled_optimizer": Wrapper(_bucketed, partial(_sharded, pull=True)),
-    "sharded_gradients": Wrapper(_pulled, partial(_sharded, pull=True, shard_gradients=True)),
+    "peer_optimizer": Wrapper(_bucketed, partial(_sharded, peer_memory=True)),
+    "sharded_gradients": Wrapper(_peer, partial(_sharded, peer_memory=True, shard_gradients=True)),
     "fsdp": Wrapper(FullyShardedDataParallel),
-    "pulled_fsdp": Wrapper(partial(FullyShardedDataParallel, pull=True)),
+    "peer_fsdp": Wrapper(partial(FullyShardedDataParallel, peer_memory=True)),
     "torch_ddp": Wrapper(_torch_ddp, ours=False),
     "torch_zero": Wrapper(_torch_ddp, _zero, ours=False),
     "torch_fsdp2": Wrapper(_fsdp2, ours=False),

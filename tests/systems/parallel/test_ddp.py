@@ -20,7 +20,7 @@ from systems.parallel import (
     FlatDDP,
     NaiveDDP,
     OverlappedDDP,
-    PulledDDP,
+    PeerDDP,
     ShardedOptimizer,
 )
 from systems.parallel.buckets import fill_buckets
@@ -42,7 +42,7 @@ WRAPPERS = {
     "overlapped": OverlappedDDP,
     "bucketed_small": lambda module: BucketedDDP(module, bucket_size_mb=0.0005),
     "bucketed": lambda module: BucketedDDP(module, 25),
-    "pulled": lambda module: PulledDDP(module, bucket_size_mb=0.0005),
+    "peer": lambda module: PeerDDP(module, bucket_size_mb=0.0005),
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),

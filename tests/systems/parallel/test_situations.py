@@ -45,22 +45,30 @@ _FSDP_REFUSES = {
 }
 REFUSED = {
     "fsdp": _FSDP_REFUSES,
-    "pulled_fsdp": _FSDP_REFUSES,
+    "peer_fsdp": _FSDP_REFUSES,
     **{
         name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
         for name in (
             "overlapped",
             "bucketed",
-            "pulled",
+            "peer",
             "sharded_optimizer",
-            "pulled_optimizer",
+            "peer_optimizer",
             "sharded_gradients",
         )
     },
 }
 REFUSED["sharded_gradients"] |= dict.fromkeys(  # the parameters are not those of the wrapper yet
-    ("state_assigned", "deepcopied", "pickled"), "the parameters of one PulledDDP"
+    ("state_assigned", "deepcopied", "pickled"), "the parameters of one PeerDDP"
 )
+REFUSED["sharded_gradients"] |= dict.fromkeys(  # a backward adds to means
+    (
+        "accumulated", "scaled_between_backwards", "two_backwards_of_one_forward",
+        "exception_in_one_of_two_backwards", "frozen_after_no_sync", "skipped_batch_zeros",
+        "exception_in_backward_zeros", "no_sync_skipped_zeros",
+    ),
+    "call zero_grad",
+)  # fmt: skip
 # Situations in which torch's own is wrong or fails, as seen with torch 2.13.
 _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
@@ -80,7 +88,7 @@ TORCH_FAILS = {
         "zeroed_after_no_sync_and_forward", "data_of_gradients_replaced",
     },
 }  # fmt: skip
-SLOW = ("pulled", "pulled_optimizer")  # what they do is a part of sharded_gradients, too
+SLOW = ("peer", "peer_optimizer")  # what they do is a part of sharded_gradients, too
 CASES = [
     pytest.param(
         name,

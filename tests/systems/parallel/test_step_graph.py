@@ -83,7 +83,7 @@ def test_replays_equal_launches(ranks, name):
 
 
 @two_gpus
-@pytest.mark.parametrize("name", ["flat", "bucketed", "pulled", "sharded_gradients"])
+@pytest.mark.parametrize("name", ["flat", "bucketed", "peer", "sharded_gradients"])
 def test_a_step_without_synchronization_is_a_graph_of_its_own(ranks, name):
     ranks.assert_passes(replays_equal_launches, name, True, repeats=1)
 

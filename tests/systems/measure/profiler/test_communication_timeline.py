@@ -69,7 +69,7 @@ def test_kernels_belong_to_the_phase_that_launched_them():
     assert step.exposed_ms == pytest.approx(0.020)
 
 
-def test_pulls_communicate_without_multiprocessors():
+def test_peer_copies_communicate_without_multiprocessors():
     [step] = steps_of(
         [
             event("user_annotation", "train_step", 0, 100),
@@ -82,23 +82,23 @@ def test_pulls_communicate_without_multiprocessors():
         ]
     )
     assert step.computation == {"graph": [(10, 50)]}
-    assert step.calls == {"pull": [(20, 30), (30, 60)], "all_reduce": [(70, 75)]}
+    assert step.calls == {"peer_copy": [(20, 30), (30, 60)], "all_reduce": [(70, 75)]}
     assert step.on_multiprocessors_ms == pytest.approx(0.005)
     assert step.exposed_ms == pytest.approx(0.015)
 
 
-def test_copies_of_a_pull_are_no_computation_of_a_processor():
+def test_peer_copies_are_no_computation_of_a_processor():
     [step] = steps_of(
         [
             event("user_annotation", "train_step", 0, 100),
             event("user_annotation", "backward", 0, 90),
             event("cpu_op", "aten::mm", 10, 20),
-            event("user_annotation", "pull:", 40, 30),
+            event("user_annotation", "peer_copy:", 40, 30),
             event("cpu_op", "aten::copy_", 50, 10),
         ]
     )
     assert step.computation == {"backward": [(10, 30)]}
-    assert step.calls == {"pull": [(40, 70)]}
+    assert step.calls == {"peer_copy": [(40, 70)]}
 
 
 def test_on_a_processor_what_a_hook_waits_for_is_no_computation():

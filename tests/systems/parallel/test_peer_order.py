@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from systems.parallel import pulled_average, pulled_layers
-from systems.parallel.pulled_average import PulledBuckets
-from systems.parallel.pulled_layers import PulledLayers
+from systems.parallel import peer_ddp, peer_layers
+from systems.parallel.peer_ddp import PeerBuckets
+from systems.parallel.peer_layers import PeerLayers
 from systems.parallel.sharded_optimizer import _Chunk
 from systems.parallel.sharded_weights import ShardedWeight
 from tests.systems.parallel.lanes import LaneMemory, Lanes, orders
@@ -28,8 +28,8 @@ def run(monkeypatch: pytest.MonkeyPatch, ranks: int, order: Any, function: Rank)
     def memory(group: Any, device: Any, nbytes: int) -> LaneMemory:
         return LaneMemory(lanes, shared, group.rank(), ranks, nbytes)
 
-    monkeypatch.setattr(pulled_average, "make_peer_memory", memory)
-    monkeypatch.setattr(pulled_layers, "make_peer_memory", memory)
+    monkeypatch.setattr(peer_ddp, "make_peer_memory", memory)
+    monkeypatch.setattr(peer_layers, "make_peer_memory", memory)
 
     def start(rank: int) -> None:
         threading.current_thread().name = f"rank {rank}"
@@ -53,29 +53,30 @@ each_size = pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.ma
 @pytest.mark.parametrize("owners_only", [False, True])
 @pytest.mark.parametrize("in_flight", [2, 4])
 def test_means_of_buckets(ranks, order, owners_only, in_flight, monkeypatch):
-    monkeypatch.setattr(pulled_average, "IN_FLIGHT", in_flight)
+    monkeypatch.setattr(peer_ddp, "IN_FLIGHT", in_flight)
     parts = [[(3, 5), (7,)], [(2, 2, 2), (1,)], [(9,)], [(4,), (2, 3)], [(5,)]]
 
     def train(group: Any, rank: int) -> None:
         likes = [[torch.empty(shape) for shape in part] for part in parts]
         flat = [like for part in likes for like in part]
         owners = {like: index % ranks for index, like in enumerate(flat)}
-        buckets = PulledBuckets(likes, owners, group, owners_only=owners_only)
+        buckets = PeerBuckets(likes, group, owners if owners_only else None)
         for step in range(STEPS):
             views, given = [], []
             for index, part in enumerate(parts):
                 given.append([values(rank, step, *shape) for shape in part])
                 views += buckets.start(index, given[-1])
-                for old in given[: max(0, index + 1 - pulled_average.IN_FLIGHT)]:
-                    for gradient in old:
-                        gradient.fill_(torch.nan)  # their memory may now be used again
+                old = [gradient for part in given[: -peer_ddp.IN_FLIGHT] for gradient in part]
+                for gradient, like in zip(old, flat, strict=False):
+                    if not owners_only or owners[like] != rank:
+                        gradient.fill_(torch.nan)  # its memory may now be used again
             buckets.finish()
             for view, like in zip(views, flat, strict=True):
-                if owners_only and owners[like] != rank:
-                    continue
-                mean = sum(values(r, step, *like.shape) for r in range(ranks)) / ranks
-                torch.testing.assert_close(view, mean)
-                view.zero_()  # as a user may from now on
+                assert (view is None) == (owners_only and owners[like] != rank)
+                if view is not None:
+                    mean = sum(values(r, step, *like.shape) for r in range(ranks)) / ranks
+                    torch.testing.assert_close(view, mean)
+                    view.zero_()  # as a user may from now on
 
     run(monkeypatch, ranks, order, train)
 
@@ -84,13 +85,13 @@ def test_means_of_buckets(ranks, order, owners_only, in_flight, monkeypatch):
 @each_order
 def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
     in_backward: dict[int, bool] = {}
-    monkeypatch.setattr(pulled_layers, "in_backward", lambda: in_backward[threading.get_ident()])
+    monkeypatch.setattr(peer_layers, "in_backward", lambda: in_backward[threading.get_ident()])
 
     def train(group: Any, rank: int) -> None:
         whole = [values(0, 99 + i, 3, 5 + i) for i in range(6)]
         weights = [ShardedWeight(nn.Parameter(x.clone()), [], x.dtype, group) for x in whole]
         layers = [weights[:2], *([weight] for weight in weights[2:])]  # more than places
-        exchange = PulledLayers(layers, 2, group)
+        exchange = PeerLayers(layers, 2, group)
 
         def gather(order: Any, added: int) -> None:
             for layer in order:

@@ -1,0 +1,197 @@
+"""Distributed data parallel (DDP) on one host, whose ranks copy gradients to each other."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from systems.parallel.ddp import BucketedDDP, Exchange
+from systems.parallel.peer_means import PeerMeans, packed_bytes, places
+from systems.parallel.peer_memory import ALIGNMENT, can_have_peer_memory, make_peer_memory
+
+IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
+
+
+class PeerDDP(BucketedDDP):
+    """DDP wrapper whose ranks copy gradients into each other's memory, during backward.
+
+    On GPUs of one host that can access each other's memory, copy engines move the gradients, and
+    not multiprocessors, see `peer_means`. Gradients become views of a buffer for all of them. On a
+    CPU, the ranks share memory.
+
+    Elsewhere, for example on several hosts, the wrapper is a `BucketedDDP`, and warns.
+
+    A `ShardedOptimizer` with shard_gradients=True lets each rank keep only the gradients of the
+    parameters that it updates. Then clip gradients by the method `clip_grad_norm_`, and scale the
+    loss with torch's `ShardedGradScaler`, because a rank does not see the other gradients.
+
+    The next backward overwrites the gradients. To keep one, clone it.
+    """
+
+    _not_copied = (*BucketedDDP._not_copied, "_owners", "_means")
+    _owners: dict[Tensor, int] | None = None  # with sharded gradients
+    # The averaged gradients, if only this rank has them. No backward may add to these.
+    _means: Mapping[nn.Parameter, weakref.ref[Tensor]] = MappingProxyType({})
+
+    def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
+        """Keep only the gradients of the parameters that this rank owns from now on.
+
+        All ranks must call this function, with the rank of each parameter. See `ShardedOptimizer`.
+
+        Raises:
+            ValueError: if a trainable parameter of the module is missing.
+        """
+        self._owners, self._means = dict(owners), {}
+        self._arrange()
+
+    def _make_exchange(self) -> Exchange:
+        devices = {parameter.device for parameter in self._trained}
+        if not devices or not can_have_peer_memory(self._group, devices):
+            return super()._make_exchange()
+        owners = self._owners
+        left = []
+        if owners is not None:
+            named = self.named_parameters()
+            left = [name for name, p in named if p.requires_grad and p not in owners]
+        if left:
+            raise ValueError(
+                f"with shard_gradients=True, the optimizer must have all trainable parameters of "
+                f"the module, but {left[0]} is missing"
+            )
+        return PeerBuckets(self._buckets, self._group, owners)
+
+    def _gradient(self, index: int, parameter: Any) -> None:
+        mean = self._means.get(parameter)
+        # If backward began outside of the wrapper, this gradient has arrived already.
+        if mean is not None and (self._backward is not None or parameter.grad is mean()):
+            raise RuntimeError(
+                "with shard_gradients=True, call zero_grad(set_to_none=True) before the next "
+                "backward, or accumulate gradients under no_sync(): backward has added to a mean "
+                "that only this rank has"
+            )
+        super()._gradient(index, parameter)
+
+    def _begin_backward(self) -> None:
+        self._means = {p: mean for p, mean in self._means.items() if p.grad is not None}
+
+    def _average_replicated(self) -> None:
+        means = [mean() for mean in self._means.values()]
+        grads = [p.grad for p in self._trained if p.grad is not None]
+        if means and len(grads) == len(means) and all(map(operator.is_, grads, means)):
+            return  # no gradient has arrived since the last average
+        super()._average_replicated()
+        if self._sharded_parameters():
+            trained = [p for p in self._trained if p.grad is not None]
+            self._means = {p: weakref.ref(cast(Tensor, p.grad)) for p in trained}
+
+    def _missing(self) -> list[int]:
+        missing = super()._missing()
+        if self._owners is None:
+            return missing
+        return [i for i in missing if self._bucket_of[i] >= self._next]  # not sent yet
+
+    def _sharded_parameters(self) -> set[nn.Parameter]:
+        sharded = self._owners is not None and isinstance(self._exchange, PeerBuckets)
+        return set(self._trained) if sharded else set()
+
+
+class PeerBuckets:
+    """Averages buckets of gradients by `PeerMeans`. An `Exchange`.
+
+    The gradients of a bucket have one dtype and device. All ranks must have the same ones.
+
+    Every rank averages a part of every gradient. It writes the means into the buffers of all ranks
+    when the others have sent their gradients, so they have used the means of the step before.
+
+    Args:
+        owners: rank of each parameter. Then the owner averages the whole gradient, in place, and
+            the gradients of the others become None.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Sequence[Tensor]],
+        group: dist.ProcessGroup,
+        owners: Mapping[Tensor, int] | None = None,
+    ):
+        self._buckets, self._owners, self._ranks = buckets, owners, group.size()
+        shares = [self._shares(bucket, list(map(_flat, bucket))) for bucket in buckets]
+        width = max(ALIGNMENT, *(packed_bytes(share) for share in itertools.chain(*shares)))
+        start = PeerMeans.nbytes(width, IN_FLIGHT, self._ranks)
+        wanted = [] if owners is not None else list(itertools.chain(*buckets))
+        nbytes = start + packed_bytes(wanted)
+        memory = make_peer_memory(group, buckets[0][0].device, nbytes)
+        self._peers, self._rank = memory.peers, memory.rank
+        self._exchange = PeerMeans(memory, width, IN_FLIGHT)
+        # The means in the buffer of each rank, flat, by parameter
+        self._means = [
+            dict(zip(wanted, places(buffer[start:], wanted), strict=True))
+            for buffer in memory.buffers
+        ]
+
+    def _shares(self, bucket: Sequence[Tensor], flat: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return what each rank averages of flat tensors, one for each parameter of a bucket."""
+        if self._owners is None:
+            parts = [tensor.tensor_split(self._ranks) for tensor in flat]
+            return [[of_ranks[rank] for of_ranks in parts] for rank in range(self._ranks)]
+        shares: list[list[Tensor]] = [[] for _ in range(self._ranks)]
+        for parameter, tensor in zip(bucket, flat, strict=True):
+            shares[self._owners[parameter]].append(tensor)
+        return shares
+
+    @torch.no_grad()
+    def start(self, index: int, gradients: list[Tensor]) -> list[Tensor | None]:
+        bucket = self._buckets[index]
+        dense = list(map(_dense, gradients, bucket))
+        shares = self._shares(bucket, list(map(_flat, dense)))
+        if self._owners is not None:
+            self._exchange.start(shares, shares[self._rank])
+            return [
+                gradient if self._owners[parameter] == self._rank else None
+                for gradient, parameter in zip(dense, bucket, strict=True)
+            ]
+        flat = [[means[parameter] for parameter in bucket] for means in self._means]
+        of_ranks = [self._shares(bucket, of_rank)[self._rank] for of_rank in flat]
+        self._exchange.start(shares, of_ranks[self._rank], partial(self._spread, of_ranks))
+        # Other objects, whose `.data` the user may replace, with version counters of their own
+        return [
+            mean.as_strided(parameter.shape, _strides(parameter)).data
+            for mean, parameter in zip(flat[self._rank], bucket, strict=True)
+        ]
+
+    def finish(self) -> None:
+        self._exchange.finish()
+
+    @torch.no_grad()
+    def _spread(self, of_ranks: Sequence[Sequence[Tensor]]) -> None:
+        for peer in self._peers:
+            for place, mean in zip(of_ranks[peer], of_ranks[self._rank], strict=True):
+                place.copy_(mean)
+
+
+def _dense(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient with the strides that all ranks have, a copy if it has others."""
+    if gradient.stride() == _strides(parameter):
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _flat(dense: Tensor) -> Tensor:
+    """Return a dense tensor as one dimension in the order of its memory.
+
+    `.data` has a version counter of its own, so an average is no change by the user.
+    """
+    return dense.data.as_strided((dense.numel(),), (1,))
+
+
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    return torch.empty_like(parameter, device="meta").stride()
