@@ -24,8 +24,10 @@ def _mean_kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     total = tl.load(own + at, mask=inside).to(SUM)
-    for i in range(OTHERS):
-        total += tl.load(others + i * row + at, mask=inside).to(SUM)
+    other = others + at
+    for _ in range(OTHERS):
+        total += tl.load(other, mask=inside).to(SUM)
+        other += row
     mean = (total / (OTHERS + 1)).to(output.dtype.element_ty)
     tl.store(output + at, mean, mask=inside)
 

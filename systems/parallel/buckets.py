@@ -1,15 +1,16 @@
-"""Group parameters into buckets whose gradients are reduced together, and share them out."""
+"""Group parameters into buckets, share them out, and lay them side by side in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 MB = 10**6
+ALIGNMENT = 256  # of tensors side by side, in bytes; vectorized kernels and NCCL need 16
 
 
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
@@ -24,21 +25,20 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each open bucket
-    last: dict[int, int] = {}  # position of a bucket's last parameter, by id(bucket)
     buckets: list[list[AnyTensor]] = []
-    for place, parameter in enumerate(reversed(list(parameters))):
+    in_order = list(reversed(list(parameters)))
+    for parameter in in_order:
         kind = parameter.dtype, parameter.device
         if parameter.nbytes > capacity:
             buckets.append([parameter])
-            last[id(buckets[-1])] = place
             continue
         if kind not in open_buckets or filled[kind] + parameter.nbytes > capacity:
             open_buckets[kind], filled[kind] = [], 0
             buckets.append(open_buckets[kind])
         open_buckets[kind].append(parameter)
         filled[kind] += parameter.nbytes
-        last[id(open_buckets[kind])] = place
-    return sorted(buckets, key=lambda bucket: last[id(bucket)])
+    position = {parameter: i for i, parameter in enumerate(in_order)}
+    return sorted(buckets, key=lambda bucket: position[bucket[-1]])
 
 
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
@@ -53,3 +53,27 @@ def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
         owners[i] = min(range(len(loads)), key=loads.__getitem__)
         loads[owners[i]] += sizes[i]
     return owners
+
+
+def packed_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors side by side in memory."""
+    return sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+
+
+def places(memory: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return one-dimensional places for tensors, side by side from the start of a uint8 tensor.
+
+    Each has a storage of its own, because torch cannot save a storage with tensors of two dtypes.
+    """
+    found, storage, start = [], memory.untyped_storage(), memory.storage_offset()
+    for tensor in tensors:
+        place = torch.empty(0, dtype=tensor.dtype, device=memory.device)
+        part: Any = storage[start : start + tensor.nbytes]
+        found.append(place.set_(part, 0, (tensor.numel(),), (1,)))
+        start += packed_bytes([tensor])
+    return found
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy of a tensor."""
+    return torch.empty_like(tensor, device="meta").stride()

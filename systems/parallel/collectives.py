@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -97,18 +97,16 @@ class GroupOf:
         return GroupOf, (None,)
 
 
-def supports_average(group: dist.ProcessGroup) -> bool:
-    """Return True if the backend of the group supports ReduceOp.AVG.
+def mean_operation(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp:
+    """Return the operation whose result is the mean of tensors over the ranks.
 
-    If the result is False, the caller must divide the tensors by the number of ranks and then
-    reduce them with ReduceOp.SUM. Division before the sum also avoids overflow in float16.
+    Only NCCL has ReduceOp.AVG. Otherwise this function divides the tensors in place, and returns
+    SUM. Division before the sum also avoids overflow in float16.
     """
-    return dist.get_backend(group) == "nccl"
-
-
-def mean_or_sum(group: dist.ProcessGroup) -> dist.ReduceOp:
-    """Return ReduceOp.AVG if the backend supports it, else SUM, see `supports_average`."""
-    return dist.ReduceOp(dist.ReduceOp.AVG if supports_average(group) else dist.ReduceOp.SUM)
+    if dist.get_backend(group) == "nccl":
+        return dist.ReduceOp(dist.ReduceOp.AVG)
+    torch._foreach_div_(tensors, group.size())
+    return dist.ReduceOp(dist.ReduceOp.SUM)
 
 
 def is_gloo_only(group: dist.ProcessGroup) -> bool:
@@ -120,16 +118,16 @@ def is_gloo_only(group: dist.ProcessGroup) -> bool:
     return "gloo" in name and "nccl" not in name
 
 
-class Average(NamedTuple):
-    """An all-reduce that was started and averages tensors over the ranks. See `start_average`."""
+class Transfer(NamedTuple):
+    """A collective that was started. See `start_average` and `start_gather`."""
 
     works: list[dist.Work]
     # These references keep the tensors alive while Gloo's thread uses them (pytorch issue 75529).
     tensors: list[Tensor]
-    copies: list[tuple[Tensor, Tensor]]  # (strided tensor, its contiguous copy)
+    copies: Sequence[tuple[Tensor, Tensor]] = ()  # (strided tensor, its contiguous copy)
 
     def wait(self) -> None:
-        """Wait until the tensors have their means over the ranks.
+        """Wait until the results are complete.
 
         With NCCL, the current stream waits and the host does not block.
 
@@ -142,7 +140,7 @@ class Average(NamedTuple):
             tensor.copy_(copy)
 
 
-def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
+def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Transfer:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
     All tensors, which have the same dtype and device, are reduced in one coalesced collective,
@@ -156,26 +154,24 @@ def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Average:
         dense = [tensor.contiguous() for tensor in tensors]
         copies = [pair for pair in zip(tensors, dense, strict=True) if pair[0] is not pair[1]]
         tensors = dense
+    # Gloo refuses contiguous tensors with an unusual stride in a dimension of size 1.
+    tensors = [tensor.view(-1) for tensor in tensors]
     options = AllreduceCoalescedOptions()
-    options.reduceOp, options.asyncOp = mean_or_sum(group), True
-    if not supports_average(group):
-        # Gloo refuses contiguous tensors with an unusual stride in a dimension of size 1.
-        tensors = [tensor.view(-1) for tensor in tensors]
-        torch._foreach_div_(tensors, group.size())
+    options.reduceOp, options.asyncOp = mean_operation(tensors, group), True
     # This calls the process group directly, because the wrapper in torch.distributed takes another
     # 10 us of host time per call.
     if tensors[0].is_cuda and is_gloo_only(group):
         works = [group.allreduce(tensor, options.reduceOp) for tensor in tensors]
     else:
         works = [group.allreduce_coalesced(tensors, options)]
-    return Average(works, tensors, copies)
+    return Transfer(works, tensors, copies)
 
 
 class ReducedBuckets:
     """Averages buckets of gradients by all-reduces, in place. An `Exchange` of DDP wrappers."""
 
     def __init__(self, group_of: GroupOf):
-        self._group_of, self._running = group_of, list[Average]()
+        self._group_of, self._running = group_of, list[Transfer]()
 
     def start(self, index: int, gradients: list[Tensor]) -> list[Tensor]:
         self._running.append(start_average(gradients, self._group_of()))
@@ -187,19 +183,7 @@ class ReducedBuckets:
             average.wait()
 
 
-class Gather(NamedTuple):
-    """An all-gather that was started. See `start_gather`."""
-
-    works: list[dist.Work]
-    tensors: list[Tensor]  # references that keep the tensors alive, as in Average
-
-    def wait(self) -> None:
-        """Wait until the outputs are complete. With NCCL, the current stream waits."""
-        for work in self.works:
-            work.wait()
-
-
-def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Gather:
+def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Transfer:
     """Start to all-gather several tensors.
 
     Each output becomes the concatenation of the inputs of all ranks, in rank order. All are
@@ -213,7 +197,7 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
     else:  # Gloo corrupts memory if several coalesced all-gathers are in flight (pytorch 65231)
         pairs = zip(outputs, inputs, strict=True)
         works = [group._allgather_base(output, piece) for output, piece in pairs]
-    return Gather(works, [*outputs, *inputs])
+    return Transfer(works, [*outputs, *inputs])
 
 
 @torch.no_grad()

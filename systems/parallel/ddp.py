@@ -14,9 +14,8 @@ Gradients are averaged over the ranks, by one of these wrappers or by `PeerDDP` 
     OverlappedDDP   one all-reduce per parameter, during backward
     BucketedDDP     one all-reduce per group of parameters (bucket), during backward
 
-OverlappedDDP and BucketedDDP overlap communication with backward. A bucket is a list of gradient
-tensors, which are reduced in place; only gradients that are not contiguous are copied. So between
-steps, training needs no more memory than on one GPU.
+The last two reduce gradients in place; only gradients that are not contiguous are copied. So
+between steps, training needs no more memory than on one GPU.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
 different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
@@ -120,13 +119,18 @@ class FlatDDP(DataParallel):
                 parameter.grad = piece.view(parameter.shape)
 
 
-class _HookedDDP(DataParallel):
-    """Base class of the DDP wrappers that average gradients during backward.
+class BucketedDDP(DataParallel):
+    """DDP wrapper with one all-reduce per bucket, during backward.
 
-    Parameters are divided into buckets. The gradients of a bucket are averaged together. Buckets
-    have a fixed order. The average of a bucket starts when all of its gradients are ready and the
-    averages of all previous buckets have been started. `capacity` is the maximum size of a bucket,
-    in bytes. A larger parameter gets a separate bucket.
+    A bucket is a group of parameters whose gradients are averaged together. Buckets are filled in
+    reverse parameter order, because backward computes the gradients of the last layer first.
+    bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
+
+    Buckets have a fixed order. The average of a bucket starts when all of its gradients are ready
+    and the averages of all previous buckets have been started.
+
+    Raises:
+        ValueError: if bucket_size_mb is not positive.
     """
 
     _not_copied = (*DataParallel._not_copied, "_buckets", "_bucket_of", "_sent", "_exchange")
@@ -134,11 +138,14 @@ class _HookedDDP(DataParallel):
     def __init__(
         self,
         module: nn.Module,
-        capacity: float,
-        process_group: dist.ProcessGroup | None,
-        broadcast_buffers: bool,
+        bucket_size_mb: float,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        broadcast_buffers: bool = True,
     ):
-        self._capacity = capacity
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
+        self._capacity = bucket_size_mb * MB
         super().__init__(module, process_group, broadcast_buffers=broadcast_buffers)
 
     def _arrange(self) -> None:
@@ -208,12 +215,8 @@ class _HookedDDP(DataParallel):
         self._begin()
 
 
-class OverlappedDDP(_HookedDDP):
-    """DDP wrapper with one all-reduce per parameter, during backward.
-
-    The all-reduces run in reverse parameter order, because backward computes the gradients of the
-    last layer first.
-    """
+class OverlappedDDP(BucketedDDP):
+    """DDP wrapper with one all-reduce per parameter, during backward, in reverse order."""
 
     def __init__(
         self,
@@ -222,31 +225,7 @@ class OverlappedDDP(_HookedDDP):
         *,
         broadcast_buffers: bool = True,
     ):
-        super().__init__(module, 0, process_group, broadcast_buffers)
-
-
-class BucketedDDP(_HookedDDP):
-    """DDP wrapper with one all-reduce per bucket, during backward.
-
-    A bucket is a group of parameters whose gradients are reduced together. Buckets are filled in
-    reverse parameter order, because backward computes the gradients of the last layer first.
-    bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
-
-    Raises:
-        ValueError: if bucket_size_mb is not positive.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_size_mb: float,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        broadcast_buffers: bool = True,
-    ):
-        if not bucket_size_mb > 0:
-            raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
-        super().__init__(module, bucket_size_mb * MB, process_group, broadcast_buffers)
+        super().__init__(module, 1 / MB, process_group, broadcast_buffers=broadcast_buffers)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:

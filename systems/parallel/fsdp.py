@@ -11,9 +11,7 @@ weight is gathered when its layer runs, and freed afterwards.
 
 Sources: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a group of weights that are gathered and freed together. By default, every module that
-directly has parameters is one layer. With the argument `layers`, a large module, for example a
-Transformer block, is one layer together with all of its submodules. To gather a layer means to
+A layer is a group of weights that are gathered and freed together. To gather a layer means to
 all-gather its weights. To prefetch a layer means to start its all-gather before the layer runs.
 
 Between steps, each module holds the shards as its parameters. During a step:
@@ -89,8 +87,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     """FSDP wrapper: shards the large weights of a module across the ranks.
 
     All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
-    in the same order, each on a different part of the batch. A layer is a group of weights that
-    are gathered and freed together. Its modules have their unsharded weights only while it runs.
+    in the same order, each on a different part of the batch. The modules of a layer have their
+    unsharded weights only while it runs.
 
     Parameters that are not sharded are replicated: every rank has the whole parameter.
     `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from systems.parallel.buckets import ALIGNMENT, packed_bytes, places, strides_of
 from systems.parallel.ddp import BucketedDDP, Exchange
-from systems.parallel.peer_means import PeerMeans, packed_bytes, places
-from systems.parallel.peer_memory import ALIGNMENT, can_have_peer_memory, make_peer_memory
+from systems.parallel.peer_means import PeerMeans
+from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
 
@@ -25,16 +26,15 @@ class PeerDDP(BucketedDDP):
     """DDP wrapper whose ranks copy gradients into each other's memory, during backward.
 
     On GPUs of one host that can access each other's memory, copy engines move the gradients, and
-    not multiprocessors, see `peer_means`. Gradients become views of a buffer for all of them. On a
-    CPU, the ranks share memory.
+    not multiprocessors, see `peer_means`. Gradients become views of a buffer for all of them, which
+    the next backward overwrites: clone one to keep it. On a CPU, the ranks share memory.
 
     Elsewhere, for example on several hosts, the wrapper is a `BucketedDDP`, and warns.
 
     A `ShardedOptimizer` with shard_gradients=True lets each rank keep only the gradients of the
-    parameters that it updates. Then clip gradients by the method `clip_grad_norm_`, and scale the
-    loss with torch's `ShardedGradScaler`, because a rank does not see the other gradients.
-
-    The next backward overwrites the gradients. To keep one, clone it.
+    parameters that it updates, and there is no such buffer. Then clip gradients by the method
+    `clip_grad_norm_`, and scale the loss with torch's `ShardedGradScaler`, because a rank does not
+    see the other gradients.
     """
 
     _not_copied = (*BucketedDDP._not_copied, "_owners", "_means")
@@ -51,6 +51,7 @@ class PeerDDP(BucketedDDP):
             ValueError: if a trainable parameter of the module is missing.
         """
         self._owners, self._means = dict(owners), {}
+        del self._exchange  # frees the buffer
         self._arrange()
 
     def _make_exchange(self) -> Exchange:
@@ -125,18 +126,25 @@ class PeerBuckets:
     ):
         self._buckets, self._owners, self._ranks = buckets, owners, group.size()
         shares = [self._shares(bucket, list(map(_flat, bucket))) for bucket in buckets]
-        width = max(ALIGNMENT, *(packed_bytes(share) for share in itertools.chain(*shares)))
+        width = max(ALIGNMENT, *map(packed_bytes, itertools.chain(*shares)))
         start = PeerMeans.nbytes(width, IN_FLIGHT, self._ranks)
-        wanted = [] if owners is not None else list(itertools.chain(*buckets))
-        nbytes = start + packed_bytes(wanted)
+        nbytes = start + (sum(map(packed_bytes, buckets)) if owners is None else 0)
         memory = make_peer_memory(group, buckets[0][0].device, nbytes)
         self._peers, self._rank = memory.peers, memory.rank
-        self._exchange = PeerMeans(memory, width, IN_FLIGHT)
-        # The means in the buffer of each rank, flat, by parameter
-        self._means = [
-            dict(zip(wanted, places(buffer[start:], wanted), strict=True))
-            for buffer in memory.buffers
-        ]
+        self._averages = PeerMeans(memory, width, IN_FLIGHT)
+        # By bucket: the averaged gradients, and where this rank writes its part of them, by rank
+        self._gradients: list[list[Tensor]] = []
+        self._targets: list[list[list[Tensor]]] = []
+        for bucket in buckets if owners is None else ():
+            flat = [places(buffer[start:], bucket) for buffer in memory.buffers]
+            self._targets.append([self._shares(bucket, of_rank)[self._rank] for of_rank in flat])
+            self._gradients.append(
+                [
+                    place.as_strided(parameter.shape, strides_of(parameter))
+                    for place, parameter in zip(flat[self._rank], bucket, strict=True)
+                ]
+            )
+            start += packed_bytes(bucket)
 
     def _shares(self, bucket: Sequence[Tensor], flat: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return what each rank averages of flat tensors, one for each parameter of a bucket."""
@@ -154,33 +162,29 @@ class PeerBuckets:
         dense = list(map(_dense, gradients, bucket))
         shares = self._shares(bucket, list(map(_flat, dense)))
         if self._owners is not None:
-            self._exchange.start(shares, shares[self._rank])
+            self._averages.start(shares, shares[self._rank])
             return [
                 gradient if self._owners[parameter] == self._rank else None
                 for gradient, parameter in zip(dense, bucket, strict=True)
             ]
-        flat = [[means[parameter] for parameter in bucket] for means in self._means]
-        of_ranks = [self._shares(bucket, of_rank)[self._rank] for of_rank in flat]
-        self._exchange.start(shares, of_ranks[self._rank], partial(self._spread, of_ranks))
+        targets = self._targets[index]
+        self._averages.start(shares, targets[self._rank], partial(self._spread, targets))
         # Other objects, whose `.data` the user may replace, with version counters of their own
-        return [
-            mean.as_strided(parameter.shape, _strides(parameter)).data
-            for mean, parameter in zip(flat[self._rank], bucket, strict=True)
-        ]
+        return [gradient.data for gradient in self._gradients[index]]
 
     def finish(self) -> None:
-        self._exchange.finish()
+        self._averages.finish()
 
     @torch.no_grad()
-    def _spread(self, of_ranks: Sequence[Sequence[Tensor]]) -> None:
+    def _spread(self, targets: Sequence[Sequence[Tensor]]) -> None:
         for peer in self._peers:
-            for place, mean in zip(of_ranks[peer], of_ranks[self._rank], strict=True):
-                place.copy_(mean)
+            for target, mean in zip(targets[peer], targets[self._rank], strict=True):
+                target.copy_(mean)
 
 
 def _dense(gradient: Tensor, parameter: Tensor) -> Tensor:
     """Return a gradient with the strides that all ranks have, a copy if it has others."""
-    if gradient.stride() == _strides(parameter):
+    if gradient.stride() == strides_of(parameter):
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 
@@ -191,7 +195,3 @@ def _flat(dense: Tensor) -> Tensor:
     `.data` has a version counter of its own, so an average is no change by the user.
     """
     return dense.data.as_strided((dense.numel(),), (1,))
-
-
-def _strides(parameter: Tensor) -> tuple[int, ...]:
-    return torch.empty_like(parameter, device="meta").stride()

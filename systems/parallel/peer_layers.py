@@ -16,10 +16,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from systems.parallel.buckets import ALIGNMENT, packed_bytes, places
 from systems.parallel.peer_means import PeerMeans
-from systems.parallel.peer_memory import ALIGNMENT, PeerMemory, aligned, make_peer_memory
+from systems.parallel.peer_memory import PeerMemory, make_peer_memory
 from systems.parallel.sharded_weights import Reduction, ShardedWeight
 from systems.parallel.wrapper import in_backward
 
@@ -36,19 +36,21 @@ class PeerLayers:
         self, layers: Sequence[Sequence[ShardedWeight]], in_flight: int, group: dist.ProcessGroup
     ):
         self._ranks, slots = group.size(), in_flight + 1  # so the next one need not wait to send
-        width = max(ALIGNMENT, *(sum(map(_part_size, layer)) for layer in layers))
-        starts, end = dict[ShardedWeight, int](), PeerMeans.nbytes(width, slots, self._ranks)
-        for weight in dict.fromkeys(weight for layer in layers for weight in layer):
-            starts[weight] = end
-            end += _part_size(weight)
-        device = next(iter(starts)).shard.device
-        memory = self._memory = make_peer_memory(group, device, end)
-        self._means = PeerMeans(memory, width, slots)
-        # Places of the shards of all ranks
-        self._shards = {
-            weight: [_place(buffer[start:], weight) for buffer in memory.buffers]
-            for weight, start in starts.items()
+        # A shard with padding, in the dtype of communication
+        parts = {
+            weight: torch.empty(weight.width, dtype=weight.flat.dtype, device="meta")
+            for weight in dict.fromkeys(weight for layer in layers for weight in layer)
         }
+        width = max(ALIGNMENT, *(packed_bytes([parts[w] for w in layer]) for layer in layers))
+        start = PeerMeans.nbytes(width, slots, self._ranks)
+        device = next(iter(parts)).shard.device
+        memory = make_peer_memory(group, device, start + packed_bytes(parts.values()))
+        self._memory, self._means = memory, PeerMeans(memory, width, slots)
+        # Places of the shards of each rank
+        self._shards = [
+            dict(zip(parts, places(buffer[start:], parts.values()), strict=True))
+            for buffer in memory.buffers
+        ]
         self._written: set[ShardedWeight] = set()  # weights whose places all have not read yet
         self._gathers = _Turns(memory, range(2 * slots, memory.channels // 2 * 2))
 
@@ -63,9 +65,9 @@ class PeerLayers:
             return 0
         for weight in weights:
             weight.allocate()
-        pulling = self._memory.aside(partial(self._gather, weights, in_backward()), "gather")
+        work = self._memory.aside(partial(self._gather, weights, in_backward()), "gather")
         for weight in weights:
-            weight.gathering = pulling
+            weight.gathering = work
         return 1
 
     def _gather(self, weights: list[ShardedWeight], again: bool) -> None:
@@ -78,14 +80,14 @@ class PeerLayers:
             self._written.update(weights)
             for weight in weights:
                 shard = weight.shard.detach().view(-1)
-                self._shards[weight][memory.rank][: len(shard)].copy_(shard)
+                self._shards[memory.rank][weight][: len(shard)].copy_(shard)
             memory.signal(written)
         for rank in (memory.rank, *memory.peers):
             if write and rank != memory.rank:
                 memory.wait(rank, written)
             for weight in weights:
                 part = weight.flat.narrow(0, rank * weight.width, weight.width)
-                part.copy_(self._shards[weight][rank])
+                part.copy_(self._shards[rank][weight])
         memory.signal(read)
 
     @torch.no_grad()
@@ -133,11 +135,3 @@ class _Turns:
         for _, read in self._pairs[: self._count]:
             self._memory.wait_for_all(read)
         self._count = 0
-
-
-def _place(memory: Tensor, weight: ShardedWeight) -> Tensor:
-    return memory[: weight.width * weight.flat.element_size()].view(weight.flat.dtype)
-
-
-def _part_size(weight: ShardedWeight) -> int:
-    return aligned(weight.width * weight.flat.element_size())

@@ -22,7 +22,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from systems.parallel.peer_memory import Aside, PeerMemory, aligned
+from systems.parallel.buckets import packed_bytes, places
+from systems.parallel.peer_memory import Aside, PeerMemory
+
+SENT, ADDED = range(2)
 
 
 class PeerMeans:
@@ -32,7 +35,7 @@ class PeerMeans:
         width: largest number of bytes that one rank sends to another at once, see `packed_bytes`.
             A multiple of `ALIGNMENT`.
         slots: largest number of averages at the same time. They are at the start of the buffers and
-            use the channels from 0 to `2 * slots`.
+            use the first `2 * slots` channels.
     """
 
     def __init__(self, memory: PeerMemory, width: int, slots: int):
@@ -74,8 +77,8 @@ class PeerMeans:
         added = work = aside(partial(self._add, slot, own, means, spread is None), "add", work)
         if spread is not None:
             work = aside(partial(self._spread, slot, spread), "spread", work)
-        work = aside(partial(self._memory.wait_for_all, 2 * slot + 1), "end", work)
-        self._running.append((work, tensors))
+        work = aside(partial(self._memory.wait_for_all, 2 * slot + ADDED), "end", work)
+        self._running.append((work, (tensors, means)))
         return added
 
     def finish(self) -> None:
@@ -95,7 +98,7 @@ class PeerMeans:
             row = self._row(slot, peer, self._memory.rank)
             for tensor, place in zip(tensors[peer], places(row, tensors[peer]), strict=True):
                 place.copy_(tensor)
-        self._memory.signal(2 * slot)
+        self._memory.signal(2 * slot + SENT)
 
     @torch.no_grad()
     def _add(
@@ -103,31 +106,16 @@ class PeerMeans:
     ) -> None:
         from systems.kernels.mean import write_mean  # imports Triton
 
-        self._memory.wait_for_all(2 * slot)
+        self._memory.wait_for_all(2 * slot + SENT)
         size = len(self._memory.peers) * self._width
         arrived = self._memory.buffers[self._memory.rank][slot * size :][:size]
-        rows = arrived.view(-1, self._width)
-        start = 0
-        for tensor, mean in zip(own, means, strict=True):
+        rows, start = arrived.view(-1, self._width), 0
+        for mean, tensor in zip(means, own, strict=True):
             write_mean(mean, tensor, rows[:, start : start + tensor.nbytes].view(tensor.dtype))
-            start += aligned(tensor.nbytes)
+            start += packed_bytes([tensor])
         if signals:
-            self._memory.signal(2 * slot + 1)
+            self._memory.signal(2 * slot + ADDED)
 
     def _spread(self, slot: int, spread: Callable[[], None]) -> None:
         spread()
-        self._memory.signal(2 * slot + 1)
-
-
-def packed_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of tensors side by side in a buffer."""
-    return sum(aligned(tensor.nbytes) for tensor in tensors)
-
-
-def places(memory: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return one-dimensional places for tensors, side by side from the start of a memory."""
-    found, start = [], 0
-    for tensor in tensors:
-        found.append(memory[start : start + tensor.nbytes].view(tensor.dtype))
-        start += aligned(tensor.nbytes)
-    return found
+        self._memory.signal(2 * slot + ADDED)

@@ -28,7 +28,6 @@ from torch.profiler import record_function
 SHARED_FOLDER = Path("/dev/shm")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # equal for all processes of a host
 MAX_CHANNELS = 1024
-ALIGNMENT = 256  # of what is in a buffer, in bytes
 _LIVE: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
 
 
@@ -60,7 +59,7 @@ class PeerMemory:
     def __init__(self, group: dist.ProcessGroup, device: torch.device, nbytes: int):
         self.rank, self.nbytes = group.rank(), nbytes
         ranks = group.size()
-        # In this order, every rank reads from another one at the same time.
+        # In this order, every rank accesses another one at the same time.
         self.peers = [(self.rank + distance) % ranks for distance in range(1, ranks)]
         self._make(group, device)
 
@@ -253,30 +252,21 @@ def reason_against(group: dist.ProcessGroup, device: torch.device) -> str | None
     if group.size() == 1:
         return "there is only one rank"
     host = BOOT_ID.read_text() if BOOT_ID.exists() else os.uname().nodename
-    there: list[Any] = [None] * group.size()
-    gpu = _uuid(device.index) if device.type == "cuda" else None
-    dist.all_gather_object(there, (host, gpu), group=group)
-    if len({host for host, _ in there}) > 1:
+    gpu, reached = None, set[str]()
+    if device.type == "cuda":
+        gpu = _uuid(device.index)
+        reached = {
+            _uuid(index)
+            for index in range(torch.cuda.device_count())
+            if index == device.index or torch.cuda.can_device_access_peer(device.index, index)
+        }
+    ranks: list[Any] = [None] * group.size()
+    dist.all_gather_object(ranks, (host, gpu, reached), group=group)
+    if len({host for host, _, _ in ranks}) > 1:
         return "the ranks are on several hosts"
-    if device.type != "cuda":
-        return None
-    visible = [_uuid(index) for index in range(torch.cuda.device_count())]
-    reachable = all(
-        gpu in visible
-        and (
-            (index := visible.index(gpu)) == device.index
-            or torch.cuda.can_device_access_peer(device.index, index)
-        )
-        for _, gpu in there
-    )
-    all_reach: list[Any] = [None] * group.size()
-    dist.all_gather_object(all_reach, reachable, group=group)
-    return None if all(all_reach) else "a GPU cannot read the memory of the others, or see them"
-
-
-def aligned(nbytes: int) -> int:
-    """Return the next multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if gpu is not None and any(other not in reach for _, other, _ in ranks for *_, reach in ranks):
+        return "a GPU cannot access the memory of the others, or see them"
+    return None
 
 
 def _uuid(index: int) -> str:

@@ -9,7 +9,7 @@ any optimizer that updates each parameter independently of the others.
 The parameters of each rank are divided into the same number of parts, called chunks. All ranks
 update and send their first chunk, then their second chunk, and so on. While one chunk is sent, the
 next chunk is updated. Within a chunk, the parameters of a rank are views of one flat tensor. One
-in-place broadcast, or one copy into another rank's memory, therefore sends all of them.
+in-place broadcast, or one copy from another rank's memory, therefore sends all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.parallel.buckets import balance
+from systems.parallel.buckets import balance, packed_bytes, places, strides_of
 from systems.parallel.collectives import GroupOf, is_gloo_only
 from systems.parallel.peer_ddp import PeerDDP
 from systems.parallel.peer_memory import PeerMemory, can_have_peer_memory, make_peer_memory
@@ -40,41 +40,32 @@ from systems.parallel.wrapper import owner_of, refusal_of
 # done.
 CHUNK_BYTES = 256 * 10**6
 MAX_CHUNKS = 16  # chunks are larger if there are more; each needs two channels of peer memory
-ALIGNMENT = 256  # in bytes, a multiple of the 16 bytes that vectorized kernels and NCCL need
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
 
 
 class _Piece:
-    """Parameters of one rank, with the same dtype and device, as views of one flat tensor.
+    """Parameters of one rank on one device, side by side in one uint8 tensor.
 
-    `place` then copies the parameters into the flat tensor, and `parameter.data` is a view of it.
     `owner` is the rank that updates and sends the parameters.
     """
 
     def __init__(self, owner: int, parameters: list[Tensor]):
         self.owner, self.parameters = owner, parameters
-        self.dtype = parameters[0].dtype
-        unit = max(1, ALIGNMENT // parameters[0].element_size())
-        self._starts = [0]
-        for parameter in parameters:
-            self._starts.append(self._starts[-1] + -(-parameter.numel() // unit) * unit)
-        self.nbytes = self._starts[-1] * parameters[0].element_size()
+        self.nbytes = packed_bytes(parameters)
 
     def place(self, memory: Tensor) -> None:
-        """Move the parameters into a uint8 tensor of `nbytes`."""
-        self.flat = memory.view(self.dtype).zero_()
-        self.views = []
-        for parameter, start in zip(self.parameters, self._starts[:-1], strict=True):
-            place = self.flat[start : start + parameter.numel()]
-            strides = torch.empty_like(parameter).stride()  # strides of a dense copy
-            view = place.as_strided(parameter.shape, strides, place.storage_offset())
+        """Move the parameters into a tensor of `nbytes`. `parameter.data` is a view of it then."""
+        self.memory, self._views = memory, list[Tensor]()
+        for parameter, place in zip(self.parameters, places(memory, self.parameters), strict=True):
+            view = place.as_strided(parameter.shape, strides_of(parameter))
             view.copy_(parameter.detach())
             parameter.data = view
-            self.views.append((parameter, view))
+            self._views.append(view)
 
     def is_current(self) -> bool:
         """Return False if a parameter was moved or cast, for example by `module.to(...)`."""
-        return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in self.views)
+        pairs = zip(self.parameters, self._views, strict=True)
+        return all(p.data_ptr() == v.data_ptr() and p.dtype == v.dtype for p, v in pairs)
 
 
 class _Chunk:
@@ -88,33 +79,24 @@ class _Chunk:
         self.by_rank = by_rank
         self.optimizer, self.first_group = optimizer, first_group
 
-    def divide(self) -> int:
-        """Divide the parameters into pieces, and return the bytes of all of them."""
-        self.pieces: list[_Piece] = []
-        for rank, parameters in enumerate(self.by_rank):
-            kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-            for parameter in parameters:
-                kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-            self.pieces += [_Piece(rank, alike) for alike in kinds.values()]
-        return sum(piece.nbytes for piece in self.pieces)
-
     def place(self, memory: PeerMemory | None, start: int, index: int) -> int:
         """Move the parameters to new memory, or from byte `start` on into the buffer of this rank.
 
         `index` is the number of the chunk, which decides its channels. Returns the end in bytes.
         """
-        self._memory = memory
+        self._memory, self._start = memory, start
         self._written, self._read = 2 * index, 2 * index + 1
-        self._places: list[tuple[int, int, int]] = []
-        for piece in self.pieces:
-            end = start + piece.nbytes
-            if memory is None:
-                device = piece.parameters[0].device
-                piece.place(torch.empty(piece.nbytes, dtype=torch.uint8, device=device))
-            else:
-                piece.place(memory.buffers[memory.rank][start:end])
-            self._places.append((piece.owner, start, end))
-            start = end
+        self.pieces = list[_Piece]()
+        for rank, parameters in enumerate(self.by_rank):
+            for device in dict.fromkeys(parameter.device for parameter in parameters):
+                piece = _Piece(rank, [p for p in parameters if p.device == device])
+                end = start + piece.nbytes
+                if memory is None:
+                    piece.place(torch.empty(piece.nbytes, dtype=torch.uint8, device=device))
+                else:
+                    piece.place(memory.buffers[memory.rank][start:end])
+                self.pieces.append(piece)
+                start = end
         return start
 
     def is_current(self) -> bool:
@@ -129,8 +111,8 @@ class _Chunk:
             self._memory.signal(self._written)
             self._copying = self._memory.aside(self._copy_from_peers)
             return [self]
-        pieces = [piece for piece in self.pieces if piece.flat.numel()]
-        device = pieces[0].flat.device if pieces else torch.device("cpu")
+        pieces = [piece for piece in self.pieces if piece.nbytes]
+        device = pieces[0].memory.device if pieces else torch.device("cpu")
         # In one NCCL group, the broadcasts of all ranks run at the same time and use both
         # directions of the links. One after the other, they would use one.
         together = (
@@ -140,7 +122,7 @@ class _Chunk:
         )
         with together as manager:
             works = [
-                dist.broadcast(piece.flat, group=group, group_src=piece.owner, async_op=True)
+                dist.broadcast(piece.memory, group=group, group_src=piece.owner, async_op=True)
                 for piece in pieces
             ]
         return works if manager is None else [manager]
@@ -151,9 +133,12 @@ class _Chunk:
         mine = memory.buffers[memory.rank]
         for peer in memory.peers:
             memory.wait(peer, self._written)
-            for owner, start, end in self._places:
-                if owner == peer:
+            start = self._start
+            for piece in self.pieces:
+                end = start + piece.nbytes
+                if piece.owner == peer:
                     mine[start:end].copy_(memory.buffers[peer][start:end])
+                start = end
         memory.signal(self._read)
 
     def wait(self) -> None:
@@ -270,7 +255,7 @@ class ShardedOptimizer(Optimizer):
     @torch.no_grad()
     def _lay_out(self, chunks: Sequence[_Chunk]) -> None:
         """Move the parameters of chunks to new memory."""
-        nbytes, memory, start = sum([chunk.divide() for chunk in chunks]), None, 0
+        nbytes, memory, start = sum(packed_bytes(p) for c in chunks for p in c.by_rank), None, 0
         devices = {p.device for chunk in chunks for share in chunk.by_rank for p in share}
         if self._peer_memory and nbytes and can_have_peer_memory(self._group, devices):
             memory = make_peer_memory(self._group, devices.pop(), nbytes)
@@ -390,14 +375,12 @@ class ShardedOptimizer(Optimizer):
         state, options = outlines[0]
         for i, values in state.items():
             for name, value in values.items():
-                if not isinstance(value, _Outline):
+                if not (isinstance(value, Tensor) and value.is_meta):
                     continue
                 if rank == self._group.rank():
                     tensor = self.state[parameters[i]][name].contiguous()
                 else:
-                    tensor = torch.empty(
-                        value.shape, dtype=value.dtype, device=parameters[i].device
-                    )
+                    tensor = torch.empty_like(value, device=parameters[i].device)
                 as_bytes = tensor.view(-1).view(torch.uint8)
                 dist.broadcast(as_bytes, group=self._group, group_src=rank)
                 if wanted:
@@ -458,24 +441,17 @@ class ShardedOptimizer(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
 
-class _Outline:
-    """Shape and dtype of a tensor of the optimizer state, sent before the tensor is broadcast."""
-
-    def __init__(self, tensor: Tensor):
-        self.shape, self.dtype = tensor.shape, tensor.dtype
-
-
 def _outline(parameter: Tensor, value: Any) -> Any:
     """Return what is sent as a Python object for one value of the optimizer state.
 
     If `value` is a tensor with more than one element on the device of `parameter`, the result is
-    an _Outline with its shape and dtype, because `_broadcast_state` broadcasts the tensor itself
-    separately. For any other value the result is a copy on the CPU.
+    on the device "meta", because `_broadcast_state` broadcasts the tensor itself separately. For
+    any other value the result is a copy on the CPU.
     """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.device == parameter.device and value.numel() > 1:
-        return _Outline(value)
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
     return value.to("cpu", copy=True)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ReduceScatterOptions
 
-from systems.parallel.collectives import GroupOf, mean_or_sum, start_gather, supports_average
+from systems.parallel.collectives import GroupOf, mean_operation, start_gather
 
 # These modules of torch compute with weights of submodules that they do not call.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -329,9 +329,7 @@ class LayerCollectives:
                 inputs.append(flat)
                 outputs.append(flat.new_empty(weight.width))
             options = ReduceScatterOptions()
-            options.reduceOp, options.asyncOp = mean_or_sum(group), True
-            if not supports_average(group):
-                torch._foreach_div_(inputs, group.size())
+            options.reduceOp, options.asyncOp = mean_operation(inputs, group), True
             work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
             reductions.append(Reduction(work, inputs, list(zip(alike, outputs, strict=True))))
         return reductions

@@ -45,18 +45,8 @@ def not_compiled(method: Method) -> Method:
 class DataParallelWrapper(nn.Module):
     """Base class of the wrappers. Subclasses define how gradients are averaged.
 
-    The constructor overwrites the parameters and buffers of all ranks with those of rank 0. If the
-    module belongs to another DDP wrapper, the new wrapper takes over, and the old one refuses to
-    run.
-
-    Args:
-        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
-            values of rank 0 before each forward that follows a forward in training mode.
-
-    Raises:
-        ValueError: on all ranks, if parameters or buffers differ across ranks, or if the module is
-            or contains a wrapper or belongs to one.
-        RuntimeError: if there is no process group.
+    For arguments and errors, see `DataParallel` and `FullyShardedDataParallel`. If the module
+    belongs to another DDP wrapper, the new wrapper takes over, and the old one refuses to run.
     """
 
     sharded = False  # whether parameters are shards, so that no other wrapper can take over

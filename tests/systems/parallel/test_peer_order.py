@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from systems.parallel import peer_ddp, peer_layers
+from systems.parallel.buckets import packed_bytes
 from systems.parallel.peer_ddp import PeerBuckets
 from systems.parallel.peer_layers import PeerLayers
 from systems.parallel.sharded_optimizer import _Chunk
@@ -135,7 +136,8 @@ def test_parameters_of_chunks(ranks, order, monkeypatch):
     def train(group: Any, rank: int) -> None:
         owned = [[torch.zeros(5 + r), torch.zeros(3, 2)] for r in range(ranks)]
         chunks = [_Chunk([[x[i]] for x in owned], None, 0) for i in range(2)]
-        memory = group.memory(group, None, sum([chunk.divide() for chunk in chunks]))
+        nbytes = sum(packed_bytes(tensors) for tensors in owned)
+        memory = group.memory(group, None, nbytes)
         start = 0
         for index, chunk in enumerate(chunks):
             start = chunk.place(memory, start, index)

@@ -145,6 +145,11 @@ def few_parameters_and_one_more_group(here: RankContext) -> None:
 
 
 def parameters_that_move(here: RankContext) -> None:
+    for peer_memory in (False, True):
+        parameters_move(here, peer_memory)
+
+
+def parameters_move(here: RankContext, peer_memory: bool) -> None:
     """Parameters are cast after the optimizer was created, strided, and saved with mixed dtypes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
@@ -152,7 +157,7 @@ def parameters_that_move(here: RankContext) -> None:
     reference = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
     reference.load_state_dict(model.state_dict())
     strides = model[0].weight.stride()
-    ours = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    ours = ShardedOptimizer(model.parameters(), torch.optim.SGD, peer_memory=peer_memory, lr=0.1)
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
     assert model[0].weight.stride() == strides
     x = torch.randn(2, 2, 5, 5, device=here.device)
