@@ -135,7 +135,7 @@ def test_the_printed_times_of_ddp_add_up(tmp_path: Path) -> None:
         for times, rest in zip(rows_of(shown["time"]), rows_of(shown["communication"]), strict=True)
         if times["size"] == "xl"
     ]
-    assert len(pairs) == 21
+    assert len(pairs) == 24
     for times, rest in pairs:
         step, alone = (float(times[name].split()[0]) for name in ("train_step", "alone"))
         exposed = rest["exposed (ms)"].split()[0]

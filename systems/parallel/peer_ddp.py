@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,10 +36,12 @@ class PeerDDP(BucketedDDP):
     see the other gradients.
     """
 
-    _not_copied = (*BucketedDDP._not_copied, "_owners", "_means")
+    _not_copied = (*BucketedDDP._not_copied, "_owners", "_means", "_kept")
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
-    # The averaged gradients, if only this rank has them. No backward may add to these.
+    # Gradients that are means which only this rank has. While those of another backward arrive,
+    # which all ranks have, these means are in `_kept`. They are added to the new means in the end.
     _means: Mapping[nn.Parameter, weakref.ref[Tensor]] = MappingProxyType({})
+    _kept: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -50,7 +51,7 @@ class PeerDDP(BucketedDDP):
         Raises:
             ValueError: if a trainable parameter of the module is missing.
         """
-        self._owners, self._means = dict(owners), {}
+        self._owners, self._means, self._kept = dict(owners), {}, {}
         del self._exchange  # frees the buffer
         self._arrange()
 
@@ -71,28 +72,54 @@ class PeerDDP(BucketedDDP):
         return PeerBuckets(self._buckets, self._group, owners)
 
     def _gradient(self, index: int, parameter: Any) -> None:
-        mean = self._means.get(parameter)
-        # If backward began outside of the wrapper, this gradient has arrived already.
-        if mean is not None and (self._backward is not None or parameter.grad is mean()):
-            raise RuntimeError(
-                "with shard_gradients=True, call zero_grad(set_to_none=True) before the next "
-                "backward, or accumulate gradients under no_sync(): backward has added to a mean "
-                "that only this rank has"
-            )
+        if self._backward is None and parameter in self._means:
+            # Backward began outside of the wrapper, so this gradient has arrived already.
+            if parameter.grad is self._means[parameter]():
+                raise RuntimeError(
+                    "with shard_gradients=True, call zero_grad(set_to_none=True) before a backward "
+                    "that does not begin with an output of the wrapper, because it has already "
+                    "added to a mean of this rank"
+                )
+            self._means = {p: mean for p, mean in self._means.items() if p is not parameter}
         super()._gradient(index, parameter)
 
     def _begin_backward(self) -> None:
-        self._means = {p: mean for p, mean in self._means.items() if p.grad is not None}
+        kept = dict(self._kept)
+        for parameter in self._means:
+            if parameter.requires_grad and parameter.grad is not None:
+                kept[parameter] = parameter.grad.clone()
+                parameter.grad = torch.zeros_like(parameter)  # None if the user zeroes it
+        self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
+        self._means = {p: mean for p, mean in self._means.items() if not p.requires_grad}
+
+    def _end_backward(self) -> None:
+        super()._end_backward()
+        if self._synchronizing:  # and no parameter got a gradient, else there is nothing to add
+            self._add_kept()
 
     def _average_replicated(self) -> None:
-        means = [mean() for mean in self._means.values()]
-        grads = [p.grad for p in self._trained if p.grad is not None]
-        if means and len(grads) == len(means) and all(map(operator.is_, grads, means)):
-            return  # no gradient has arrived since the last average
+        self._begin_backward()  # if there was none
         super()._average_replicated()
         if self._sharded_parameters():
-            trained = [p for p in self._trained if p.grad is not None]
-            self._means = {p: weakref.ref(cast(Tensor, p.grad)) for p in trained}
+            self._add_kept()
+            self._note_means(self._trained)
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._add_kept()
+
+    @torch.no_grad()
+    def _add_kept(self) -> None:
+        for parameter, mean in self._kept.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(mean)
+        self._note_means(self._kept)
+        self._kept = {}
+
+    def _note_means(self, parameters: Iterable[nn.Parameter]) -> None:
+        found = ((p, p.grad) for p in parameters)
+        means = {p: weakref.ref(grad) for p, grad in found if grad is not None}
+        self._means = {**self._means, **means}
 
     def _missing(self) -> list[int]:
         missing = super()._missing()

@@ -35,7 +35,7 @@ class PeerLayers:
     def __init__(
         self, layers: Sequence[Sequence[ShardedWeight]], in_flight: int, group: dist.ProcessGroup
     ):
-        self._ranks, slots = group.size(), in_flight + 1  # so the next one need not wait to send
+        self._ranks, slots = group.size(), in_flight
         # A shard with padding, in the dtype of communication
         parts = {
             weight: torch.empty(weight.width, dtype=weight.flat.dtype, device="meta")

@@ -270,6 +270,8 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
+        if parameter.grad is not None and _shares_memory(parameter.grad):
+            parameter.grad = parameter.grad.clone()  # because averages are written in place
         self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 
@@ -430,6 +432,17 @@ def tensors_in(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
     map_tensors(found.append, value)  # the result, with None instead of tensors, is not used
     return found
+
+
+def _shares_memory(gradient: Tensor) -> bool:
+    """Return True if a gradient that has just arrived shares its memory with another tensor.
+
+    If parameters are added, as a + b, autograd may give both the same memory. The storage of a
+    gradient is otherwise used twice: by the gradient and by what autograd has passed on.
+    """
+    if gradient.layout is not torch.strided:
+        return False
+    return torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
 
 
 def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:

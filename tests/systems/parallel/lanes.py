@@ -109,6 +109,7 @@ class LaneMemory(PeerMemory):
             key = self.rank, peer, channel
             self._until_signal_is(key, 0)
             self._signals[key] = 1
+            self._lanes.until(self._lane(), lambda: True)  # others may go on first
 
     def wait(self, peer: int, channel: int) -> None:
         key = peer, self.rank, channel

@@ -104,6 +104,31 @@ def mixed_dtypes(here: RankContext, wrapper: str) -> None:
     assert_same_on_all_ranks(p.grad for p in wrapped.parameters())
 
 
+class Sum(nn.Module):
+    """Model with parameters whose gradients autograd gives the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.zeros(3, 4)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a[None] + self.b[None] + self.c[None] + x
+
+
+def gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
+    wrapped = WRAPPERS[wrapper](Sum().to(here.device))
+    x = torch.full((2, 3, 4), 1.0 + here.rank, device=here.device)
+    for sharded in (False, True) if wrapper == "peer" else (False,):
+        options = {"shard_gradients": sharded, "peer_memory": sharded, "lr": 1.0}
+        optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
+        before = [parameter.detach().clone() for parameter in wrapped.parameters()]
+        (wrapped(x) * x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for parameter, old in zip(wrapped.parameters(), before, strict=True):
+            torch.testing.assert_close(old - parameter, torch.full_like(old, 1.0 + here.world_size))
+
+
 class Branches(nn.Module):
     """Model that runs only the layers that the caller selects."""
 
@@ -302,6 +327,7 @@ def test_four_ranks_train_as_one_process(ranks, wrapper, model):
         unused_parameters_differ,
         several_backward_passes,
         mixed_dtypes,
+        gradients_that_share_memory,
         sparse_gradients_are_refused,
     ],
 )

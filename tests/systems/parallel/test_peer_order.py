@@ -94,7 +94,7 @@ def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
         layers = [weights[:2], *([weight] for weight in weights[2:])]  # more than places
         exchange = PeerLayers(layers, 2, group)
 
-        def gather(order: Any, added: int) -> None:
+        def gather(order: Any) -> None:
             for layer in order:
                 exchange.gather(layer)
             for weight, x in zip(weights, whole, strict=True):
@@ -102,13 +102,21 @@ def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
                 torch.testing.assert_close(weight.unsharded.detach(), x + added)
                 weight.release()
 
+        def add(number: int) -> None:
+            for weight in weights:
+                weight.shard.data += number
+
+        added = 0
         for step in range(STEPS):
             in_backward[threading.get_ident()] = False
-            if step % 2:  # a pass without backward
-                gather(layers, step)
-            gather(layers, step)
+            for _ in range(step % 3):  # passes without backward
+                gather(layers)
+                exchange.await_readers()
+                add(10)
+                added += 10
+            gather(layers)
             in_backward[threading.get_ident()] = True
-            gather(reversed(layers), step)
+            gather(reversed(layers))
             reductions = []
             for layer in reversed(layers):
                 for weight in layer:
@@ -119,13 +127,13 @@ def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
                     reductions.pop(0).finish()
             for reduction in reductions:
                 reduction.finish()
-            if step != 1:
-                exchange.await_readers()
             for index, weight in enumerate(weights):
                 sums = sum(values(r, 10 * step + index, *weight.shape) for r in range(ranks))
                 torch.testing.assert_close(weight.shard.grad, weight.piece_of(sums / ranks))
                 weight.shard.grad = None
-                weight.shard.data += 1
+            exchange.await_readers()
+            add(1)
+            added += 1
 
     run(monkeypatch, ranks, order, train)
 

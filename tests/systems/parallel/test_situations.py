@@ -61,14 +61,6 @@ REFUSED = {
 REFUSED["sharded_gradients"] |= dict.fromkeys(  # the parameters are not those of the wrapper yet
     ("state_assigned", "deepcopied", "pickled"), "the parameters of one PeerDDP"
 )
-REFUSED["sharded_gradients"] |= dict.fromkeys(  # a backward adds to means
-    (
-        "accumulated", "scaled_between_backwards", "two_backwards_of_one_forward",
-        "exception_in_one_of_two_backwards", "frozen_after_no_sync", "skipped_batch_zeros",
-        "exception_in_backward_zeros", "no_sync_skipped_zeros",
-    ),
-    "call zero_grad",
-)  # fmt: skip
 # Situations in which torch's own is wrong or fails, as seen with torch 2.13.
 _DDP_FAILS = {
     "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
