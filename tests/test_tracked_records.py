@@ -60,6 +60,7 @@ COPIES = {
     "eb4b49333b8821e1ed67d1ad245dcd6d2f641be5": "59abd6bcbc94fafff12dd1ba00cce26876c7b86e",
     "21c5d5a32da439744672f42d9da1f63c68f9056b": "1573c87f382c318b8006c8e3a3ce5031d8e6d125",
     "bfc054384e7c3a98a63a08703f439031bca560af": "2aa94d20b6a503f9795f0e776f979880ff8f4144",
+    "7d1143a913d48616dcf2fce5e11eecde856e88ea": "8fa5b87963430f27b39aaacfce806cb993156543",
     # The copy had the measured files of this commit, and older ones that do not count.
     "0fbf625f6d031e89f50320e95d028982c41750dc": "0fbf625f6d031e89f50320e95d028982c41750dc",
 }
@@ -106,6 +107,8 @@ def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None
 def test_benchmarks_still_take_the_parameters(folder: Path) -> None:
     """A parameter that a benchmark got later has its default, with which ids stay the same."""
     for record in records_of(folder):
+        if record.params.get("strategy") == "pulled":  # an exchange that `peer` replaced
+            continue
         model = load(record.benchmark).params
         params = model.model_validate(record.params).model_dump(mode="json")
         added = {name: params[name] for name in params.keys() - record.params.keys()}
