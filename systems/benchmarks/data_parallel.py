@@ -344,7 +344,7 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
     backward_seconds = max(all_gather_objects(min(backward))) / 1e3
     parameters = list(alone.model.parameters())
     size = sum(parameter.nbytes for parameter in parameters)
-    call_seconds, bandwidth = _latency_and_bandwidth(_all_reduce, size, alone.device)
+    call_seconds, bandwidth = _latency_and_bandwidth(_all_reduce, size, alone)
     measured_call_us = call_seconds * 1e6
     call_us = round_options().shared.get("call_us", measured_call_us)
     call_seconds = call_us / 1e6
@@ -359,7 +359,7 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
         "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
     }
     if params.strategy == "peer":
-        call_seconds, bandwidth = _latency_and_bandwidth(_peer_average, size, alone.device)
+        call_seconds, bandwidth = _latency_and_bandwidth(_peer_average, size, alone)
         facts |= {"peer_us": call_seconds * 1e6, "peer_gb_per_second": bandwidth / 1e9}
         fit = size, bandwidth, call_seconds
     if params.strategy in ("overlapped", *BUCKETED):
@@ -372,17 +372,17 @@ def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
 
 
 def _latency_and_bandwidth(
-    make: Callable[[Tensor], Callable[[], Any]], size: int, device: torch.device
+    make: Callable[[Tensor], Callable[[], Any]], size: int, alone: ParallelTraining
 ) -> tuple[float, float]:
     """Measure an operation on a buffer of float32 numbers, in seconds and bytes/s.
 
-    `make` returns the operation on a buffer. The latency is the time for one number. The bandwidth
-    is that for `size` bytes, but at most `PROBE_BYTES`, without the latency. All ranks must call
-    this function.
+    `make` returns the operation on a buffer. It is launched or captured as the steps of the
+    training. The latency is the time for one number. The bandwidth is that for `size` bytes, but at
+    most `PROBE_BYTES`, without the latency. All ranks must call this function.
     """
-    latency = _seconds(make, 1, device)
+    latency = _seconds(make, 1, alone)
     probe = min(size, PROBE_BYTES) // 4
-    return latency, 4 * probe / max(_seconds(make, probe, device) - latency, 1e-9)
+    return latency, 4 * probe / max(_seconds(make, probe, alone) - latency, 1e-9)
 
 
 def _all_reduce(buffer: Tensor) -> Callable[[], Any]:
@@ -406,7 +406,7 @@ def _peer_average(buffer: Tensor) -> Callable[[], Any]:
 
 
 def _seconds(
-    make: Callable[[Tensor], Callable[[], Any]], elements: int, device: torch.device
+    make: Callable[[Tensor], Callable[[], Any]], elements: int, alone: ParallelTraining
 ) -> float:
     """Measure the time of an operation on float32 numbers on the slowest rank, in seconds.
 
@@ -417,9 +417,13 @@ def _seconds(
 
     from systems.measure.ranks import all_gather_objects, barrier
     from systems.measure.timing import synchronize
+    from systems.parallel import GraphedStep
 
+    device = alone.device
     average = make(torch.zeros(elements, device=device))
     average()
+    if alone.params.cuda_graph:
+        average = GraphedStep(average, warmup=1)
     seconds = []
     for _ in range(GROUPS):
         barrier(device)

@@ -59,6 +59,7 @@ class GraphedStep(Generic[Result]):
                 function()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
+        self._function = function  # what it uses must live as long as the graph
         self._graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog thread asks for the state of events meanwhile, which "global" forbids.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
