@@ -114,7 +114,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             values of rank 0 before each forward that follows a forward in training mode.
         peer_memory: whether the ranks of a host copy weights and gradients through each other's
             memory, on GPUs by copy engines, instead of by collectives (see `peer_layers`). A buffer
-            has the shards in compute_dtype and what arrives of the gradients of three layers. Where
+            has the shards in compute_dtype and what arrives of the gradients of two layers. Where
             the ranks cannot share memory, they use collectives, with a warning.
 
     Raises:

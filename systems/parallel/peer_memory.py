@@ -109,10 +109,7 @@ class HostMemory(PeerMemory):
             dist.all_gather_object(paths, path, group=group)
             if problem is None and not all(map(os.path.exists, paths)):
                 problem = f"ranks do not share the folder {SHARED_FOLDER}"
-            problems: list[Any] = [None] * group.size()
-            dist.all_gather_object(problems, problem, group=group)
-            if any(problems):
-                raise RuntimeError(next(filter(None, problems)))
+            _raise_together(problem, group)
             self._name = paths[0]
             self.buffers = [
                 torch.from_file(path, shared=True, size=self.nbytes, dtype=torch.uint8)
@@ -187,7 +184,12 @@ class DeviceMemory(PeerMemory):
 
         # Unlike `symmetric.empty` of new versions, this has an allocation, and signals, of its own.
         empty = _SymmetricMemory.empty_strided_p2p
-        mine = empty((self.nbytes,), (1,), torch.uint8, device)
+        problem = None
+        try:
+            mine = empty((self.nbytes,), (1,), torch.uint8, device)
+        except RuntimeError as error:
+            problem = f"rank {self.rank} needs {self.nbytes} bytes of symmetric memory: {error}"
+        _raise_together(problem, group)
         self._handle = symmetric.rendezvous(mine, group)
         self.buffers = [
             mine if rank == self.rank
@@ -267,6 +269,14 @@ def reason_against(group: dist.ProcessGroup, device: torch.device) -> str | None
     if gpu is not None and any(other not in reach for _, other, _ in ranks for *_, reach in ranks):
         return "a GPU cannot access the memory of the others, or see them"
     return None
+
+
+def _raise_together(problem: str | None, group: dist.ProcessGroup) -> None:
+    """Raise an error on all ranks if any has a problem. All ranks must call this function."""
+    problems: list[Any] = [None] * group.size()
+    dist.all_gather_object(problems, problem, group=group)
+    if any(problems):
+        raise RuntimeError(next(filter(None, problems)))
 
 
 def _uuid(index: int) -> str:
