@@ -163,71 +163,32 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     import torch._dynamo
     import torch.distributed as dist
 
-    from systems.check.parallel_training import (
-        check_again,
-        check_and_capture,
-        check_own_attention,
-    )
+    from systems.check.parallel_training import check_own_attention
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.parallel.peer_memory import live_bytes
-    from systems.training.parallel_timing import (
-        alternating_rounds,
-        draw_timeline,
-        exposed_facts,
-        facts_of_ranks,
-        host_ms,
-        profiled_steps,
-    )
+    from systems.training.parallel_timing import draw_timeline, exposed_facts, facts_of_ranks
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
-    with during("init"):
-        check_own_attention(params, device)
-    rank, check = dist.get_rank(), round_options().check
-    facts: dict[str, Any] = {}
     # In the forward of torch's DistributedDataParallel, torch.compile would split each block into
     # pieces of about a bucket. The training without communication would execute the pieces, too,
     # because both trainings share their compiled code.
     torch._dynamo.config.optimize_ddp = False
     with during("init"):
-        alone = ParallelTraining(params, device, rank)
+        check_own_attention(params, device)
         if params.strategy == "peer":
             require_peer_memory(device)
-        training = ParallelTraining(params, device, rank, lambda module: wrapped(module, params))
-    with during("check"):
-        facts |= check_and_capture(training, alone)
-    both = {"train_step": training, "alone": alone}
-    before = _allocation_retries(device)
-    samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    facts["allocation_retries"] = _allocation_retries(device) - before
-    if check:
-        with during("profile"):
-            facts["host_ms"] = host_ms(training)
-            steps = profiled_steps(training)
-    for either in (training, alone):
-        either.drop_graphs()
-    if check:
-        with during("check"):
-            check_again(training, alone)
-        with during("prediction"):
-            facts["model"] = _bucket_model(params, alone)
-            facts["shared"] = {"call_us": facts["model"]["call_us"]}
-    del alone, both
-    gc.collect()
+        training = ParallelTraining(
+            params, device, dist.get_rank(), lambda module: wrapped(module, params)
+        )
+    samples, facts, steps = compared_with_alone(params, training)
+    gc.collect()  # the training without communication
     # Of a step that is launched. A graph allocates the same while it is captured.
     peaks = peak_memory_by_phase({"train_step": training.step}, device)
     peaks = {phase: peak + live_bytes() for phase, peak in peaks.items()}
-    if check:
+    if steps:
         with during("profile"):
-            samples["communication"] = [step.communication_ms for step in steps]
-            samples["exposed"] = [step.exposed_ms for step in steps]
-            facts["profiled_computation_ms"] = statistics.median(
-                sum(end - start for start, end in step.busy) / 1e3 for step in steps
-            )
-            facts["profiled_sm_communication_ms"] = statistics.median(
-                step.on_multiprocessors_ms for step in steps
-            )
             panels: dict[str, list[StepTimeline]] = {params.strategy: all_gather_objects(steps[-1])}
             if params.beside is not None:
                 del training
@@ -241,6 +202,54 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         **params.step_counts(),
         "facts": facts_of_ranks(of_ranks) | exposed_facts(of_ranks) | facts,
     }
+
+
+def compared_with_alone(
+    params: Params, training: ParallelTraining
+) -> tuple[dict[str, list[float]], dict[str, Any], list[StepTimeline]]:
+    """Check and time a training beside the same training without communication.
+
+    Returns the samples of the phases, facts, and the profiled steps of this rank, none if the round
+    does not ask for checks. Steps of the training are launched afterwards.
+    """
+    import torch.distributed as dist
+
+    from systems.check.parallel_training import check_again, check_and_capture
+    from systems.measure.windows import during
+    from systems.training.parallel_timing import alternating_rounds, host_ms, profiled_steps
+    from systems.training.parallel_training import ParallelTraining
+
+    device, check = training.device, round_options().check
+    facts, steps = dict[str, Any](), list["StepTimeline"]()
+    with during("init"):
+        alone = ParallelTraining(params, device, dist.get_rank())
+    with during("check"):
+        facts |= check_and_capture(training, alone)
+    both = {"train_step": training, "alone": alone}
+    before = _allocation_retries(device)
+    samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
+    facts["allocation_retries"] = _allocation_retries(device) - before
+    if check:
+        with during("profile"):
+            facts["host_ms"] = host_ms(training)
+            steps = profiled_steps(training)
+            samples["communication"] = [step.communication_ms for step in steps]
+            samples["exposed"] = [step.exposed_ms for step in steps]
+            facts["profiled_computation_ms"] = statistics.median(
+                sum(end - start for start, end in step.busy) / 1e3 for step in steps
+            )
+            facts["profiled_sm_communication_ms"] = statistics.median(
+                step.on_multiprocessors_ms for step in steps
+            )
+    training.drop_graphs()
+    alone.drop_graphs()
+    if check:
+        with during("check"):
+            check_again(training, alone)
+        with during("prediction"):
+            facts["model"] = _bucket_model(params, alone)
+            facts["shared"] = {"call_us": facts["model"]["call_us"]}
+    return samples, facts, steps
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:

@@ -5,6 +5,7 @@ Every rank runs the functions whose first parameter is a `RankContext`.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from functools import partial
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from systems import accounting
 from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel
-from systems.benchmarks.data_parallel import BUCKETED, Params, measure, predict
+from systems.benchmarks.data_parallel import BUCKETED, Params, compared_with_alone, measure, predict
 from systems.check.parallel_training import TOLERANCE, check_parallel
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
@@ -93,6 +94,15 @@ def the_model_uses_the_shared_cost_of_a_call(here: RankContext, folder: str) -> 
     assert facts["shared"] == {"call_us": model["call_us"]} == {"call_us": 2e4}
     assert 0 < model["measured_call_us"] < 2e4
     assert model["exposed_ms"] > model["buckets"] * 20  # each call costs 20 ms
+
+
+def only_one_training_is_left(here: RankContext) -> None:
+    """So the peak memory of a step has nothing of the training without communication."""
+    with in_round(check=False):
+        training = ParallelTraining(on(here, "naive"), here.device, here.rank, NaiveDDP)
+        compared_with_alone(on(here, "naive"), training)
+    gc.collect()
+    assert [o for o in gc.get_objects() if type(o) is ParallelTraining] == [training]
 
 
 def later_rounds_are_only_timed(here: RankContext) -> None:
@@ -180,6 +190,11 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp
 )
 def test_master_weights_are_updated(ranks, strategy, right):
     ranks.assert_passes(master_weights_are_checked, strategy, right, repeats=1)
+
+
+@two_ranks
+def test_a_compared_training_is_left_alone_in_memory(ranks):
+    ranks.assert_passes(only_one_training_is_left, repeats=1)
 
 
 @two_ranks
