@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from systems.parallel.buckets import MB, fill_buckets
 from systems.parallel.collectives import ReducedBuckets, start_average
-from systems.parallel.wrapper import DataParallelWrapper
+from systems.parallel.wrapper import DataParallelWrapper, mark_own
 
 
 class Exchange(Protocol):
@@ -116,7 +116,7 @@ class FlatDDP(DataParallel):
             start_average([flat], self._group).wait()
             pieces = flat.split([parameter.numel() for parameter in bucket])
             for parameter, piece in zip(bucket, pieces, strict=True):
-                parameter.grad = piece.view(parameter.shape)
+                parameter.grad = mark_own(piece.view(parameter.shape))
 
 
 class BucketedDDP(DataParallel):
@@ -194,7 +194,7 @@ class BucketedDDP(DataParallel):
         bucket = self._buckets[self._next]
         gradients = self._exchange.start(self._next, [_grad(parameter) for parameter in bucket])
         for parameter, gradient in zip(bucket, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else mark_own(gradient)
         self._sent += [(grad, grad._version) for grad in gradients if grad is not None]
         self._next += 1
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -51,7 +51,7 @@ class PeerDDP(BucketedDDP):
         Raises:
             ValueError: if a trainable parameter of the module is missing.
         """
-        self._owners, self._means, self._kept = dict(owners), {}, {}
+        self._owners = dict(owners)
         del self._exchange  # frees the buffer
         self._arrange()
 
@@ -88,7 +88,8 @@ class PeerDDP(BucketedDDP):
         for parameter in self._means:
             if parameter.requires_grad and parameter.grad is not None:
                 kept[parameter] = parameter.grad.clone()
-                parameter.grad = torch.zeros_like(parameter)  # None if the user zeroes it
+                parameter.grad = torch.zeros_like(parameter)
+        # The user may have set a gradient to None, and with it the mean, since a failed backward.
         self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
         self._means = {p: mean for p, mean in self._means.items() if not p.requires_grad}
 
@@ -129,7 +130,7 @@ class PeerDDP(BucketedDDP):
 
     def _sharded_parameters(self) -> set[nn.Parameter]:
         sharded = self._owners is not None and isinstance(self._exchange, PeerBuckets)
-        return set(self._trained) if sharded else set()
+        return set(cast(Any, self._owners)) if sharded else set()
 
 
 class PeerBuckets:
@@ -210,8 +211,8 @@ class PeerBuckets:
 
 
 def _dense(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient with the strides that all ranks have, a copy if it has others."""
-    if gradient.stride() == strides_of(parameter):
+    """Return a gradient with the strides and the dtype that all ranks have, a copy if need be."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == strides_of(parameter):
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 

@@ -5,8 +5,9 @@ It replaces `sharded_weights.LayerCollectives`. To gather a layer takes these st
     1   Every rank writes its shards into its buffer, and signals WRITTEN.
     2   Every rank copies the shards of its peers, and signals READ.
 
-The buffer has a place for the shard of every weight, so backward needs no step 1. Gradients are
-averaged by `PeerMeans`: every rank owns the part of a gradient that belongs to its shard.
+The buffer has a place for the shard of every weight, so backward leaves out step 1 for what forward
+has written. Gradients are averaged by `PeerMeans`: every rank owns the part of a gradient that
+belongs to its shard.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PeerLayers:
             dict(zip(parts, places(buffer[start:], parts.values()), strict=True))
             for buffer in memory.buffers
         ]
-        self._written: set[ShardedWeight] = set()  # weights whose places all have not read yet
+        self._written: set[ShardedWeight] = set()  # weights written since peers were awaited
         self._gathers = _Turns(memory, range(2 * slots, memory.channels // 2 * 2))
 
     @torch.no_grad()

@@ -63,7 +63,7 @@ class PeerMeans:
             spread: copies the means to the others.
 
         Returns:
-            The step `add`, whose end this rank may wait for to use the means.
+            The step `add`. After it, this rank may use the means that it has written.
         """
         if self._count >= self._slots:
             self._running.popleft()[0].wait()

@@ -34,6 +34,7 @@ from systems.parallel.rank_meetings import Meetings
 Method = TypeVar("Method", bound=Callable[..., Any])
 # parameter -> weak reference to the wrapper that averages its gradient
 _OWNERS: Any = WeakIdKeyDictionary()
+_OWN = "_of_data_parallel_wrapper"  # attribute of gradients
 
 
 def not_compiled(method: Method) -> Method:
@@ -271,7 +272,9 @@ class DataParallelWrapper(nn.Module):
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
         if parameter.grad is not None and _shares_memory(parameter.grad):
-            parameter.grad = parameter.grad.clone()  # because averages are written in place
+            parameter.grad = mark_own(
+                parameter.grad.clone()
+            )  # because averages are written in place
         self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 
@@ -434,13 +437,19 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
+def mark_own(gradient: Tensor) -> Tensor:
+    """Note that a gradient is of a wrapper, and shares no memory with that of another parameter."""
+    setattr(gradient, _OWN, True)
+    return gradient
+
+
 def _shares_memory(gradient: Tensor) -> bool:
     """Return True if a gradient that has just arrived shares its memory with another tensor.
 
-    If parameters are added, as a + b, autograd may give both the same memory. The storage of a
+    If parameters are added, as a + b, autograd may give both the same memory. The storage of a new
     gradient is otherwise used twice: by the gradient and by what autograd has passed on.
     """
-    if gradient.layout is not torch.strided:
+    if gradient.layout is not torch.strided or hasattr(gradient, _OWN):
         return False
     return torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
 

@@ -23,6 +23,7 @@ from systems.parallel import (
     PeerDDP,
     ShardedOptimizer,
 )
+from systems.parallel import wrapper as wrapper_module
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
     Tied,
@@ -127,6 +128,25 @@ def gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
         optimizer.zero_grad()
         for parameter, old in zip(wrapped.parameters(), before, strict=True):
             torch.testing.assert_close(old - parameter, torch.full_like(old, 1.0 + here.world_size))
+
+
+def gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
+    """Gradients that are zeroed in place, not set to None, share no memory, so none is copied."""
+    wrapped = WRAPPERS[wrapper](build("toy", 0, here.device))
+    shared = []
+
+    def shares_memory(gradient: torch.Tensor) -> bool:
+        shared.append(real(gradient))
+        return shared[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = wrapper_module._shares_memory
+        patch.setattr(wrapper_module, "_shares_memory", shares_memory)
+        for step in range(3):
+            wrapped.zero_grad(set_to_none=False)
+            data = batch("toy", step, here.device)
+            loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
+    assert shared and not any(shared)
 
 
 class Branches(nn.Module):
@@ -328,6 +348,7 @@ def test_four_ranks_train_as_one_process(ranks, wrapper, model):
         several_backward_passes,
         mixed_dtypes,
         gradients_that_share_memory,
+        gradients_that_are_kept,
         sparse_gradients_are_refused,
     ],
 )
