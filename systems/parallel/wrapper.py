@@ -271,10 +271,10 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        if parameter.grad is not None and _shares_memory(parameter.grad):
-            parameter.grad = mark_own(
-                parameter.grad.clone()
-            )  # because averages are written in place
+        if parameter.grad is not None:
+            if _shares_memory(parameter.grad):  # but averages are written in place
+                parameter.grad = parameter.grad.clone()
+            mark_own(parameter.grad)
         self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 

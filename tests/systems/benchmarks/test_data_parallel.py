@@ -186,7 +186,12 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp
 
 @two_ranks
 @pytest.mark.parametrize(
-    ("strategy", "right"), [("peer", True), ("peer", False), ("torch_tuned", True)]
+    ("strategy", "right"),
+    [
+        ("peer", True),
+        pytest.param("peer", False, marks=pytest.mark.slow),
+        pytest.param("torch_tuned", True, marks=pytest.mark.slow),
+    ],
 )
 def test_master_weights_are_updated(ranks, strategy, right):
     ranks.assert_passes(master_weights_are_checked, strategy, right, repeats=1)
