@@ -45,20 +45,21 @@ def values(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randint(-8, 8, shape, generator=generator) * 12.0  # divisible by 2 and 3
 
 
+rare = [pytest.mark.slow, pytest.mark.depends()]
 each_order = pytest.mark.parametrize(
     "order",
     [
-        pytest.param(order, id=str(number), marks=[pytest.mark.slow] if number > 5 else [])
+        pytest.param(order, id=str(number), marks=rare if number > 5 else [])
         for number, order in enumerate(orders(10))
     ],
 )
-each_size = pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+each_size = pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=rare)])
 
 
 @each_size
 @each_order
 @pytest.mark.parametrize("owners_only", [False, True])
-@pytest.mark.parametrize("in_flight", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("in_flight", [2, pytest.param(4, marks=rare)])
 def test_means_of_buckets(ranks, order, owners_only, in_flight, monkeypatch):
     monkeypatch.setattr(peer_ddp, "IN_FLIGHT", in_flight)
     parts = [[(3, 5), (7,)], [(2, 2, 2), (1,)], [(9,)], [(4,), (2, 3)], [(5,)]]
