@@ -184,19 +184,17 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp
     ranks.assert_passes(strategies_are_measured, str(tmp_path), strategies, repeats=1)
 
 
+@pytest.mark.slow
 @two_ranks
 @pytest.mark.parametrize(
     ("strategy", "right"),
-    [
-        ("peer", True),
-        pytest.param("peer", False, marks=pytest.mark.slow),
-        pytest.param("torch_tuned", True, marks=pytest.mark.slow),
-    ],
+    [("peer", True), ("peer", False), ("torch_tuned", True)],
 )
 def test_master_weights_are_updated(ranks, strategy, right):
     ranks.assert_passes(master_weights_are_checked, strategy, right, repeats=1)
 
 
+@pytest.mark.slow
 @two_ranks
 def test_a_compared_training_is_left_alone_in_memory(ranks):
     ranks.assert_passes(only_one_training_is_left, repeats=1)
