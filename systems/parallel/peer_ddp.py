@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -129,8 +129,9 @@ class PeerDDP(BucketedDDP):
         return [i for i in missing if self._bucket_of[i] >= self._next]  # not sent yet
 
     def _sharded_parameters(self) -> set[nn.Parameter]:
-        sharded = self._owners is not None and isinstance(self._exchange, PeerBuckets)
-        return set(cast(Any, self._owners)) if sharded else set()
+        if self._owners is None or not isinstance(self._exchange, PeerBuckets):
+            return set()
+        return {parameter for parameter in self.parameters() if parameter in self._owners}
 
 
 class PeerBuckets:

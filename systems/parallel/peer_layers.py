@@ -30,13 +30,13 @@ class PeerLayers:
 
     Args:
         layers: the weights of each layer.
-        in_flight: largest number of layers whose gradients are averaged at the same time.
+        slots: largest number of layers whose gradients are averaged at the same time.
     """
 
     def __init__(
-        self, layers: Sequence[Sequence[ShardedWeight]], in_flight: int, group: dist.ProcessGroup
+        self, layers: Sequence[Sequence[ShardedWeight]], slots: int, group: dist.ProcessGroup
     ):
-        self._ranks, slots = group.size(), in_flight
+        self._ranks = group.size()
         # A shard with padding, in the dtype of communication
         parts = {
             weight: torch.empty(weight.width, dtype=weight.flat.dtype, device="meta")

@@ -3,11 +3,11 @@
 The communication time includes the wait for slower ranks. Communication is exposed while the rank
 computes nothing.
 
-On a GPU, NCCL kernels count as communication, and so do copies from the memory of another GPU with
-the kernels that signal and wait for them (peer copies). All other kernels count as computation. On
-a CPU, Gloo calls and peer copies count as communication, and torch's other operators count as
-computation. Code compiled with torch.compile for a CPU does not use torch's operators. It is
-therefore not counted.
+On a GPU, NCCL kernels count as communication, and so do copies from and to the memory of
+another GPU with the kernels that signal and wait for them (peer copies). All other kernels count as
+computation. On a CPU, Gloo calls and peer copies count as communication, and torch's other
+operators count as computation. Code compiled with torch.compile for a CPU does not use torch's
+operators. It is therefore not counted.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def _communicates(event: Event) -> bool:
 def _collective(name: str) -> str:
     """Return the collective of an NCCL kernel or Gloo call from its name, or PEER_COPY.
 
-    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather. A copy from the
-    memory of another rank, a signal and the wait for one belong to peer_copy.
+    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather. A copy from or
+    to the memory of another rank, a signal and the wait for one belong to peer_copy.
     """
     if name.startswith((PEER_COPY, "Memcpy")) or "symmetric_memory::" in name:
         return PEER_COPY
