@@ -139,24 +139,26 @@ def check_captured(
 ) -> dict[str, float]:
     """Capture the step of a training, and compare replayed steps with one process.
 
-    Call it after `check_parallel`, which it continues: `alone` takes the steps that the capture and
-    the replays take, without a graph. Result and exceptions are those of `check_parallel`, without
-    the gradients, and those of `ParallelTraining.capture`.
+    Call it after `check_parallel`, which it continues: `alone` takes the steps that are replayed,
+    without a graph. Result and exceptions are those of `check_parallel`, without the gradients, and
+    those of `ParallelTraining.capture`.
     """
     params, rank_tokens = alone.params, (alone.tokens, alone.targets)
     expected = []
-    for _ in range(training.warmup_steps + CHECK_STEPS):
+    for _ in range(CHECK_STEPS):
         expected.append(_mean_gradients(alone, params))
         alone.optimizer_step()
         alone.zero_grad()
     alone.tokens, alone.targets = rank_tokens
+    # Steps amplify rounding: after 17 of them, correct losses of xl in bf16 differ by 2 %. So the
+    # many steps before the capture of torch's DDP must not change the weights.
+    training.warm_up(update=False)
     training.capture()
     worst = {"loss": 0.0}
-    for loss in expected[training.warmup_steps :]:
+    for loss in expected:
         training.step()
         worst["loss"] = _worse(worst["loss"], abs(training.loss.item() / loss - 1))
-    steps = CHECK_STEPS + len(expected)
-    worst["weights"] = _weights_error(training, alone, whole, steps)
+    worst["weights"] = _weights_error(training, alone, whole, 2 * CHECK_STEPS)
     weights = whole.weights(training)
     _raise_problems(worst, TOLERANCE[params.precision], weights, when="as a CUDA graph: ")
     return worst
