@@ -125,8 +125,8 @@ def run(params: Params) -> dict[str, Any]:
         Measurements, see `systems.benchmark`. `facts` has these keys:
             exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that
                 adds to the time of a step, see `exposed_facts`.
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share,
-                by_rank: see `facts_of_ranks`.
+            train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
+                overlap_share, by_rank: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
             host_ms: time of the host to launch a step on an idle GPU.

@@ -134,11 +134,13 @@ def run(params: Params) -> dict[str, Any]:
 
     Returns:
         Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, profiled_communication_ms, profiled_exposed_ms, overlap_share:
-                see `systems.training.parallel_timing.facts_of_ranks`.
+            train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
+                overlap_share: see `systems.training.parallel_timing.facts_of_ranks`.
             gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
                 that computation did not wait for, and the waiting time, see `gather_facts`. They
                 are those of the rank with the largest gather_wait_ms. Missing for peer.
+            forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of forward.
+                Missing with cuda_graph.
             by_rank: list with a dict of all values above for each rank.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
@@ -242,11 +244,17 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
         gather_wait_ms: mean waiting time per step, in milliseconds. For an all-gather that is not
             in time, the waiting time ends when the all-gather ends. It begins when the last
             computation before that moment ends, or when the all-gather starts if that is later.
+        forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of the
+            all-gathers that start in forward. Missing if the steps have no phases.
     """
-    waits = [wait for step in steps for wait in step.waits_ms("all_gather")]
-    facts = {"gathers": len(waits) / len(steps), "gather_wait_ms": sum(waits) / len(steps)}
-    if waits:
-        facts["gathers_in_time"] = waits.count(0) / len(waits)
+    facts = {}
+    for prefix, phase in (("", None), ("forward_", "forward")):
+        if phase is None or all(phase in step.computation for step in steps):
+            waits = [wait for step in steps for wait in step.waits_ms("all_gather", phase)]
+            facts[f"{prefix}gathers"] = len(waits) / len(steps)
+            facts[f"{prefix}gather_wait_ms"] = sum(waits) / len(steps)
+            if waits:
+                facts[f"{prefix}gathers_in_time"] = waits.count(0) / len(waits)
     return facts
 
 

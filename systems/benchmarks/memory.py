@@ -121,6 +121,7 @@ def run(params: Params) -> dict[str, Any]:
             peak_phase: phase of the step in which the peak of the history is.
             at_peak: bytes in use at the peak of the history, by kind, such as weights_bytes.
             largest_allocations: the largest allocations at the peak of the history, by source line.
+            largest_tensors: the largest single allocations in the step, see `largest_tensors`.
         Without activation checkpointing also:
             saved_bytes: size of the tensors that autograd saves for backward, without the model's
                 parameters and buffers, and without the batch.
@@ -239,7 +240,7 @@ def _timeline(
     """Read and draw the recorded history of the CUDA allocator.
 
     `owned` has the tensors by name of each kind of memory, such as "weights". Returns
-    timeline_peak_bytes, peak_phase, at_peak and largest_allocations, see `run`.
+    timeline_peak_bytes, peak_phase, at_peak, largest_allocations and largest_tensors, see `run`.
     """
     import torch
 
@@ -249,6 +250,7 @@ def _timeline(
         bytes_by_kind,
         kinds,
         largest_allocations,
+        largest_tensors,
         read_timeline,
     )
     from systems.plot_data import SUFFIX, write_figure
@@ -285,6 +287,7 @@ def _timeline(
             for kind, size in bytes_by_kind(timeline, kinds(timeline, owners), time).items()
         },
         "largest_allocations": largest_allocations(timeline, owners),
+        "largest_tensors": largest_tensors(timeline, owners),
     }
 
 

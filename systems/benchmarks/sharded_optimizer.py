@@ -99,6 +99,8 @@ def run(params: Params) -> dict[str, Any]:
                 allocated memory) and other_bytes (allocated memory without weights, gradients and
                 optimizer state).
             by_rank: list with a dict of after_init, before_step and after_step for each rank.
+            over_alone: time of a step over that of a step without communication, see
+                `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
 
@@ -131,7 +133,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.check.sharded_training import OWNED
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
-    from systems.training.parallel_timing import alternating_rounds
+    from systems.training.parallel_timing import alternating_rounds, facts_of_ranks
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     with during("init"):
@@ -157,12 +159,13 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             check_again(training, alone, OWNED)
             check_optimizer_again(training)
     by_rank = all_gather_objects(memory)
+    over_alone = facts_of_ranks(all_gather_objects(samples))["over_alone"]
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
-        "facts": {**most, "by_rank": by_rank, **errors},
+        "facts": {**most, "by_rank": by_rank, "over_alone": over_alone, **errors},
     }
 
 

@@ -196,7 +196,7 @@ def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, A
         The facts that `step_facts` returns, of the rank that takes longest for a step without
         communication: the other ranks wait for it, and this wait is no communication. The time of
         a step, and of a step without communication, are means over the rounds of the slowest rank
-        of each round. Also by_rank: the facts of every rank.
+        of each round. Also over_alone, the ratio of the two, and by_rank: the facts of every rank.
     """
     by_rank = [step_facts(samples) for samples in of_ranks]
     slowest = max(by_rank, key=lambda facts: facts["alone_ms"])
@@ -206,4 +206,5 @@ def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, A
         )
         for name in ("train_step", "alone")
     }
-    return {**slowest, **means, "by_rank": by_rank}
+    ratio = means["train_step_ms"] / means["alone_ms"]
+    return {**slowest, **means, "over_alone": ratio, "by_rank": by_rank}

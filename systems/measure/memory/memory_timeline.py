@@ -284,27 +284,52 @@ def largest_allocations(
     autograd computes gradients in threads without Python frames.
     """
     time, peak = timeline.peak()
+    groups = _groups(timeline, owners, root, time)
+    return [
+        {**origin, "count": len(sizes), "alive_bytes": sum(sizes), "share": sum(sizes) / peak}
+        for origin, sizes in sorted(groups, key=lambda group: -sum(group[1]))[:top]
+    ]
+
+
+def largest_tensors(
+    timeline: Timeline, owners: Sequence[Owner], top: int = 8, root: Path = ROOT
+) -> list[dict[str, Any]]:
+    """Return the largest single allocations that were alive at any time of the step.
+
+    They are grouped as by `largest_allocations`. Each group has one entry, with the largest size in
+    it and the number of allocations that are as large.
+    """
+    groups = _groups(timeline, owners, root, None)
+    return [
+        {**origin, "tensor_bytes": max(sizes), "count": sizes.count(max(sizes))}
+        for origin, sizes in sorted(groups, key=lambda group: -max(group[1]))[:top]
+    ]
+
+
+def _groups(
+    timeline: Timeline, owners: Sequence[Owner], root: Path, time: int | None
+) -> list[tuple[dict[str, str], list[int]]]:
+    """Return where allocations come from, with their sizes: those alive at a time, or ever."""
     groups: dict[tuple[Source, str, str], list[int]] = {}
     for one, kind in zip(timeline.allocations, kinds(timeline, owners), strict=True):
-        if one.alive_at(time):
+        if time is None or one.alive_at(time):
             source = source_of(one.frames, root)
             owner = owner_of(one, owners)
             if owner is not None and not one.frames:
                 source = Source(f"{kind} of {owner.names[one.address]}", "", "")
             groups.setdefault((source, kind, timeline.phase_of(one.start)), []).append(one.size)
-    ordered = sorted(groups.items(), key=lambda item: -sum(item[1]))
     return [
-        {
-            "source": source.source,
-            "code": source.code,
-            "called_at": source.called_at,
-            "kind": kind,
-            "phase": phase,
-            "count": len(sizes),
-            "alive_bytes": sum(sizes),
-            "share": sum(sizes) / peak,
-        }
-        for (source, kind, phase), sizes in ordered[:top]
+        (
+            {
+                "source": source.source,
+                "code": source.code,
+                "called_at": source.called_at,
+                "kind": kind,
+                "phase": phase,
+            },
+            sizes,
+        )
+        for (source, kind, phase), sizes in groups.items()
     ]
 
 

@@ -81,15 +81,20 @@ class StepTimeline:
         """Total time in which communication is in flight and the rank computes nothing, in ms."""
         return total(self.exposed) / 1e3
 
-    def waits_ms(self, collective: str) -> list[float]:
+    def waits_ms(self, collective: str, phase: str | None = None) -> list[float]:
         """Return how long the rank waited for each call of one collective, in milliseconds.
 
         The wait ends when the call ends. It begins when the last computation that started before
         the end of the call is finished. If the call starts after this computation, the wait begins
         at the start of the call. If computation is running when the call ends, the wait is 0.
+
+        With a phase, only calls count that start before the computation of this phase is over.
         """
         waits, busy = [], self.busy
+        over = float("inf") if phase is None else max(b for _, b in self.computation[phase])
         for start, end in self.calls.get(collective, []):
+            if start >= over:
+                continue
             last = max((b for a, b in busy if a < end), default=0.0)
             waits.append(max(0.0, end - max(start, last)) / 1e3)
         return waits

@@ -16,6 +16,7 @@ from systems.measure.memory.memory_timeline import (
     bytes_by_kind,
     kinds,
     largest_allocations,
+    largest_tensors,
     read_timeline,
 )
 from systems.measure.memory.source_lines import Frame, Source, source_of
@@ -155,9 +156,19 @@ def test_largest_allocations_at_the_peak():
 
 
 def test_allocations_of_one_line_are_one_row():
-    trace = [*mark(), *[alloc(100 + i, 10, frame(42)) for i in range(32)], *mark()]
-    (row,) = largest_allocations(read_timeline(snapshot(trace, {}), ["forward"]), [], root=ROOT)
-    assert (row["count"], row["alive_bytes"], row["share"]) == (32, 320, 1.0)
+    trace = [*mark(), *[alloc(100 + i, 10 + i % 2, frame(42)) for i in range(32)], *mark()]
+    timeline = read_timeline(snapshot(trace, {}), ["forward"])
+    (row,) = largest_allocations(timeline, [], root=ROOT)
+    assert (row["count"], row["alive_bytes"], row["share"]) == (32, 336, 1.0)
+    (row,) = largest_tensors(timeline, [], root=ROOT)
+    assert (row["count"], row["tensor_bytes"]) == (16, 11)
+
+
+def test_largest_tensors_of_the_step():
+    """Also those that are freed before the peak."""
+    rows = largest_tensors(read_timeline(step(), PHASES), OWNERS, root=ROOT)
+    assert [row["tensor_bytes"] for row in rows] == [200, 100, 100, 70, 50, 40, 3]
+    assert (rows[4]["kind"], rows[4]["phase"]) == ("temporaries", "forward")
 
 
 def test_marks_that_were_lost():

@@ -117,9 +117,11 @@ def test_on_a_processor_what_a_hook_waits_for_is_no_computation():
 
 def test_a_gather_that_ends_beside_computation_was_waited_for_by_nobody():
     computation = {"forward": [(0, 20), (40, 60)]}
-    calls = {"all_gather": [(5, 15), (18, 38), (25, 39), (55, 60)], "reduce_scatter": [(70, 90)]}
+    gathers = [(5, 15), (18, 38), (25, 39), (55, 60), (62, 65)]
+    calls = {"all_gather": gathers, "reduce_scatter": [(70, 90)]}
     step = StepTimeline(100.0, calls, computation)
-    assert step.waits_ms("all_gather") == pytest.approx([0, 0.018, 0.014, 0])
+    assert step.waits_ms("all_gather") == pytest.approx([0, 0.018, 0.014, 0, 0.003])
+    assert step.waits_ms("all_gather", "forward") == pytest.approx([0, 0.018, 0.014, 0])
     assert step.waits_ms("reduce_scatter") == pytest.approx([0.020])
     assert step.waits_ms("broadcast") == []
 
