@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
 from itertools import groupby
 
 from jobs.errors import TableError
@@ -14,6 +16,7 @@ from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import Shown, select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, render_answer
+from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
@@ -43,10 +46,10 @@ class State(StrEnum):
 
 
 _MEANINGS = {
-    State.answered: "All numbers are measured with the present code, on one kind of GPU or more.",
+    State.answered: "All cells are measured with the present code, on one kind of GPU or more.",
     State.derived: "The answer is code, arithmetic or a derivation.",
-    State.stale: "All numbers are measured, some with code that has changed since.",
-    State.partly: "Some numbers, or some parts of the problem, are not measured.",
+    State.stale: "All cells are measured, some with code that has changed since.",
+    State.partly: "Some cells that the problem asks for, or some numbers, are not measured.",
     State.missing: "There are no results. The command measures them.",
 }
 
@@ -107,6 +110,7 @@ class PartResult:
     drawings: list[Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
     failures: str = ""  # statuses of the runs, if none of them succeeded
+    cells: dict[str, Cells] = field(default_factory=dict)  # those asked for, by kind of GPU
 
     @property
     def shown_answers(self) -> Iterator[ShownAnswer]:
@@ -115,23 +119,34 @@ class PartResult:
         Devices whose answers differ only in the records have one together.
         """
         order = list(State)
-        devices = sorted(
-            self.answers, key=lambda device: order.index(state_of(self.answers[device]))
-        )
+        devices = sorted(self.answers, key=lambda device: order.index(self.state_on(device)))
         texts = {device: self._text(self.answers[device]) for device in devices}
         for _, group in groupby(texts, lambda device: without_marks(texts[device])):
             devices = list(group)
             answers = [self.answers[device] for device in devices]
             named = [self._with_state(device) for device in devices if device]
             # The comma separates a state from the devices before it.
-            same = len({state_of(answer) for answer in answers}) == 1
+            same = len({self.state_on(device) for device in devices}) == 1
             yield ShownAnswer(
                 (" and " if same else ", and ").join(named)
                 if any(a.found or a.missing for a in answers)
                 else "",
                 joined([texts[device] for device in devices]),
-                [note for answer in answers for note in answer.notes],
+                [
+                    *[f"{d}: {self.cells[d].text}" for d in devices if d in self.cells],
+                    *[note for answer in answers for note in answer.notes],
+                ],
             )
+
+    def state_on(self, device: str) -> State:
+        """Return the state of the part on one kind of device."""
+        answer, cells = self.answers.get(device), self.cells.get(device)
+        state = State.missing if answer is None else state_of(answer)
+        if cells is None or state in (State.missing, State.derived):
+            return state
+        if not cells.are_complete:
+            return State.partly
+        return State.stale if cells.stale and state is State.answered else state
 
     def _text(self, answer: Answer) -> str:
         if not answer.missing or (self.state is State.missing and not answer.found):
@@ -139,11 +154,10 @@ class PartResult:
         return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
 
     def _with_state(self, device: str) -> str:
-        answer = self.answers[device]
-        state = state_of(answer)
+        state = self.state_on(device)
         if state is State.answered:
             return device
-        older = ", stale" if state is State.partly and answer.stale else ""
+        older = ", stale" if state is State.partly and self.answers[device].stale else ""
         return f"{device} ({state}{older})"
 
     @property
@@ -181,14 +195,14 @@ class ProblemResult:
         return _with_letters([(part.state, part) for part in self.parts])
 
     def states_on(self, device: str) -> str:
-        """The states of the measured parts on one kind of device, "" if no part needs records."""
-        return _with_letters(
-            [
-                (state_of(part.answers[device]) if device in part.answers else State.missing, part)
-                for part in self.parts
-                if part.state is not State.derived
-            ]
-        )
+        """The states of the parts that need records on one kind of device, and their cells.
+
+        For example `answered (a), partly (b); 12 of 20 cells`. "" if no part needs records.
+        """
+        parts = [part for part in self.parts if part.state is not State.derived]
+        states = _with_letters([(part.state_on(device), part) for part in parts])
+        cells = [part.cells[device] for part in parts if device in part.cells]
+        return f"{states}; {reduce(operator.or_, cells).count}" if cells else states
 
 
 def _with_letters(parts: list[tuple[State, PartResult]]) -> str:
@@ -289,9 +303,19 @@ def _part(
     }
     if not any(answer.found for answer in kept.values()):  # the same for every device
         kept = dict(list(answers.items())[:1])
+    if study is not None and study.is_stock:
+        result.cells = {
+            device: cells_on(study, part.filter, device)
+            for device, answer in kept.items()
+            if not device.startswith("cpu:") and state_of(answer) is not State.derived
+        }
     order = list(State)
-    result.answers = dict(sorted(kept.items(), key=lambda item: order.index(state_of(item[1]))))
-    result.state = state_of(next(iter(result.answers.values())))
+    result.answers = kept
+    result.answers = {
+        device: kept[device]
+        for device in sorted(kept, key=lambda device: order.index(result.state_on(device)))
+    }
+    result.state = result.state_on(next(iter(result.answers)))
     statuses = Counter(
         str(record.status) for each in involved for record in each.observation.records
     )

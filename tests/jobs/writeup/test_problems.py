@@ -9,7 +9,7 @@ import pytest
 
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from jobs.writeup.document import make_document
+from jobs.writeup.document import SOME_NUMBERS, make_document
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
 from jobs.writeup.studies import read_studies, results_folders
 from tests.jobs.harness import ROOT
@@ -20,6 +20,11 @@ PARTS = [
     for problem in PROBLEMS
     for part in problem.parts
 ]
+# Problems with an answer that needs facts which no record has yet
+UNTIL_MEASURED = {
+    "Memory of a training step",
+    "Fully sharded data parallel training, measured",
+}
 # Names of the problems of both editions of CS336, assignment 2.
 NAMES = {
     2025: {
@@ -97,16 +102,21 @@ def test_an_exhibit_is_of_one_kind() -> None:
 
 
 def test_every_answer_is_measured_in_the_tracked_report() -> None:
-    """A wrong parameter or name in a template makes an answer 'not measured' or 'partly'.
+    """A wrong parameter or name in a template makes an answer incomplete on every device.
 
     test_reference_report.py checks that the tracked report is that of the records.
     """
     report = (ROOT / "docs" / "report" / "report.md").read_text()
-    states = dict(re.findall(r"^\| \[[^]]*\]\(#(\w+)\) \| [^|]* \| ([^|]*) \|", report, re.M))
-    assert states.keys() == {problem.id for problem in PROBLEMS}
-    unmeasured = {x: state for x, state in states.items() if "not m" in state or "partly" in state}
-    # Stale: the records of the sweep are of older kernels, until it is measured again.
-    assert unmeasured == {"leaderboard": "stale (2025), not measured (2026)"}
+    sections = re.split(r"^## (?:<a[^>]*></a>)*(.*)$", report, flags=re.M)[1:]
+    titles, texts = sections[::2], sections[1::2]
+    assert titles == [problem.title for problem in PROBLEMS]
+    incomplete = set()
+    for title, text in zip(titles, texts, strict=True):
+        for part in re.split(r"^\*\*", text, flags=re.M):
+            best = "On ".join(re.split(r"^On ", part, flags=re.M)[:2])
+            if SOME_NUMBERS in best or "The runs of this answer are not measured" in best:
+                incomplete.add(title)
+    assert incomplete == UNTIL_MEASURED
 
 
 @pytest.mark.exhaustive

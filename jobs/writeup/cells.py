@@ -1,0 +1,117 @@
+"""Counts the cells that a part of a problem asks for, on one kind of GPU.
+
+A cell is a run of the stock sweep that the filter of the part selects. It is measured if the run
+was executed as often as the sweep repeats it, or in as many rounds as a block needs at least.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from jobs.block import FEWEST_ROUNDS
+from jobs.formatting import counted, format_scalar
+from jobs.frame.results import Result
+from jobs.run import Run, varying
+from jobs.sweep.expand import expand
+from jobs.sweep.load import load_sweep
+from jobs.writeup.studies import STOCK, Study
+
+ONCE = ("oom", "unsupported")  # a run that ends so is not executed again
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells that a part, or a whole problem, asks for."""
+
+    asked: dict[str, Run]  # by run id
+    # Run ids: measured with older code, less often than asked, and not measured
+    stale: frozenset[str] = frozenset()
+    few: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
+
+    def __or__(self, other: Cells) -> Cells:
+        return Cells(
+            self.asked | other.asked,
+            self.stale | other.stale,
+            self.few | other.few,
+            self.missing | other.missing,
+        )
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether all cells are measured as often as asked, with whatever code."""
+        return not self.few and not self.missing
+
+    @property
+    def count(self) -> str:
+        """How many cells are measured, such as `12 of 20 cells`."""
+        measured = len(self.asked) - len(self.missing)
+        return f"{measured} of {counted(len(self.asked), 'cell')}"
+
+    @property
+    def text(self) -> str:
+        """How many cells are measured, and which are not."""
+        parts = [f"{self.count} measured"]
+        if self.stale:
+            parts.append(f"{len(self.stale)} with older code")
+        if self.few:
+            parts.append(f"{len(self.few)} less often than asked: {self._which(self.few)}")
+        if self.missing:
+            parts.append(f"not measured: {self._which(self.missing)}")
+        return "; ".join(parts)
+
+    def _which(self, ids: frozenset[str]) -> str:
+        """Tell some of the cells by the values of one parameter, that which separates them best."""
+        if len(ids) == len(self.asked):
+            return "all"
+        found: list[tuple[int, int, str]] = []
+        for name in varying(list(self.asked.values())):
+            of_all = Counter(format_scalar(r.params.get(name)) for r in self.asked.values())
+            chosen = Counter(format_scalar(self.asked[id].params.get(name)) for id in ids)
+            mixed = sum(count < of_all[value] for value, count in chosen.items())
+            values = [
+                value if count == of_all[value] else f"{value} ({count} of {of_all[value]})"
+                for value, count in chosen.items()
+            ]
+            others = sum(of_all[value] - count for value, count in chosen.items())
+            found.append((mixed, others, f"{name} {', '.join(values)}"))
+        return min(found, key=lambda each: each[:2])[2]
+
+
+@cache
+def asked_cells(sweep: str, filter: str | None) -> tuple[dict[str, Run], dict[str, int]]:
+    """Return the runs of a stock sweep by id, and how often each is executed at least."""
+    loaded = load_sweep(STOCK / f"{sweep}.yaml", filter=filter)
+    expansion = expand(loaded)
+    often = {run.id: loaded.sweep.repeats for run in expansion.runs}
+    for block in expansion.blocks:
+        rounds = FEWEST_ROUNDS if block.auto else block.rounds
+        often |= {id: rounds * (2 if block.is_twice(id) else 1) for id in block.runs}
+    return {run.id: run for run in expansion.runs}, often
+
+
+def cells_on(study: Study, filter: str | None, device: str) -> Cells:
+    """Return the cells of a stock sweep, as measured on a kind of GPU."""
+    asked, often = asked_cells(study.name, filter)
+    found: dict[str, list[Result]] = {}
+    for result in study.results_on(device):
+        if result.record is not None and result.status in ("ok", *ONCE):
+            found.setdefault(result.run.id, []).append(result)
+    missing, few, stale = set(), set(), set()
+    for id in asked:
+        results = found.get(id, [])
+        fresh = [r for r in results if r.record is not None and not study.is_stale(r.record)]
+        if not results:
+            missing.add(id)
+        elif not _enough(results, often[id]):
+            few.add(id)
+        if results and len(fresh) < len(results) and not _enough(fresh, often[id]):
+            stale.add(id)
+    return Cells(asked, frozenset(stale), frozenset(few), frozenset(missing))
+
+
+def _enough(results: Sequence[Result], often: int) -> bool:
+    return len(results) >= often or any(result.status in ONCE for result in results)

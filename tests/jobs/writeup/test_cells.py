@@ -1,0 +1,77 @@
+"""The cells that a part of a problem asks for are counted in the results folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jobs.sweep.load import load_sweep
+from jobs.writeup.cells import cells_on
+from jobs.writeup.document import State, make_document
+from jobs.writeup.problem import Part, Problem
+from jobs.writeup.studies import read_studies
+from tests.jobs.harness import ROOT
+from tests.jobs.results_folder import H200, Outcome, ResultsFolder, failed, ok
+
+ANSWER = '{{ value("time", "forward", size="small", warmup_steps=5) | n }} ms'
+
+
+def submitted(folder: ResultsFolder, outcome_of: Any, sweep: str = "warmup") -> None:
+    folder.submit(load_sweep(ROOT / "sweeps" / f"{sweep}.yaml"), outcome_of, H200)
+
+
+def partly(params: dict[str, Any], repeat: int) -> Outcome:
+    """The sweep asks for three executions of every run."""
+    if params["size"] == "2.7b" or (params["size"] == "xl" and repeat == 2):
+        return None
+    if params["size"] == "large":  # it is not executed again
+        return None if repeat else failed("oom", memory="gpu")
+    return ok(4.0) | ({"source_hash": "0123"} if params["size"] == "small" else {})
+
+
+def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> None:
+    submitted(folder, partly)
+    studies, _ = read_studies([folder.path])
+    cells = cells_on(studies["warmup"], "benchmark == train_step", H200)
+    assert [len(ids) for ids in (cells.asked, cells.missing, cells.few, cells.stale)] == [
+        20,
+        4,
+        4,
+        4,
+    ]
+    assert {cells.asked[id].params["size"] for id in cells.missing} == {"2.7b"}
+    assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
+    assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
+    assert "size 2.7b" in cells.text and "size xl" in cells.text
+    all_of_it = cells_on(studies["warmup"], None, H200)
+    assert (cells | all_of_it).count == all_of_it.count == "20 of 25 cells"
+    assert not cells_on(studies["warmup"], "size == medium", H200).stale
+
+
+def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> None:
+    def state(filter: str) -> State:
+        part = Part(question="?", answer=ANSWER, filter=filter)
+        problem = Problem(id="one", title="One", sweep="warmup", parts=[part])
+        studies, notes = read_studies([folder.path])
+        return make_document([problem], studies, [], notes).problems[0].state
+
+    submitted(
+        folder,
+        lambda params, repeat: partly(
+            params | {"size": {"small": "medium"}.get(params["size"], params["size"])}, repeat
+        ),
+    )
+    assert state("size in (small, medium, large)") is State.answered
+    assert state("size in (small, xl)") is State.partly
+    submitted(folder, partly)
+    assert state("size in (small, medium)") is State.stale
+
+
+def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:
+    loaded = load_sweep(ROOT / "sweeps" / "fsdp.yaml", filter="precision == fp32")
+    for rounds, few in ((2, 4), (3, 0)):
+        folder = ResultsFolder(tmp_path / str(rounds))
+        folder.submit_rounds(loaded, lambda *_: ok(4.0, phase="train_step"), rounds=range(rounds))
+        studies, _ = read_studies([folder.path])
+        cells = cells_on(studies["fsdp"], "precision == fp32", H200)
+        assert (len(cells.asked), len(cells.few), len(cells.missing)) == (4, few, 0)
