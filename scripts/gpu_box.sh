@@ -2,12 +2,14 @@
 # Install the project on a new machine with NVIDIA GPUs. Then run the CPU tests, the GPU tests and
 # sweeps on this machine, and pack all results into one archive.
 #
-#   scripts/gpu_box.sh OUT [SWEEP ...]        for example: scripts/gpu_box.sh out sweeps/flash.yaml
+#   scripts/gpu_box.sh OUT [SWEEP[:SECONDS] ...]     for example: scripts/gpu_box.sh out sweeps/flash.yaml:300
 #
+# A sweep ends after its SECONDS, if given, so that the others have their share of a machine's time.
 # Results are written to logs/$RESULTS/<sweep>. If this folder already has results, the sweep is
 # resumed. The archive OUT/results.tar.gz contains the folder logs/$RESULTS, the folder logs/diffs with
 # the uncommitted changes that were measured, and the folder box/ with the tables of the sweeps and the
-# logs of the tests and sweeps. The script exits with 1 if a test or a sweep failed.
+# logs of the tests and sweeps. At the end, the script prints what is left of each sweep. It exits with 1
+# if a test or a sweep failed or is not complete.
 #
 # A copy of the checkout without .git needs the file .code_state.json, which `python -m jobs carry` writes
 # in the checkout. Otherwise records have no commit.
@@ -67,9 +69,11 @@ if [ "${TESTS:-all}" != none ]; then
 fi
 
 deadline=$((SECONDS + ${BUDGET_S:-1000000}))
-for sweep in "$@"; do
+for given in "$@"; do
+    sweep=${given%:*}
     step "$sweep"
     left=$((deadline - SECONDS))
+    if [ "$sweep" != "$given" ] && [ "${given##*:}" -lt "$left" ]; then left=${given##*:}; fi
     if [ "$left" -lt 10 ]; then
         echo "not run: BUDGET_S is used up"
         failed=1
@@ -82,6 +86,13 @@ for sweep in "$@"; do
     tail -n 6 "$box/$name.log"
     "$python" aggregate.py "$results/$name" >"$box/$name.md" 2>>"$box/$name.log" || failed=1
 done
+step left
+for given in "$@"; do
+    sweep=${given%:*}
+    echo "$sweep"
+    "$python" -m jobs.submit "$sweep" --dry-run --out "$results/$(basename "$sweep" .yaml)" 2>&1 |
+        grep -E '^(to run|expected|paired) ' | sed 's/^/  /' || echo '  nothing'
+done | tee "$box/left.txt"
 mkdir -p "$results" logs/diffs
 # The name of a diff is a hash of its content. All sweeps have the same one, so one copy is kept.
 find "$results" -path '*/diffs/*.diff' -exec mv -t logs/diffs {} ';'
