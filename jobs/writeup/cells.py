@@ -70,7 +70,9 @@ class Cells:
         found: list[tuple[int, int, str]] = []
         for name in varying(list(self.asked.values())):
             of_all = Counter(format_scalar(r.params.get(name)) for r in self.asked.values())
-            chosen = Counter(format_scalar(self.asked[id].params.get(name)) for id in ids)
+            chosen = Counter(
+                format_scalar(run.params.get(name)) for id, run in self.asked.items() if id in ids
+            )
             mixed = sum(count < of_all[value] for value, count in chosen.items())
             values = [
                 value if count == of_all[value] else f"{value} ({count} of {of_all[value]})"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import operator
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
-from itertools import groupby
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
@@ -21,9 +20,8 @@ from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
-from jobs.writeup.traced import joined, without_marks
 
-# Follows the answer of a device without some numbers, if another device has all of them
+# Follows an answer without some of its numbers
 SOME_NUMBERS = (
     "Some runs of this answer are not measured on this device. The tables have those that are."
 )
@@ -69,12 +67,10 @@ class ShownPlot:
 
     study: Study
     plot: Plot
-    device: str = ""  # kind of GPU, if the study has another plot of another one
 
     @property
     def title(self) -> str:
-        title = self.shown.title
-        return f"{title}, {self.device}" if self.device else title
+        return self.shown.title
 
     @property
     def shown(self) -> Shown:
@@ -87,12 +83,54 @@ class ShownPlot:
 
 
 @dataclass
-class ShownAnswer:
-    """An answer of one or several kinds of device."""
+class View:
+    """A part of a problem on one kind of device: its answer and its exhibits."""
 
-    devices: str  # with their states, except answered; "" if it has no numbers
-    text: str  # Markdown with marks, see `jobs.writeup.traced`
-    notes: list[str]  # on what the numbers rest
+    device: str  # "" if the answer needs no records, or if there are none
+    answer: Answer
+    cells: Cells | None = None  # those asked for; None: not of a stock sweep, or on a CPU
+    tables: list[ShownTable] = field(default_factory=list)
+    plots: list[ShownPlot] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # on what could not be shown
+    of_sweep: State | None = None  # state of a sweep that answers no problem
+
+    @property
+    def state(self) -> State:
+        if self.of_sweep is not None:
+            return self.of_sweep
+        state = _state_of(self.answer)
+        if self.cells is None or state in (State.missing, State.derived):
+            return state
+        if not self.cells.are_complete:
+            return State.partly
+        return State.stale if self.cells.stale and state is State.answered else state
+
+    @property
+    def heading(self) -> str:
+        """The device, and the state if the part is not answered on it."""
+        if not self.device or self.state is State.derived:
+            return self.device
+        older = ", stale" if self.state is State.partly and self.answer.stale else ""
+        return (
+            self.device if self.state is State.answered else f"{self.device} ({self.state}{older})"
+        )
+
+    @property
+    def text(self) -> str:
+        """The answer as Markdown with marks, see `jobs.writeup.traced`.
+
+        If a number is missing, these are the paragraphs that have all of theirs.
+        """
+        answer = self.answer
+        if not answer.missing:
+            return answer.text
+        return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
+
+    @property
+    def basis(self) -> list[str]:
+        """Which cells are measured, and on what the numbers rest."""
+        return [*([f"{self.cells.text}."] if self.cells else []), *self.answer.notes]
 
 
 @dataclass
@@ -101,64 +139,18 @@ class PartResult:
 
     part: Part
     study: str | None  # name of the study
-    state: State
     command: str  # measures the part; "" if the answer needs no records
-    # By kind of device, the best state first. The key is "" if the answer needs no records.
-    answers: dict[str, Answer]
-    tables: list[ShownTable] = field(default_factory=list)
-    plots: list[ShownPlot] = field(default_factory=list)
-    drawings: list[Drawing] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # on what could not be shown
+    views: list[View]  # in the order of `Document.devices`
     failures: str = ""  # statuses of the runs, if none of them succeeded
-    cells: dict[str, Cells] = field(default_factory=dict)  # those asked for, by kind of GPU
 
     @property
-    def shown_answers(self) -> Iterator[ShownAnswer]:
-        """The answers, the best state first.
-
-        Devices whose answers differ only in the records have one together.
-        """
-        order = list(State)
-        devices = sorted(self.answers, key=lambda device: order.index(self.state_on(device)))
-        texts = {device: self._text(self.answers[device]) for device in devices}
-        for _, group in groupby(texts, lambda device: without_marks(texts[device])):
-            devices = list(group)
-            answers = [self.answers[device] for device in devices]
-            named = [self._with_state(device) for device in devices if device]
-            # The comma separates a state from the devices before it.
-            same = len({self.state_on(device) for device in devices}) == 1
-            yield ShownAnswer(
-                (" and " if same else ", and ").join(named)
-                if any(a.found or a.missing for a in answers)
-                else "",
-                joined([texts[device] for device in devices]),
-                [
-                    *[f"{d}: {self.cells[d].text}" for d in devices if d in self.cells],
-                    *[note for answer in answers for note in answer.notes],
-                ],
-            )
+    def state(self) -> State:
+        """The state on the kind of device that answers the part best."""
+        return min((view.state for view in self.views), key=list(State).index)
 
     def state_on(self, device: str) -> State:
-        """Return the state of the part on one kind of device."""
-        answer, cells = self.answers.get(device), self.cells.get(device)
-        state = State.missing if answer is None else state_of(answer)
-        if cells is None or state in (State.missing, State.derived):
-            return state
-        if not cells.are_complete:
-            return State.partly
-        return State.stale if cells.stale and state is State.answered else state
-
-    def _text(self, answer: Answer) -> str:
-        if not answer.missing or (self.state is State.missing and not answer.found):
-            return answer.text
-        return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
-
-    def _with_state(self, device: str) -> str:
-        state = self.state_on(device)
-        if state is State.answered:
-            return device
-        older = ", stale" if state is State.partly and self.answers[device].stale else ""
-        return f"{device} ({state}{older})"
+        found = (view.state for view in self.views if view.device == device)
+        return next(found, State.missing)
 
     @property
     def not_measured(self) -> str:
@@ -167,7 +159,7 @@ class PartResult:
             return ""
         if self.failures:
             return f"All runs of this answer failed ({self.failures})."
-        if not self.tables:
+        if not any(view.tables for view in self.views):
             return "Not measured."
         return "The runs of this answer are not measured. The tables show other runs of the study."
 
@@ -201,7 +193,8 @@ class ProblemResult:
         """
         parts = [part for part in self.parts if part.state is not State.derived]
         states = _with_letters([(part.state_on(device), part) for part in parts])
-        cells = [part.cells[device] for part in parts if device in part.cells]
+        views = [view for part in parts for view in part.views if view.device == device]
+        cells = [view.cells for view in views if view.cells is not None]
         return f"{states}; {reduce(operator.or_, cells).count}" if cells else states
 
 
@@ -225,15 +218,13 @@ class Document:
 
     @property
     def devices(self) -> list[str]:
-        """The kinds of device with answers, if there are several."""
-        found = {
-            device
-            for problem in self.problems
-            for part in problem.parts
-            for device in part.answers
-            if device
-        }
-        return sorted(found) if len(found) > 1 else []
+        """The kinds of device with answers, that with most measured cells of present code first."""
+        cells: dict[str, set[str]] = {}  # run ids of measured cells of present code, by device
+        for view in (v for p in self.problems for part in p.parts for v in part.views if v.device):
+            found = cells.setdefault(view.device, set())
+            if view.cells is not None:
+                found |= view.cells.asked.keys() - view.cells.stale - view.cells.missing
+        return sorted(cells, key=lambda device: (-len(cells[device]), device))
 
     def counts(self) -> dict[State, int]:
         """Return the number of parts by state."""
@@ -266,8 +257,12 @@ def make_document(
     found = [_problem(problem, studies, registry) for problem in problems]
     own = [study for name, study in studies.items() if name not in used]
     if own:
-        found.append(_own_sweeps(own, registry))
-    return Document(found, registry, folders, notes)
+        found.append(_own_sweeps(own))
+    document = Document(found, registry, folders, notes)
+    order = ["", *document.devices]
+    for part in (part for result in found for part in result.parts):
+        part.views.sort(key=lambda view: order.index(view.device))
+    return document
 
 
 def _problem(problem: Problem, studies: Mapping[str, Study], registry: Registry) -> ProblemResult:
@@ -283,39 +278,26 @@ def _part(
     study = studies.get(name) if name else None
     names = dict.fromkeys([name, *(exhibit.sweep for exhibit in part.show)])
     involved = [studies[each] for each in names if each is not None and each in studies]
-    devices: list[str | None] = list(devices_of(involved)) if name else [None]
-    answers = {
-        device or "": render_answer(part.answer, study, studies, device, registry)
-        for device in devices or [None]
-    }
+    devices: list[str | None] = list(devices_of(involved)) if name else []
+    views = []
+    for device in devices or [None]:
+        here = {study.name: _on(study, device) for study in involved}
+        answer = render_answer(part.answer, study, studies, device, registry)
+        view = View(device or "", answer)
+        for exhibit in part.show:
+            _show(view, exhibit, here.get(exhibit.sweep or name or ""))
+        if (own := here.get(name or "")) is not None:
+            for table in part.more:
+                _add_table(view, own, own.tables.get(table), None, folded=True)
+        if study is not None and study.is_stock and device and not device.startswith("cpu:"):
+            is_derived = _state_of(answer) is State.derived
+            view.cells = None if is_derived else cells_on(study, part.filter, device)
+        views.append(view)
+    shown = [v for v in views if v.answer.found or any(t.table.measured_devices for t in v.tables)]
+    if not shown:  # the same on every device
+        shown = [replace(views[0], device="", cells=None)]
     command = _command(name, part) if name else ""
-    result = PartResult(part, name, State.missing, command, {})
-    for exhibit in part.show:
-        _show(result, exhibit, studies.get(exhibit.sweep or name or ""))
-    if study is not None:
-        for table in part.more:
-            _add_table(result, study, study.tables.get(table), None, folded=True)
-    in_tables = {device for shown in result.tables for device in shown.table.measured_devices}
-    kept = {
-        device: answer
-        for device, answer in answers.items()
-        if answer.found or (answer.missing and device in in_tables)
-    }
-    if not any(answer.found for answer in kept.values()):  # the same for every device
-        kept = dict(list(answers.items())[:1])
-    if study is not None and study.is_stock:
-        result.cells = {
-            device: cells_on(study, part.filter, device)
-            for device, answer in kept.items()
-            if not device.startswith("cpu:") and state_of(answer) is not State.derived
-        }
-    order = list(State)
-    result.answers = kept
-    result.answers = {
-        device: kept[device]
-        for device in sorted(kept, key=lambda device: order.index(result.state_on(device)))
-    }
-    result.state = result.state_on(next(iter(result.answers)))
+    result = PartResult(part, name, command, shown)
     statuses = Counter(
         str(record.status) for each in involved for record in each.observation.records
     )
@@ -325,8 +307,12 @@ def _part(
     return result
 
 
-def state_of(answer: Answer) -> State:
-    """Return the state of a part with this answer, which is that of one kind of device."""
+def _on(study: Study, device: str | None) -> Study:
+    return study if device is None else study.on(device)
+
+
+def _state_of(answer: Answer) -> State:
+    """Return the state of a part by the numbers of its answer, without its cells."""
     if not answer.found:
         # Without lookups, an answer is arithmetic or a derivation.
         return State.derived if answer.text and not answer.missing else State.missing
@@ -340,37 +326,20 @@ def _command(study: str, part: Part) -> str:
     return f"python -m jobs.submit sweeps/{study}.yaml{chosen}"
 
 
-def _show(result: PartResult, exhibit: Exhibit, study: Study | None) -> None:
+def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
     if study is None:
         return
     if exhibit.table is not None:
         table = study.tables.get(exhibit.table)
-        _add_table(result, study, table, exhibit.where, folded=False)
+        _add_table(view, study, table, exhibit.where, folded=False)
     elif exhibit.plot is not None and exhibit.plot in study.plots:
-        result.plots += _plots(study, study.plots[exhibit.plot])
+        view.plots.append(ShownPlot(study, study.plots[exhibit.plot]))
     elif exhibit.images is not None:
-        result.drawings += drawings_of(study, exhibit.images, exhibit.where)
-
-
-def _plots(study: Study, plot: Plot) -> list[ShownPlot]:
-    """Return a plot for each kind of GPU, because their values are seldom of one scale."""
-    of_device = {device: study.on(device) for device in devices_of([study])}
-    having = {device: one for device, one in of_device.items() if _has_values(one, plot)}
-    if len(having) < 2:
-        return [ShownPlot(study, plot)]
-    return [ShownPlot(one, plot, device) for device, one in having.items()]
-
-
-def _has_values(study: Study, plot: Plot) -> bool:
-    try:
-        results = ShownPlot(study, plot).shown.results
-    except TableError:
-        return False
-    return any(result.status == "ok" for result in results)
+        view.drawings += drawings_of(study, exhibit.images, exhibit.where)
 
 
 def _add_table(
-    result: PartResult, study: Study, table: Table | None, where: str | None, folded: bool
+    view: View, study: Study, table: Table | None, where: str | None, folded: bool
 ) -> None:
     if table is None:
         return
@@ -380,10 +349,10 @@ def _add_table(
     try:
         made = make_report_table(study.observation, table, study.results)
     except TableError as error:
-        result.notes.append(f"table {table.name}: {error}")
+        view.notes.append(f"table {table.name}: {error}")
         return
     if made is not None:
-        result.tables.append(ShownTable(study, made, folded))
+        view.tables.append(ShownTable(study, made, folded))
 
 
 def _state_of_sweep(study: Study) -> State:
@@ -396,19 +365,22 @@ def _state_of_sweep(study: Study) -> State:
     return State.stale if stale else State.answered
 
 
-def _own_sweeps(studies: list[Study], registry: Registry) -> ProblemResult:
+def _own_sweeps(studies: list[Study]) -> ProblemResult:
     """Return a section with the tables and plots of sweeps that answer no problem."""
     parts = []
     for study in studies:
+        views = []
+        devices: list[str | None] = list(devices_of([study]))
+        for device in devices or [None]:
+            here = _on(study, device)
+            view = View(device or "", Answer(""), of_sweep=_state_of_sweep(here))
+            for table in study.tables.values():
+                _add_table(view, here, table, None, folded=False)
+            view.plots = [ShownPlot(here, plot) for plot in study.plots.values()]
+            view.drawings = drawings_of(here, None, None)
+            views.append(view)
         part = Part(part=study.name, question=study.sweep.description, answer="")
-        state = _state_of_sweep(study)
         command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""
-        result = PartResult(part, study.name, state, command, {"": Answer("")})
-        for table in study.tables.values():
-            _add_table(result, study, table, None, folded=False)
-        for plot in study.plots.values():
-            result.plots += _plots(study, plot)
-        result.drawings += drawings_of(study, None, None)
-        parts.append(result)
+        parts.append(PartResult(part, study.name, command, views))
     problem = Problem(id=OWN_SWEEPS, title="Other sweeps", parts=[each.part for each in parts])
     return ProblemResult(problem, parts)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from jobs.formatting import counted
 from jobs.report.plots import draw_plot
 from jobs.report.tables.markdown import markdown_table
-from jobs.writeup.document import Document, PartResult, ProblemResult
+from jobs.writeup.document import Document, PartResult, ProblemResult, View
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.problem import Problem
 from jobs.writeup.terms import TERMS
@@ -95,43 +94,51 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
     if part.not_measured:
         yield part.not_measured
         yield ""
-    for answer in [] if part.not_measured else part.shown_answers:
-        if answer.devices:
-            yield f"On {escaped(answer.devices)}:"
+    for i, view in enumerate(part.views):
+        if i:
+            yield f"<details><summary>On {escaped(view.heading)}</summary>"
             yield ""
-        yield without_marks(answer.text)
-        yield ""
-        for note in answer.notes:
-            yield f"*{escaped(note)}*"
+        elif view.heading:
+            yield f"On {escaped(view.heading)}:"
             yield ""
-    for shown in part.tables:
-        heading = escaped(shown.table.heading)
-        if shown.folded:
-            rows = len(shown.table.keys)
-            yield f"<details><summary>{heading}: all {counted(rows, 'row')}</summary>"
-        else:
-            yield f"**{heading}**"
-        yield ""
-        yield markdown_table(shown.table.columns)
-        yield ""
-        yield escaped(". ".join(shown.table.notes))
-        yield ""
-        if shown.folded:
+        yield from _view(view, "" if part.not_measured else without_marks(view.text), folder)
+        if i:
             yield "</details>"
             yield ""
-    for plot in part.plots:
+
+
+def _view(view: View, text: str, folder: Path) -> Iterator[str]:
+    yield text
+    yield ""
+    for note in view.basis if text else ():
+        yield f"*{escaped(note)}*"
+        yield ""
+    for shown in view.tables:
+        if not shown.folded:  # those are in the page
+            yield f"**{escaped(shown.table.heading)}**"
+            yield ""
+            yield _compact(markdown_table(shown.table.columns))
+            yield ""
+            yield escaped(". ".join(shown.table.notes))
+            yield ""
+    for plot in view.plots:
         path = draw_plot(
-            plot.shown, folder / PLOTS / _as_name(plot.study.name) / _as_name(plot.device)
+            plot.shown, folder / PLOTS / _as_name(plot.study.name) / _as_name(view.device)
         )
         if path is not None:
             yield _image(plot.title, path, folder)
             yield ""
-    for drawing in part.drawings:
+    for drawing in view.drawings:
         yield _image(drawing.title, copied(drawing, folder), folder)
         yield ""
-    for note in part.notes:
+    for note in view.notes:
         yield escaped(note)
         yield ""
+
+
+def _compact(table: str) -> str:
+    """Leave out the spaces and dashes that align columns, more than half of a table."""
+    return re.sub(r"-{2,}", "--", re.sub(r" {2,}", " ", table))
 
 
 def _image(title: str, path: Path, folder: Path) -> str:
@@ -150,7 +157,8 @@ def path_of(drawing: Drawing) -> Path:
     """Return the path of the copy of a figure, relative to the folder of the document."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "_", drawing.label)[:120]
     name = "-".join(filter(None, [drawing.png.stem, label, drawing.record.run[:8]]))
-    return Path(PLOTS, _as_name(drawing.study.name), f"{name}.png")
+    device = _as_name(drawing.record.device)
+    return Path(PLOTS, _as_name(drawing.study.name), device, f"{name}.png")
 
 
 def _as_name(text: str) -> str:

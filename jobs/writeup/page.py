@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from jobs.errors import CommandError, TableError
 from jobs.formatting import counted
 from jobs.results.record import Record
-from jobs.writeup.document import Document, PartResult, ShownTable
+from jobs.writeup.document import Document, ShownTable, View
 from jobs.writeup.figures import Figure, drawn_figure, plot_figure
 from jobs.writeup.markdown import TITLE, names_of, path_of
 from jobs.writeup.record_details import details
@@ -110,22 +110,22 @@ class _Page:
                 cells.append((cell, number[0].replace(",", "") if number else ""))
             yield cells
 
-    def plots(self, part: PartResult) -> Iterator[tuple[int, str]]:
+    def plots(self, view: View) -> Iterator[tuple[int, str]]:
         """Yield the number and the title of each figure of a part."""
-        for shown in part.plots:
+        for shown in view.plots:
             try:
                 figure = plot_figure(shown)
             except TableError:
                 continue
             if figure is not None:
                 yield self._add(figure), shown.title
-        for drawing in part.drawings:
+        for drawing in view.drawings:
             if drawing.data is not None:
                 yield self._add(drawn_figure(drawing.data)), drawing.title
 
-    def images(self, part: PartResult) -> Iterator[tuple[str, str]]:
+    def images(self, view: View) -> Iterator[tuple[str, str]]:
         """Yield the source and the title of each figure of which the run kept no data."""
-        for drawing in part.drawings:
+        for drawing in view.drawings:
             if drawing.data is None:
                 yield quote(str(path_of(drawing))), drawing.title
 

@@ -84,22 +84,6 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", plain)
 
 
-def joined(texts: list[str]) -> str:
-    """Return the first of several texts that differ only in the records of their numbers.
-
-    Its numbers have the records of all texts.
-    """
-    first, *others = texts
-    marks = [iter(MARK.findall(text)) for text in others]
-
-    def together(found: re.Match[str]) -> str:
-        records = {found[1], *(next(each)[0] for each in marks)}
-        numbers = {number for one in records for number in one.split(",") if number}
-        return marked(found[2], map(int, numbers))
-
-    return MARK.sub(together, first)
-
-
 def without_marks(text: str) -> str:
     """Remove the marks from a text."""
     return MARK.sub(r"\2", text)

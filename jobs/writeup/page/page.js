@@ -64,7 +64,7 @@ function select() {
     $(`#sidebar a[href="#${problem.id}"]`).parentElement.hidden = problem.hidden;
   }
   const isFiltered = words.length > 0 || state !== "";
-  for (const node of all("#summary > :not(h2, #counts)")) node.hidden = isFiltered;
+  for (const node of all("#summary > :not(h2, #counts, #devices)")) node.hidden = isFiltered;
   for (const button of all("#counts button")) button.setAttribute("aria-pressed", String(button.dataset.state === state));
   highlight(words);
   const where = hits.length ? " The key Enter goes to the next place." : "";
@@ -126,6 +126,14 @@ const current = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "-20% 0px -70% 0px" });
 for (const problem of all("section.problem")) current.observe(problem);
+
+// ---- kind of GPU ------------------------------------------------------------------------------
+$("#devices")?.addEventListener("click", (event) => {
+  const device = event.target.closest("button")?.dataset.device;
+  if (device === undefined) return;
+  for (const button of all("#devices button")) button.setAttribute("aria-pressed", String(button.dataset.device === device));
+  for (const view of all(".view")) view.hidden = !["", device].includes(view.dataset.device);
+});
 
 // ---- tables -----------------------------------------------------------------------------------
 async function enhance(table) {

@@ -9,13 +9,14 @@ from urllib.parse import unquote
 import pytest
 
 from jobs.results.unreadable import UnreadableResults
+from jobs.writeup.answer import Answer
 from jobs.writeup.build import build_report
-from jobs.writeup.document import SOME_NUMBERS, Document, State, make_document
+from jobs.writeup.document import SOME_NUMBERS, Document, PartResult, State, make_document
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked_data
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies, results_folders
-from jobs.writeup.traced import MARK, without_marks
+from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
 
 # The run of size 1 needs a GPU, that of size 2 none.
@@ -39,6 +40,14 @@ def problem(*answers: str, **keys: object) -> Problem:
 def document(*problems: Problem, folders: list[Path]) -> Document:
     studies, notes = read_studies(folders)
     return make_document(problems, studies, list(map(str, folders)), notes)
+
+
+def answers(part: PartResult) -> dict[str, Answer]:
+    return {view.device: view.answer for view in part.views}
+
+
+def texts(part: PartResult) -> dict[str, str]:
+    return {view.device: without_marks(view.text) for view in part.views}
 
 
 @pytest.fixture
@@ -74,9 +83,9 @@ def test_states(measured: ResultsFolder) -> None:
     ]  # fmt: skip
     assert result.state is State.partly
     assert result.states_of_parts == "answered (a), partly (c), not measured (b, d, e)"
-    first = result.parts[0].answers[H200]
+    first = answers(result.parts[0])[H200]
     assert without_marks(first.text) == "4.00 ms" and "NVIDIA H200" in first.basis
-    assert result.parts[4].answers[H200].problem == "'nothing_like_this' is undefined"
+    assert result.parts[4].views[0].answer.problem == "'nothing_like_this' is undefined"
 
 
 def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsFolder) -> None:
@@ -85,7 +94,7 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     assert [part.state for part in result.parts] == [State.derived, State.answered]
     assert result.state is State.answered
     assert result.states_of_parts == "answered (b), no measurement needed (a)"
-    assert shown.devices == [] and result.states_on(H200) == "answered"
+    assert shown.devices == [H200] and result.states_on(H200) == "answered"
     (result,) = document(problem("By definition."), folders=[measured.path]).problems
     assert result.state is State.derived and result.states_on(H200) == ""
 
@@ -95,7 +104,7 @@ def test_older_code_makes_an_answer_stale(tmp_path: Path, folder: ResultsFolder)
         load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0) | {"source_hash": "0123"}, H200
     )
     (result,) = document(problem(SPEED), folders=[folder.path]).problems
-    assert result.state is State.stale and result.parts[0].answers[H200].stale == 1
+    assert result.state is State.stale and answers(result.parts[0])[H200].stale == 1
 
 
 def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -107,7 +116,7 @@ def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsF
         "python -m jobs.submit sweeps/flash.yaml --filter 'seq_len == 128'"
     )
     assert own.problem.title == "Other sweeps" and own.parts[0].study == "toy"
-    assert own.parts[0].tables
+    assert own.parts[0].views[0].tables
 
 
 def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -120,7 +129,7 @@ def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: Resul
     folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
     shown = problem("", show=[Exhibit(images="timeline")])
     (result,) = document(shown, folders=[folder.path]).problems
-    assert [drawing.label for drawing in result.parts[0].drawings] == ["size 1", "size 2"]
+    assert [drawing.label for drawing in result.parts[0].views[0].drawings] == ["size 1", "size 2"]
 
 
 def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -128,10 +137,10 @@ def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder
     other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)
     shown = problem(SPEED, show=[Exhibit(table="toy")])
     (result,) = document(shown, folders=[measured.path, other.path]).problems
-    answers = {name: without_marks(a.text) for name, a in result.parts[0].answers.items()}
-    assert answers == {H200: "4.00 ms", H100: "6.00 ms"}
-    (table,) = result.parts[0].tables
-    assert set(table.table.columns["device"]) == {H200, H100}
+    assert texts(result.parts[0]) == {H200: "4.00 ms", H100: "6.00 ms"}
+    tables = [view.tables[0].table for view in result.parts[0].views]
+    assert ["device" in table.columns for table in tables] == [False, False]
+    assert [table.measured_devices for table in tables] == [{H100}, {H200}]
 
 
 def test_the_state_of_a_part_is_the_best_of_its_devices(
@@ -143,19 +152,19 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     both = SPEED + ' and {{ value("time", "forward", size=2, mode="exact") | n(3) }} ms'
     shown = document(problem(SPEED, both), folders=[other.path, measured.path])
     first, second = shown.problems[0].parts
-    assert first.state is State.answered and list(first.answers) == [H200, H100]
-    assert [shown.devices for shown in first.shown_answers] == [H200, f"{H100} (stale)"]
+    assert first.state is State.answered
+    assert [view.heading for view in first.views] == [f"{H100} (stale)", H200]
     # All numbers of older code say more than some numbers of the present code.
-    assert second.state is State.stale and list(second.answers) == [H100, H200]
+    assert second.state is State.stale
     assert shown.devices == [H100, H200]
     assert shown.problems[0].states_on(H100) == "stale"
     assert shown.problems[0].states_on(H200) == "answered (a), partly (b)"
-    stale, partly = second.shown_answers
-    assert stale.devices == f"{H100} (stale)"
+    stale, partly = second.views
+    assert stale.heading == f"{H100} (stale)"
     missing = ' and {{ value("time", "forward", size=2, mode="exact", phase="x") | n }} ms'
     (of_one,) = document(problem(SPEED + missing), folders=[other.path]).problems[0].parts
-    assert [shown.devices for shown in of_one.shown_answers] == [f"{H100} (partly, stale)"]
-    assert partly.devices == f"{H200} (partly)"
+    assert [view.heading for view in of_one.views] == [f"{H100} (partly, stale)"]
+    assert partly.heading == f"{H200} (partly)"
     assert partly.text == SOME_NUMBERS
 
 
@@ -171,8 +180,8 @@ def test_a_device_without_some_numbers_has_its_complete_paragraphs(
         "measured everywhere."
     )
     (result,) = document(problem(text), folders=[measured.path, other.path]).problems
-    h200, h100 = result.parts[0].shown_answers
-    assert h200.devices == H200 and SOME_NUMBERS not in h200.text
+    h100, h200 = result.parts[0].views
+    assert h200.device == H200 and SOME_NUMBERS not in h200.text
     assert without_marks(h100.text) == f"6.00 ms.\n\n{SOME_NUMBERS}"
 
 
@@ -181,22 +190,11 @@ def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: Res
     other = ResultsFolder(tmp_path / "h100")
     other.submit(load(tmp_path, TOY + "fixed: {size: 8}\n"), lambda *_: ok(6.0), H100)
     for table, devices in (
-        ([Exhibit(table="toy")], [H200, f"{H100} (not measured)"]),
+        ([Exhibit(table="toy")], [f"{H100} (not measured)", H200]),
         ([], [H200]),
     ):
         shown = document(problem(SPEED, show=table), folders=[measured.path, other.path])
-        assert [one.devices for one in shown.problems[0].parts[0].shown_answers] == devices
-
-
-def test_equal_answers_of_two_devices_are_one(tmp_path: Path, measured: ResultsFolder) -> None:
-    other = ResultsFolder(tmp_path / "h100")
-    other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0), H100)
-    (result,) = document(problem(SPEED), folders=[measured.path, other.path]).problems
-    (answer,) = result.parts[0].shown_answers
-    assert answer.devices == f"{H200} and {H100}"
-    assert without_marks(answer.text) == "4.00 ms" and len(answer.notes) == 2
-    ((records, _),) = MARK.findall(answer.text)
-    assert len(records.split(",")) == 2  # one record of each device
+        assert [view.heading for view in shown.problems[0].parts[0].views] == devices
 
 
 def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -212,17 +210,17 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
     shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
     result = document(shown, folders=[folder.path, other.path])
     part = result.problems[0].parts[0]
-    assert [plot.title for plot in part.plots] == [f"p, {H200}", f"p, {H100}"]
+    assert [[plot.title for plot in view.plots] for view in part.views] == [["p"], ["p"]]
     text = markdown_report(result, tmp_path)
     files = [tmp_path / unquote(link) for link in re.findall(r"\]\((plots/.*?)\)", text)]
     assert len(files) == 4 and all(file.is_file() for file in files)
-    assert [file.read_bytes().decode() for file in files[2:]] == [H200, H100]
+    assert [file.read_bytes().decode() for file in files[1::2]] == [H100, H200]
 
 
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     text = '{{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
     (result,) = document(problem(text), folders=[measured.path]).problems
-    answer = result.parts[0].answers[H200]
+    answer = answers(result.parts[0])[H200]
     assert without_marks(answer.text) == "2.00 (not paired)"
     assert answer.found == 2
 
@@ -242,12 +240,12 @@ def test_an_answer_names_how_a_run_failed(tmp_path: Path, folder: ResultsFolder)
         "{{ f.capacity }} GiB, {{ f.unused }} GiB unused"
     )
     (result,) = document(problem(text), folders=[folder.path]).problems
-    answer = result.parts[0].answers[H200]
+    answer = answers(result.parts[0])[H200]
     assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
     (result,) = document(problem("{{ failure(size=3).phase }}"), folders=[folder.path]).problems
     assert result.parts[0].state is State.missing
     (result,) = document(problem("{{ failure().phase }}"), folders=[folder.path]).problems
-    assert "2 runs have" in result.parts[0].answers[H200].problem
+    assert "2 runs have" in result.parts[0].views[0].answer.problem
 
 
 def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
@@ -297,7 +295,7 @@ def test_a_single_cpu_run_makes_a_report(tmp_path: Path, folder: ResultsFolder) 
     folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), CPU)
     (result,) = document(problem('{{ value("time", "forward") }}'), folders=[folder.path]).problems
     assert result.state is State.answered
-    assert list(result.parts[0].answers) == [CPU]
+    assert [view.device for view in result.parts[0].views] == [CPU]
 
 
 def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
@@ -310,9 +308,8 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
     other.submit(part, lambda params, _: ok(6.0) if params["mode"] == "fast" else None, H100)
     shown = problem(SPEED, show=[Exhibit(table="toy")])
     (result,) = document(shown, folders=[folder.path, other.path]).problems
-    keys = result.parts[0].tables[0].table.keys
-    assert [key for key in keys if H100 in key] == [(H100, 1, "fast"), (H100, 1, "exact")]
-    assert len(keys) == 4 + 2
+    h100, h200 = [view.tables[0].table.keys for view in result.parts[0].views]
+    assert h100 == [("fast",), ("exact",)] and len(h200) == 4
 
 
 @pytest.mark.parametrize("other_cpu", [CPU, f"{CPU} of another kind"])
@@ -331,8 +328,7 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     both = '{{ value("time", size=1) | n(2) }} {{ value("time", size=2) | n(2) }}'
     both = both.replace('"time"', '"time", "forward"')
     (result,) = document(problem(both), folders=[folder.path, other.path]).problems
-    texts = {one.devices: without_marks(one.text) for one in result.parts[0].shown_answers}
-    assert texts == {H200: "4.0 5.0", H100: "6.0 7.0"}
+    assert texts(result.parts[0]) == {H200: "4.0 5.0", H100: "6.0 7.0"}
 
 
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
@@ -345,8 +341,7 @@ def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
         one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
     number = '{{ value("time", "forward", size=2) | n(2) }}'
     (result,) = document(problem(number), folders=[folder.path, other.path]).problems
-    (shown,) = result.parts[0].shown_answers
-    assert without_marks(shown.text) == "7.0"
+    assert texts(result.parts[0]) == {H200: "7.0"}
 
 
 def test_staleness_is_that_of_each_record(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -356,7 +351,7 @@ def test_staleness_is_that_of_each_record(tmp_path: Path, measured: ResultsFolde
         load(tmp_path, TOY + "grid: {size: [1], mode: [fast]}\n"), lambda *_: older, H100
     )
     (result,) = document(problem(SPEED), folders=[measured.path]).problems
-    assert {one.devices for one in result.parts[0].shown_answers} == {H200, f"{H100} (stale)"}
+    assert {view.heading for view in result.parts[0].views} == {H200, f"{H100} (stale)"}
 
 
 def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -374,7 +369,7 @@ def test_two_sweeps_of_one_name_are_shown(tmp_path: Path, measured: ResultsFolde
     other.submit(load(tmp_path, text), lambda *_: ok(1.0), H200)
     (own,) = document(folders=[measured.path, other.path]).problems
     assert [part.part.part for part in own.parts] == ["toy", f"toy ({other.path})"]
-    assert own.parts[1].tables[0].table.heading.startswith("another")
+    assert own.parts[1].views[0].tables[0].table.heading.startswith("another")
 
 
 def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) -> None:
