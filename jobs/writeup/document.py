@@ -128,6 +128,16 @@ class View:
         return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
 
     @property
+    def verdict(self) -> str:
+        """The first paragraph of the answer."""
+        return self.text.split("\n\n", 1)[0]
+
+    @property
+    def rest(self) -> str:
+        """The answer after its first paragraph."""
+        return self.text.removeprefix(self.verdict).strip()
+
+    @property
     def basis(self) -> list[str]:
         """Which cells are measured, and on what the numbers rest."""
         return [*([f"{self.cells.text}."] if self.cells else []), *self.answer.notes]

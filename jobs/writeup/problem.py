@@ -48,6 +48,7 @@ class Part(_Model):
     filter: str | None = None  # condition that selects the runs of this part
     show: list[Exhibit] = []
     more: list[str] = []  # tables that are folded away
+    whole: bool = False  # whether a page opens with the whole answer, and not its first paragraph
     answer: str  # Markdown with Jinja2, see jobs.writeup.answer
 
 

@@ -132,7 +132,7 @@ $("#devices")?.addEventListener("click", (event) => {
   const device = event.target.closest("button")?.dataset.device;
   if (device === undefined) return;
   for (const button of all("#devices button")) button.setAttribute("aria-pressed", String(button.dataset.device === device));
-  for (const view of all(".view")) view.hidden = !["", device].includes(view.dataset.device);
+  for (const view of all(".by-device")) view.hidden = !["", device].includes(view.dataset.device);
 });
 
 // ---- tables -----------------------------------------------------------------------------------

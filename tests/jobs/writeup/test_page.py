@@ -98,17 +98,18 @@ def test_what_is_looked_for_is_found(open_page) -> None:
     page.fill("#search", "no such words")
     assert page.locator("#found").inner_text() == "No parts found."
     page.fill("#search", "")
-    assert page.locator("#overview").is_visible() and not page.locator("#found").is_visible()
+    overview = page.locator("#summary details")
+    assert overview.is_visible() and not page.locator("#found").is_visible()
 
     button = page.locator('#counts [data-state="missing"]')
     button.click()  # shows the parts with this status
     states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.state)")
     assert set(states) == {"missing"} and button.inner_text() == f"{len(states)} not measured"
     button.click()
-    assert page.locator("#overview").is_visible()
+    assert overview.is_visible()
 
     page.fill("#search", "allocator's")
-    opened = page.locator("#memory_profiling details[open]")
+    opened = page.locator("#memory_profiling details.table[open]")
     for _ in range(page.evaluate("CSS.highlights.get('found').size")):
         page.keyboard.press("Enter")  # goes to the next place, also in folded tables
         if opened.count():
@@ -118,7 +119,8 @@ def test_what_is_looked_for_is_found(open_page) -> None:
 
 def long_table(page):
     """Open a folded table with more rows than it shows at once, and return it with its buttons."""
-    folded = page.locator("#memory_profiling details").filter(has=page.locator('[data-rows="32"]'))
+    folded = page.locator('#memory_profiling details.table:has([data-rows="32"])')
+    press(folded.locator("xpath=ancestor::details").locator("> summary"))
     press(folded.locator("summary"))
     folded.locator(".dt-paging").wait_for()
     return folded
@@ -242,7 +244,7 @@ def test_on_a_phone_and_on_paper(open_page, tmp_path: Path) -> None:
     page = open_page()
     rows = long_table(page).locator("tbody tr")
     page.evaluate(
-        "addEventListener('beforeprint', () => { const opened = '#memory_profiling details[open]';"
+        "addEventListener('beforeprint', () => { const opened = '#memory_profiling details.table[open]';"
         " window.printed = document.querySelectorAll(`${opened} tbody tr`).length; })"
     )
     page.pdf(path=tmp_path / "report.pdf", format="A4")
