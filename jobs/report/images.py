@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.code.short_names import short_names
 from jobs.formatting import format_scalar
 from jobs.frame.metrics import metrics_of
-from jobs.frame.results import Result
+from jobs.frame.results import Result, with_artifacts
 from jobs.report.plots import draw_plot
 from jobs.report.views import select
 from jobs.results.run_states import Observation
@@ -52,9 +52,8 @@ def copy_run_images(
     """
     found = [
         (result, path)
-        for result in results
-        if result.record is not None and result.record.artifacts is not None
-        for path in sorted((observation.folder / result.record.artifacts).glob("*.png"))
+        for result, record in with_artifacts(results, observation.records)
+        for path in sorted((observation.folder / str(record.artifacts)).glob("*.png"))
     ]
     names = set(taken)
     copied = []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
+from typing import TypeVar
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
@@ -25,6 +26,7 @@ from jobs.writeup.studies import Study
 SOME_NUMBERS = (
     "Some runs of this answer are not measured on this device. The tables have those that are."
 )
+AnyView = TypeVar("AnyView", Table, Plot)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
 
 
@@ -343,7 +345,7 @@ def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
         table = study.tables.get(exhibit.table)
         _add_table(view, study, table, exhibit.where, folded=False)
     elif exhibit.plot is not None and exhibit.plot in study.plots:
-        view.plots.append(ShownPlot(study, study.plots[exhibit.plot]))
+        view.plots.append(ShownPlot(study, _only(study.plots[exhibit.plot], exhibit.where)))
     elif exhibit.images is not None:
         view.drawings += drawings_of(study, exhibit.images, exhibit.where)
 
@@ -353,9 +355,7 @@ def _add_table(
 ) -> None:
     if table is None:
         return
-    if where is not None:
-        both = where if table.where is None else f"({table.where}) and ({where})"
-        table = table.model_copy(update={"where": both})
+    table = _only(table, where)
     try:
         made = make_report_table(study.observation, table, study.results)
     except TableError as error:
@@ -363,6 +363,14 @@ def _add_table(
         return
     if made is not None:
         view.tables.append(ShownTable(study, made, folded))
+
+
+def _only(view: AnyView, where: str | None) -> AnyView:
+    """Return a table or plot of only the runs for which a condition holds, too."""
+    if where is None:
+        return view
+    both = where if view.where is None else f"({view.where}) and ({where})"
+    return view.model_copy(update={"where": both})
 
 
 def _state_of_sweep(study: Study) -> State:

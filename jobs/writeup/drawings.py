@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.frame.results import Result
+from jobs.frame.results import Result, with_artifacts
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.run import varying
@@ -22,7 +22,7 @@ class Drawing:
 
     study: Study
     record: Record
-    label: str  # parameters and device in which the run differs from others with this figure
+    label: str  # parameters in which the run differs from others with this figure
     png: Path
     data: Stack | Spans | None  # None: the run has kept no data, or they are not valid
 
@@ -37,7 +37,7 @@ class Drawing:
 def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:
     """Return the figures that the shown runs of a study have drawn, in the order of the sweep.
 
-    Of several executions of a run on one kind of device, the figures of the first are returned.
+    Of several executions of a run, the figures of the first are returned.
 
     Args:
         name: file name without suffix. None: all.
@@ -54,17 +54,13 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
             except TableError:  # this benchmark has no such parameter
                 continue
         results = chosen
-    found: dict[tuple[str, str, str], tuple[Result, Path]] = {}
-    for result in results:
-        if result.record is None or result.record.artifacts is None:
-            continue
-        for path in _pngs(study.folder_of(result.record) / result.record.artifacts):
+    found: dict[tuple[str, str], tuple[Result, Record, Path]] = {}
+    for result, record in with_artifacts(results, study.observation.records):
+        for path in _pngs(study.folder_of(record) / str(record.artifacts)):
             if name is None or path.stem == name:
-                key = result.run.id, result.device, path.stem
-                found.setdefault(key, (result, path))
-    differing = varying([result.run for result, _ in found.values()])
-    several = len({device for _, device, _ in found}) > 1
-    return [_drawing(study, result, path, differing, several) for result, path in found.values()]
+                found.setdefault((result.run.id, path.stem), (result, record, path))
+    differing = varying([result.run for result, _, _ in found.values()])
+    return [_drawing(study, *each, differing) for each in found.values()]
 
 
 def _pngs(folder: Path) -> list[Path]:
@@ -72,12 +68,10 @@ def _pngs(folder: Path) -> list[Path]:
 
 
 def _drawing(
-    study: Study, result: Result, png: Path, differing: list[str], with_device: bool
+    study: Study, result: Result, record: Record, png: Path, differing: list[str]
 ) -> Drawing:
-    assert result.record is not None
     params = result.run.params
-    parts = [f"{name} {format_scalar(params.get(name))}" for name in differing]
-    label = ", ".join([*parts, *([result.device] if with_device else [])])
+    label = ", ".join(f"{name} {format_scalar(params.get(name))}" for name in differing)
     path = png.with_name(png.stem + SUFFIX)
     data = None
     if path.is_file():
@@ -85,4 +79,4 @@ def _drawing(
             data = read_figure(path)
         except ValueError:  # of another version, or damaged: the PNG file is shown
             data = None
-    return Drawing(study, result.record, label, png, data)
+    return Drawing(study, record, label, png, data)

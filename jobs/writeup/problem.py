@@ -28,7 +28,7 @@ class Exhibit(_Model):
     plot: str | None = None
     images: str | None = None  # file name of the figures, without suffix
     sweep: str | None = None  # None: that of the part
-    where: str | None = None  # condition on the rows of a table and on the runs of figures
+    where: str | None = None  # condition on the runs that it shows
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -132,6 +132,23 @@ def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: Resul
     assert [drawing.label for drawing in result.parts[0].views[0].drawings] == ["size 1", "size 2"]
 
 
+def test_the_first_round_shows_the_figures_of_its_trial(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    blocks = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 2}\n"
+    loaded = load(tmp_path, TOY + GRID + blocks)
+    (folder.path / "artifacts").mkdir(parents=True)
+    (folder.path / "artifacts" / "timeline.png").touch()
+    drawn = ok(4.0) | {"artifacts": "artifacts"}
+    folder.submit_rounds(loaded, lambda *_: drawn, rounds=[0], trial=True)
+    folder.submit_rounds(loaded, lambda *_: ok(4.0))
+    shown = problem("", show=[Exhibit(images="timeline", where="size == 1")])
+    (result,) = document(shown, folders=[folder.path]).problems
+    drawings = result.parts[0].views[0].drawings
+    assert {drawing.label for drawing in drawings} == {"mode fast", "mode exact"}
+    assert all(drawing.record.block.trial for drawing in drawings)
+
+
 def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
     other = ResultsFolder(tmp_path / "h100")
     other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)

@@ -244,7 +244,8 @@ def test_on_a_phone_and_on_paper(open_page, tmp_path: Path) -> None:
     page = open_page()
     rows = long_table(page).locator("tbody tr")
     page.evaluate(
-        "addEventListener('beforeprint', () => { const opened = '#memory_profiling details.table[open]';"
+        "addEventListener('beforeprint', () => {"
+        " const opened = '#memory_profiling details.table[open]';"
         " window.printed = document.querySelectorAll(`${opened} tbody tr`).length; })"
     )
     page.pdf(path=tmp_path / "report.pdf", format="A4")
