@@ -1,7 +1,7 @@
 """Renders the document as one HTML file that needs no network.
 
 Plotly.js draws the figures and DataTables sorts and filters the tables. Both come from Python
-packages. They and the data of figures and records are compressed in the page, which keeps it small.
+packages. They, the tables and the data of figures and records are compressed in the page.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def html_report(document: Document) -> str:
         "records": [details(study, record) for study, record in document.registry.entries],
     }
     packed = {
+        "cells": json.dumps(page.tables),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False),
         "plotly": _from_package("plotly", "package_data/plotly.min.js"),
         "tables": _from_package("itables", "html/dt_bundle.js"),
@@ -73,9 +74,9 @@ def html_report(document: Document) -> str:
     return body.replace("<!-- scripts -->", f'{scripts}<script type="module">{script}</script>')
 
 
-def unpacked_data(page: str) -> Any:
-    """Return the data of figures and records in a page that `html_report` made."""
-    found = re.search(r'id="packed-data">([^<]*)<', page)
+def unpacked(page: str, name: str) -> Any:
+    """Return the data of figures and records ("data") or the HTML of tables ("cells") of a page."""
+    found = re.search(rf'id="packed-{name}">([^<]*)<', page)
     assert found is not None
     return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
@@ -85,6 +86,7 @@ class _Page:
 
     def __init__(self, document: Document):
         self.figures: list[Figure] = []
+        self.tables: list[str] = []  # their HTML
         self._document = document
         self._markdown = _markdown_parser()
 
@@ -98,17 +100,22 @@ class _Page:
 
         return Markup(MARK.sub(button, html))
 
-    def rows(self, shown: ShownTable) -> Iterator[list[tuple[Markup, str]]]:
-        """Yield the cells of each row of a table, with the number by which a cell is sorted."""
+    def table(self, shown: ShownTable) -> int:
+        """Return the number of a table, whose HTML the page's script inserts."""
         table = shown.table
+        heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in table.columns)
+        rows = []
         for i in range(len(table.keys)):
             cells = []
             for header, texts in table.columns.items():
                 records = table.records.get(header)
                 cell = self._cell(shown, texts[i], records[i] if records else [])
-                number = _NUMBER.match(texts[i])
-                cells.append((cell, number[0].replace(",", "") if number else ""))
-            yield cells
+                number = _NUMBER.match(texts[i])  # by which the cell is sorted
+                order = f' data-order="{number[0].replace(",", "")}"' if number else ""
+                cells.append(f"<td{order}>{cell}</td>")
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        self.tables.append(f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
+        return len(self.tables) - 1
 
     def plots(self, view: View) -> Iterator[tuple[int, str]]:
         """Yield the number and the title of each figure of a part."""

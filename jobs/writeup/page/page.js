@@ -21,6 +21,9 @@ const plotly = once(async () => {
 });
 const tables = once(async () => import(asUrl(await unpack("tables"))));
 
+const cells = JSON.parse(await unpack("cells"));
+for (const table of all("table.data")) table.innerHTML = cells[Number(table.dataset.t)];
+
 // ---- theme ------------------------------------------------------------------------------------
 const root = document.documentElement;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");

@@ -13,7 +13,7 @@ from jobs.writeup.answer import Answer
 from jobs.writeup.build import build_report
 from jobs.writeup.document import SOME_NUMBERS, Document, PartResult, State, make_document
 from jobs.writeup.markdown import markdown_report
-from jobs.writeup.page import html_report, unpacked_data
+from jobs.writeup.page import html_report, unpacked
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import without_marks
@@ -269,7 +269,7 @@ def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
     text = SPEED + '; {{ (value("time", "forward", size=1, mode="exact") / 2) | n }}'
     shown = document(problem(text, show=[Exhibit(table="toy")]), folders=[measured.path])
     page = html_report(shown)
-    data = unpacked_data(page)
+    data = unpacked(page, "data")
     runs = {record["run"]: record for record in data["records"]}
     assert len(runs) == 3  # the missing run has no record
     ok_run = next(r for r in runs.values() if "size=1 mode=fast" in r["params"])
@@ -291,8 +291,8 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) 
     answer = '{{ value("fact.text", size=1) }}'
     shown = document(problem(answer, show=[Exhibit(table="t")]), folders=[folder.path])
     page = html_report(shown)
-    body = page.split("<!DOCTYPE html>")[1].split("packed-data")[0]
-    assert body.count("<script") == 1  # that of the packed data itself
+    body = page.split("<!DOCTYPE html>")[1].split("<script")[0] + "".join(unpacked(page, "cells"))
+    assert "<script" not in body
     assert "<img" not in body and "<b>" not in body
     assert "&lt;script&gt;document.title" in body
     text = markdown_report(shown, tmp_path)

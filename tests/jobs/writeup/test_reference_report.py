@@ -36,7 +36,7 @@ def test_the_report_of_the_reference_results_is_up_to_date(
     assert {Path(link.replace("%2C", ",")) for link in links} == images[1] and len(links) > 10
 
     assert seconds < 60  # about 12 s
-    assert (tmp_path / "index.html").stat().st_size < 6e6
+    assert (tmp_path / "index.html").stat().st_size < 4e6
 
 
 def words(text: str) -> list[str]:
