@@ -48,18 +48,26 @@ $("#sidebar").addEventListener("click", (event) => {
     $("#menu").setAttribute("aria-expanded", "false");
   }
 });
-// A part is shown if it has the chosen state and contains all words of the search. The texts are read
-// once, because DataTables removes the rows that it does not show.
+// A part is shown if it has the chosen state and no other part contains more words of the search. The
+// texts are read once, because DataTables removes the rows that it does not show.
 const texts = new Map(all("article.part").map((part) => [part, part.textContent.toLowerCase()]));
 const chosen = { words: [], state: "" };
 function select() {
   const { words, state } = chosen;
-  let parts = 0;
+  const count = new Map(); // of the words in each part, or in the names of its problem
   for (const problem of all("section.problem")) {
     const names = `${problem.id} ${$("h2", problem).textContent} ${$(".names", problem).textContent}`.toLowerCase();
+    for (const part of all("article.part", problem)) {
+      const isChosen = state === "" || part.dataset.state === state;
+      const found = words.filter((word) => names.includes(word) || texts.get(part).includes(word));
+      count.set(part, isChosen ? found.length : -1);
+    }
+  }
+  const most = Math.max(words.length ? 1 : 0, ...count.values());
+  let parts = 0;
+  for (const problem of all("section.problem")) {
     const found = all("article.part", problem).filter((part) => {
-      const matches = words.every((word) => names.includes(word) || texts.get(part).includes(word));
-      part.hidden = !matches || (state !== "" && part.dataset.state !== state);
+      part.hidden = count.get(part) < most;
       return !part.hidden;
     });
     parts += found.length;
@@ -71,7 +79,8 @@ function select() {
   for (const button of all("#counts button")) button.setAttribute("aria-pressed", String(button.dataset.state === state));
   highlight(words);
   const where = hits.length ? " The key Enter goes to the next place." : "";
-  $("#found").textContent = `${parts || "No"} part${parts === 1 ? "" : "s"} found.${where}`;
+  const which = parts && most < words.length ? ` with ${most} of the ${words.length} words` : "";
+  $("#found").textContent = `${parts || "No"} part${parts === 1 ? "" : "s"} found${which}.${where}`;
   $("#found").hidden = !isFiltered;
 }
 let hits = []; // places of the words of the search, as ranges
