@@ -73,12 +73,12 @@ for given in "$@"; do
     sweep=${given%:*}
     step "$sweep"
     left=$((deadline - SECONDS))
-    if [ "$sweep" != "$given" ] && [ "${given##*:}" -lt "$left" ]; then left=${given##*:}; fi
     if [ "$left" -lt 10 ]; then
         echo "not run: BUDGET_S is used up"
         failed=1
         continue
     fi
+    if [ "$sweep" != "$given" ] && [ "${given##*:}" -lt "$left" ]; then left=${given##*:}; fi
     name=$(basename "$sweep" .yaml)
     # SIGINT lets the queue record the interrupted runs, so that the next call resumes them.
     timeout --signal=INT --kill-after=60 "$left" \
@@ -90,7 +90,7 @@ step left
 for given in "$@"; do
     sweep=${given%:*}
     echo "$sweep"
-    "$python" -m jobs.submit "$sweep" --dry-run --out "$results/$(basename "$sweep" .yaml)" 2>&1 |
+    "$python" -m jobs.submit "$sweep" --local --dry-run --out "$results/$(basename "$sweep" .yaml)" 2>&1 |
         grep -E '^(to run|expected|paired) ' | sed 's/^/  /' || echo '  nothing'
 done | tee "$box/left.txt"
 mkdir -p "$results" logs/diffs
