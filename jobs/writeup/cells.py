@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 
 from jobs.block import FEWEST_ROUNDS
 from jobs.formatting import counted, format_scalar
@@ -58,29 +59,33 @@ class Cells:
         if self.stale:
             parts.append(f"{len(self.stale)} with older code")
         if self.few:
-            parts.append(f"{len(self.few)} less often than asked: {self._which(self.few)}")
+            parts.append(f"{len(self.few)} fewer times than asked: {self._which(self.few)}")
         if self.missing:
             parts.append(f"not measured: {self._which(self.missing)}")
         return "; ".join(parts)
 
     def _which(self, ids: frozenset[str]) -> str:
-        """Tell some of the cells by the values of one parameter, that which separates them best."""
+        """Tell some of the cells by the one or two parameters that separate them best."""
         if len(ids) == len(self.asked):
             return "all"
-        found: list[tuple[int, int, str]] = []
-        for name in varying(list(self.asked.values())):
-            of_all = Counter(format_scalar(r.params.get(name)) for r in self.asked.values())
-            chosen = Counter(
-                format_scalar(run.params.get(name)) for id, run in self.asked.items() if id in ids
-            )
-            mixed = sum(count < of_all[value] for value, count in chosen.items())
-            values = [
+        names = varying(list(self.asked.values()))
+        found = []
+        for chosen in (*combinations(names, 1), *combinations(names, 2)):
+            of_all = Counter(_values(run, chosen) for run in self.asked.values())
+            given = Counter(_values(run, chosen) for id, run in self.asked.items() if id in ids)
+            mixed = sum(count < of_all[value] for value, count in given.items())
+            texts = [
                 value if count == of_all[value] else f"{value} ({count} of {of_all[value]})"
-                for value, count in chosen.items()
+                for value, count in given.items()
             ]
-            others = sum(of_all[value] - count for value, count in chosen.items())
-            found.append((mixed, others, f"{name} {', '.join(values)}"))
-        return min(found, key=lambda each: each[:2])[2]
+            others = sum(of_all[value] - count for value, count in given.items())
+            if len(chosen) == 1 or not mixed:
+                found.append((mixed, len(texts), others, f"{' '.join(chosen)} {', '.join(texts)}"))
+        return min(found, key=lambda each: each[:3])[3]
+
+
+def _values(run: Run, names: Sequence[str]) -> str:
+    return " ".join(format_scalar(run.params.get(name)) for name in names)
 
 
 @cache

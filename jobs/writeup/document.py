@@ -125,14 +125,16 @@ class View:
         If a number is missing, these are the paragraphs that have all of theirs.
         """
         answer = self.answer
-        if not answer.missing:
+        if not answer.missing or not self.device:
             return answer.text
         return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
 
     @property
     def verdict(self) -> str:
-        """The first paragraph of the answer."""
-        return self.text.split("\n\n", 1)[0]
+        """The first paragraph of the answer, with the list or table that it announces."""
+        paragraphs = self.text.split("\n\n")
+        announced = (i for i, text in enumerate(paragraphs) if not text.rstrip().endswith(":"))
+        return "\n\n".join(paragraphs[: next(announced, 0) + 1])
 
     @property
     def rest(self) -> str:
@@ -161,7 +163,8 @@ class PartResult:
         return min((view.state for view in self.views), key=list(State).index)
 
     def state_on(self, device: str) -> State:
-        found = (view.state for view in self.views if view.device == device)
+        """The state on one kind of device, which is that of all if the answer needs no records."""
+        found = (view.state for view in self.views if view.device in ("", device))
         return next(found, State.missing)
 
     @property
@@ -184,7 +187,15 @@ class ProblemResult:
     @property
     def state(self) -> State:
         """The state of the problem: partly if some but not all of its parts are answered."""
-        states = {part.state for part in self.parts}
+        return self._state([part.state for part in self.parts])
+
+    def state_on(self, device: str) -> State:
+        """The state of the problem on one kind of device."""
+        return self._state([part.state_on(device) for part in self.parts])
+
+    @staticmethod
+    def _state(of_parts: Iterable[State]) -> State:
+        states = set(of_parts)
         if len(states) > 1:
             states.discard(State.derived)
         if len(states) == 1:
@@ -238,9 +249,10 @@ class Document:
                 found |= view.cells.asked.keys() - view.cells.stale - view.cells.missing
         return sorted(cells, key=lambda device: (-len(cells[device]), device))
 
-    def counts(self) -> dict[State, int]:
-        """Return the number of parts by state."""
-        states = [part.state for problem in self.problems for part in problem.parts]
+    def counts(self, device: str | None = None) -> dict[State, int]:
+        """Return the number of parts by state, on one kind of device or on the best for each."""
+        parts = [part for problem in self.problems for part in problem.parts]
+        states = [part.state if device is None else part.state_on(device) for part in parts]
         return {state: states.count(state) for state in State}
 
 

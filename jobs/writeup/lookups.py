@@ -154,6 +154,7 @@ class AnswerLookups:
         if speedup.ratio is None:
             return self._missing()
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
+        text = re.sub(r" (same|unsure)$", r" (\1)", text)
         text += "" if speedup.paired else " (not paired)"
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 

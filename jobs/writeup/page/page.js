@@ -51,14 +51,15 @@ $("#sidebar").addEventListener("click", (event) => {
 // A part is shown if it has the chosen state and no other part contains more words of the search. The
 // texts are read once, because DataTables removes the rows that it does not show.
 const texts = new Map(all("article.part").map((part) => [part, part.textContent.toLowerCase()]));
-const chosen = { words: [], state: "" };
+const chosen = { words: [], state: "", device: $(".dot:not([hidden])").dataset.device };
+const stateOf = (part) => part.dataset.states.split(";").find((each) => each.startsWith(`${chosen.device}=`))?.split("=").at(-1);
 function select() {
   const { words, state } = chosen;
   const count = new Map(); // of the words in each part, or in the names of its problem
   for (const problem of all("section.problem")) {
     const names = `${problem.id} ${$("h2", problem).textContent} ${$(".names", problem).textContent}`.toLowerCase();
     for (const part of all("article.part", problem)) {
-      const isChosen = state === "" || part.dataset.state === state;
+      const isChosen = state === "" || stateOf(part) === state;
       const found = words.filter((word) => names.includes(word) || texts.get(part).includes(word));
       count.set(part, isChosen ? found.length : -1);
     }
@@ -134,7 +135,9 @@ const current = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting) continue;
     for (const link of all("#sidebar a[aria-current]")) link.removeAttribute("aria-current");
-    $(`#sidebar a[href="#${target.id}"]`)?.setAttribute("aria-current", "true");
+    const link = $(`#sidebar a[href="#${target.id}"]`);
+    link?.setAttribute("aria-current", "true");
+    link?.scrollIntoView({ block: "nearest" });
   }
 }, { rootMargin: "-20% 0px -70% 0px" });
 for (const problem of all("section.problem")) current.observe(problem);
@@ -145,6 +148,8 @@ $("#devices")?.addEventListener("click", (event) => {
   if (device === undefined) return;
   for (const button of all("#devices button")) button.setAttribute("aria-pressed", String(button.dataset.device === device));
   for (const view of all(".by-device")) view.hidden = !["", device].includes(view.dataset.device);
+  Object.assign(chosen, { device, state: "" });
+  select();
 });
 
 // ---- tables -----------------------------------------------------------------------------------

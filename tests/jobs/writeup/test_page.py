@@ -106,8 +106,10 @@ def test_what_is_looked_for_is_found(open_page) -> None:
 
     button = page.locator('#counts [data-state="missing"]')
     button.click()  # shows the parts with this status
-    states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.state)")
-    assert set(states) == {"missing"} and button.inner_text() == f"{len(states)} not measured"
+    states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.states)")
+    assert (
+        set(states) == {f"{H200}=missing;"} and button.inner_text() == f"{len(states)} not measured"
+    )
     button.click()
     assert overview.is_visible()
 
