@@ -14,6 +14,7 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     accounting.NAME(...)         functions of `systems.accounting`
     sizes, device, devices       names of the models; kind of GPU, None without results; all kinds
     sci                          filter that formats small numbers
+    kernel                       filter that names a matmul kernel as people do
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def render_answer(
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)
     jinja = language.environment()
-    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci}
+    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": _kernel}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     try:
         text = jinja.from_string(template).render(
@@ -138,6 +139,22 @@ def _sci(number: Any, digits: int = 2) -> str:
     """Format a small number with an exponent, such as 2.3e-06, and mark its records."""
     is_number = isinstance(number, (int, float))
     return shown(number, f"{number:.{digits - 1}e}" if is_number else str(number))
+
+
+# Parts of the names of matmul kernels: of cuBLAS, of CUTLASS inside cuBLAS, and newer ones of cuBLAS
+_MATMULS = (
+    (r"xmma_gemm_f32f32_.*_([tn]{2})_n_tilesize(\d+x\d+x\d+)", r"cuBLAS SGEMM \2 (\1)"),
+    (r"cutlass_\d+_simt_sgemm_(\d+x\d+)_(\d+)x\d+_([tn]{2})", r"CUTLASS SGEMM \1x\2 (\3)"),
+    (r"nvjet_\w+?_(\d+x\d+)_(\d+)x\d+_\w*?([TN]{2})[TN]?\b", r"cuBLAS \1x\2 (\3)"),
+)
+
+
+def _kernel(name: Any) -> Any:
+    """Return the library, the tile and the layout of a matmul kernel, or another name unchanged."""
+    for pattern, short in _MATMULS:
+        if found := re.search(pattern, str(name)):
+            return found.expand(short)
+    return name
 
 
 class _Accounting:
