@@ -68,6 +68,11 @@ if [ "${TESTS:-all}" != none ]; then
     tail -n 25 "$box/gpu-tests.log"
 fi
 
+for given in "$@"; do
+    case $given in
+    *:*[!0-9]* | *:) echo "SWEEP:SECONDS: $given has no whole number of seconds" >&2; exit 2 ;;
+    esac
+done
 deadline=$((SECONDS + ${BUDGET_S:-1000000}))
 for given in "$@"; do
     sweep=${given%:*}
@@ -90,8 +95,8 @@ step left
 for given in "$@"; do
     sweep=${given%:*}
     echo "$sweep"
-    "$python" -m jobs.submit "$sweep" --local --dry-run --out "$results/$(basename "$sweep" .yaml)" 2>&1 |
-        grep -E '^(to run|expected|paired) ' | sed 's/^/  /' || echo '  nothing'
+    plan=$("$python" -m jobs.submit "$sweep" --local --dry-run --out "$results/$(basename "$sweep" .yaml)" 2>&1)
+    (grep -E '^(to run|expected|paired) ' <<<"$plan" || echo "$plan") | sed 's/^/  /'
 done | tee "$box/left.txt"
 mkdir -p "$results" logs/diffs
 # The name of a diff is a hash of its content. All sweeps have the same one, so one copy is kept.

@@ -72,10 +72,11 @@ class Answer:
 def devices_of(studies: list[Study]) -> list[str]:
     """Return the kinds of device for which an answer is rendered.
 
-    These are the GPU models with a successful record. Without a GPU they are the kinds of CPU.
+    These are the GPU models that have executed a run, if only until their memory was full. Without
+    a GPU they are the kinds of CPU.
     """
     records = [record for study in studies for record in study.observation.records]
-    measured = dict.fromkeys(record.device for record in records if record.status == "ok")
+    measured = dict.fromkeys(r.device for r in records if r.status in ("ok", "oom"))
     gpus = [device for device in measured if not device.startswith("cpu:")]
     return gpus or list(measured)
 
@@ -141,7 +142,7 @@ def _sci(number: Any, digits: int = 2) -> str:
     return shown(number, f"{number:.{digits - 1}e}" if is_number else str(number))
 
 
-# Parts of the names of matmul kernels: of cuBLAS, of CUTLASS inside cuBLAS, and newer ones of cuBLAS
+# Parts of the names of matmul kernels: of cuBLAS, of CUTLASS inside it, and newer ones of cuBLAS
 _MATMULS = (
     (r"xmma_gemm_f32f32_.*_([tn]{2})_n_tilesize(\d+x\d+x\d+)", r"cuBLAS SGEMM \2 (\1)"),
     (r"cutlass_\d+_simt_sgemm_(\d+x\d+)_(\d+)x\d+_([tn]{2})", r"CUTLASS SGEMM \1x\2 (\3)"),

@@ -1,11 +1,12 @@
 """Counts the cells that a part of a problem asks for, on one kind of GPU.
 
-A cell is a run of the stock sweep that the filter of the part selects. It is measured if the run
+A cell is a run of the stock sweep that the filter of the part selects. It is complete if the run
 was executed as often as the sweep repeats it, or in as many rounds as a block needs at least.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,10 +48,14 @@ class Cells:
         return not self.few and not self.missing
 
     @property
+    def measured(self) -> int:
+        """Number of cells that are measured, if only once and with older code."""
+        return len(self.asked) - len(self.missing)
+
+    @property
     def count(self) -> str:
         """How many cells are measured, such as `12 of 20 cells`."""
-        measured = len(self.asked) - len(self.missing)
-        return f"{measured} of {counted(len(self.asked), 'cell')}"
+        return f"{self.measured} of {counted(len(self.asked), 'cell')}"
 
     @property
     def text(self) -> str:
@@ -68,15 +73,17 @@ class Cells:
         """Tell some of the cells by the one or two parameters that separate them best."""
         if len(ids) == len(self.asked):
             return "all"
-        names = varying(list(self.asked.values()))
+        names = ["benchmark", *varying(list(self.asked.values()))]
         found = []
         for chosen in (*combinations(names, 1), *combinations(names, 2)):
             of_all = Counter(_values(run, chosen) for run in self.asked.values())
             given = Counter(_values(run, chosen) for id, run in self.asked.items() if id in ids)
             mixed = sum(count < of_all[value] for value, count in given.items())
             texts = [
-                value if count == of_all[value] else f"{value} ({count} of {of_all[value]})"
-                for value, count in given.items()
+                value
+                if given[value] == of_all[value]
+                else f"{value} ({given[value]} of {of_all[value]})"
+                for value in sorted(given, key=_number)
             ]
             others = sum(of_all[value] - count for value, count in given.items())
             if len(chosen) == 1 or not mixed:
@@ -85,7 +92,12 @@ class Cells:
 
 
 def _values(run: Run, names: Sequence[str]) -> str:
-    return " ".join(format_scalar(run.params.get(name)) for name in names)
+    known = {"benchmark": run.benchmark, **run.params}
+    return " ".join(format_scalar(known[name]) if name in known else "none" for name in names)
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"-?[0-9.]+(e[-+]?[0-9]+)?", text) else 0.0
 
 
 @cache

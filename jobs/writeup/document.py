@@ -102,9 +102,9 @@ class View:
         if self.of_sweep is not None:
             return self.of_sweep
         state = _state_of(self.answer)
-        if self.cells is None or state in (State.missing, State.derived):
+        if self.cells is None or not self.cells.measured or state is State.derived:
             return state
-        if not self.cells.are_complete:
+        if not self.cells.are_complete or state is State.missing:
             return State.partly
         return State.stale if self.cells.stale and state is State.answered else state
 
@@ -317,7 +317,13 @@ def _part(
             is_derived = _state_of(answer) is State.derived
             view.cells = None if is_derived else cells_on(study, part.filter, device)
         views.append(view)
-    shown = [v for v in views if v.answer.found or any(t.table.measured_devices for t in v.tables)]
+    shown = [
+        view
+        for view in views
+        if view.answer.found
+        or (view.cells is not None and view.cells.measured)
+        or any(shown.table.measured_devices for shown in view.tables)
+    ]
     if not shown:  # the same on every device
         shown = [replace(views[0], device="", cells=None)]
     command = _command(name, part) if name else ""

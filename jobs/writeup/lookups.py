@@ -19,6 +19,7 @@ from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts.language import NotMeasured
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
 from jobs.results.record import Record
+from jobs.writeup.cells import asked_cells
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked
@@ -240,7 +241,7 @@ class AnswerLookups:
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]
-        if study.results and not having:
+        if study.results and not having and not _is_asked(study, benchmark, named):
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
         here = self._on_device(study)
@@ -265,6 +266,14 @@ class AnswerLookups:
     def _missing(self) -> NotMeasured:
         self.missing += 1
         return NotMeasured()
+
+
+def _is_asked(study: Study, benchmark: str | None, names: Iterable[str]) -> bool:
+    """Return whether the stock sweep has runs with some parameters, which were not submitted."""
+    runs = asked_cells(study.name, None)[0].values() if study.is_stock else ()
+    return any(
+        benchmark in (None, run.benchmark) and run.params.keys() >= set(names) for run in runs
+    )
 
 
 def _traced(value: Any, record: int) -> Any:

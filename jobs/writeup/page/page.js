@@ -31,7 +31,13 @@ function setTheme(isDark) {
   root.dataset.theme = isDark ? "dark" : "light";
   root.classList.toggle("dark", isDark); // read by DataTables
   $("#theme").setAttribute("aria-pressed", String(isDark));
-  for (const figure of all("figure.drawn")) draw(figure);
+  for (const figure of all("figure.drawn")) {
+    if (figure.offsetParent) draw(figure);
+    else { // it has no width: it is drawn when it comes into view
+      figure.classList.remove("drawn");
+      nearFigure.observe(figure);
+    }
+  }
 }
 $("#theme").addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
 dark.addEventListener("change", (event) => setTheme(event.matches));
@@ -50,7 +56,15 @@ $("#sidebar").addEventListener("click", (event) => {
 });
 // A part is shown if it has the chosen state and no other part contains more words of the search. The
 // texts are read once, because DataTables removes the rows that it does not show.
-const texts = new Map(all("article.part").map((part) => [part, part.textContent.toLowerCase()]));
+const texts = new Map(all("article.part").map((part) => [part, new Map()])); // by kind of GPU
+for (const [part, ofPart] of texts) {
+  for (const each of all(".dot.by-device", $("#sidebar li"))) {
+    const copy = part.cloneNode(true);
+    const others = all(".by-device", copy).filter((node) => !["", each.dataset.device].includes(node.dataset.device));
+    for (const node of others) node.remove();
+    ofPart.set(each.dataset.device, copy.textContent.toLowerCase());
+  }
+}
 const chosen = { words: [], state: "", device: $(".dot:not([hidden])").dataset.device };
 const stateOf = (part) => part.dataset.states.split(";").find((each) => each.startsWith(`${chosen.device}=`))?.split("=").at(-1);
 function select() {
@@ -60,7 +74,7 @@ function select() {
     const names = `${problem.id} ${$("h2", problem).textContent} ${$(".names", problem).textContent}`.toLowerCase();
     for (const part of all("article.part", problem)) {
       const isChosen = state === "" || stateOf(part) === state;
-      const found = words.filter((word) => names.includes(word) || texts.get(part).includes(word));
+      const found = words.filter((word) => names.includes(word) || texts.get(part).get(chosen.device).includes(word));
       count.set(part, isChosen ? found.length : -1);
     }
   }
@@ -93,6 +107,7 @@ function highlight(words) {
   for (const node of words.length ? shown : []) {
     const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
+      if (walker.currentNode.parentElement.closest("[hidden]")) continue;
       const text = walker.currentNode.data.toLowerCase();
       for (const word of words) {
         for (let i = text.indexOf(word); i >= 0; i = text.indexOf(word, i + word.length)) {
@@ -165,8 +180,16 @@ async function enhance(table) {
   if (rows > 25) paged.push(enhanced);
 }
 const paged = []; // tables that show a part of their rows; paper shows all
-window.addEventListener("beforeprint", () => { for (const table of paged) table.page.len(-1).draw(); });
-window.addEventListener("afterprint", () => { for (const table of paged) table.page.len(25).draw(); });
+let unfolded = []; // answers that are open on paper only
+window.addEventListener("beforeprint", () => {
+  unfolded = all("details.more:not([open])");
+  for (const details of unfolded) details.open = true;
+  for (const table of paged) table.page.len(-1).draw();
+});
+window.addEventListener("afterprint", () => {
+  for (const details of unfolded) details.open = false;
+  for (const table of paged) table.page.len(25).draw();
+});
 const nearTable = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) if (isIntersecting) enhance(target);
 }, { rootMargin: "300px" });

@@ -10,6 +10,7 @@ from jobs.writeup.cells import cells_on
 from jobs.writeup.document import State, make_document
 from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import read_studies
+from jobs.writeup.traced import without_marks
 from tests.jobs.harness import ROOT
 from tests.jobs.results_folder import H200, Outcome, ResultsFolder, failed, ok
 
@@ -65,6 +66,20 @@ def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> Non
     assert state("size in (small, xl)") is State.partly
     submitted(folder, partly)
     assert state("size in (small, medium)") is State.stale
+
+
+def test_a_benchmark_of_the_sweep_that_was_not_submitted(folder: ResultsFolder) -> None:
+    loaded = load_sweep(ROOT / "sweeps" / "warmup.yaml", filter="benchmark == train_step")
+    folder.submit(loaded, lambda *_: ok(4.0), H200)
+    both = ANSWER + '\n\n{{ items("first_steps", benchmark="first_steps", size="small") }}'
+    problem = Problem(
+        id="one", title="One", sweep="warmup", parts=[Part(question="?", answer=both)]
+    )
+    studies, notes = read_studies([folder.path])
+    (view,) = make_document([problem], studies, [], notes).problems[0].parts[0].views
+    assert view.state is State.partly and view.answer.problem == ""
+    assert without_marks(view.text).startswith("4.000 ms")
+    assert view.cells is not None and "benchmark first_steps" in view.cells.text
 
 
 def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:
