@@ -31,6 +31,7 @@ from jobs.formatting import counted
 from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
 from jobs.writeup.lookups import AnswerLookups
+from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import MISSING, Recorded, shown
@@ -98,7 +99,7 @@ def render_answer(
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)
     jinja = language.environment()
-    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": _kernel}
+    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     try:
         text = jinja.from_string(template).render(
@@ -140,22 +141,6 @@ def _sci(number: Any, digits: int = 2) -> str:
     """Format a small number with an exponent, such as 2.3e-06, and mark its records."""
     is_number = isinstance(number, (int, float))
     return shown(number, f"{number:.{digits - 1}e}" if is_number else str(number))
-
-
-# Parts of the names of matmul kernels: of cuBLAS, of CUTLASS inside it, and newer ones of cuBLAS
-_MATMULS = (
-    (r"xmma_gemm_f32f32_.*_([tn]{2})_n_tilesize(\d+x\d+x\d+)", r"cuBLAS SGEMM \2 (\1)"),
-    (r"cutlass_\d+_simt_sgemm_(\d+x\d+)_(\d+)x\d+_([tn]{2})", r"CUTLASS SGEMM \1x\2 (\3)"),
-    (r"nvjet_\w+?_(\d+x\d+)_(\d+)x\d+_\w*?([TN]{2})[TN]?\b", r"cuBLAS \1x\2 (\3)"),
-)
-
-
-def _kernel(name: Any) -> Any:
-    """Return the library, the tile and the layout of a matmul kernel, or another name unchanged."""
-    for pattern, short in _MATMULS:
-        if found := re.search(pattern, str(name)):
-            return found.expand(short)
-    return name
 
 
 class _Accounting:

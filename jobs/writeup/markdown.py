@@ -47,6 +47,11 @@ def _summary(document: Document) -> Iterator[str]:
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     yield f"Parts: {counts}."
     yield ""
+    yield (
+        "This file has one kind of GPU in the open, and short tables. The page index.html, made "
+        "with it, has all tables, figures that can be changed, and the records of each number."
+    )
+    yield ""
     for state in document.counts():
         yield f"- {state}: {state.meaning}"
     yield ""

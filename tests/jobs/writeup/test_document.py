@@ -153,7 +153,9 @@ def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder
     other = ResultsFolder(tmp_path / "h100")
     other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)
     shown = problem(SPEED, show=[Exhibit(table="toy")])
-    (result,) = document(shown, folders=[measured.path, other.path]).problems
+    made = document(shown, folders=[measured.path, other.path])
+    assert f'aria-pressed="true">{H100}</button>' in html_report(made)  # the one that is open
+    (result,) = made.problems
     assert texts(result.parts[0]) == {H200: "4.00 ms", H100: "6.00 ms"}
     tables = [view.tables[0].table for view in result.parts[0].views]
     assert ["device" in table.columns for table in tables] == [False, False]

@@ -9,8 +9,7 @@ import pytest
 
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
-from jobs.writeup.answer import Answer
-from jobs.writeup.document import SOME_NUMBERS, PartResult, make_document
+from jobs.writeup.document import SOME_NUMBERS, make_document
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
 from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import escaped
@@ -119,10 +118,6 @@ def test_every_answer_is_measured_in_the_tracked_report() -> None:
     assert incomplete == UNTIL_MEASURED
 
 
-def answers(part: PartResult) -> dict[str, Answer]:
-    return {view.device: view.answer for view in part.views}
-
-
 @pytest.mark.exhaustive
 def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
     """A wrong parameter or name in a template is an error here, and 'not measured' in a report.
@@ -138,18 +133,18 @@ def test_every_answer_has_its_numbers_in_the_reference_results() -> None:
         for part in result.parts
     }
     problems = {
-        (*key, device): answer.problem
+        (*key, view.device): view.answer.problem
         for key, part in parts.items()
-        for device, answer in answers(part).items()
-        if answer.problem
+        for view in part.views
+        if view.answer.problem
     }
     assert not problems
     incomplete = {
-        key: [answer.warnings for answer in answers(part).values()]
+        key: [view.answer.warnings for view in part.views]
         for key, part in parts.items()
         if all(
-            answer.warnings or (answer.missing and part.study is not None)
-            for answer in answers(part).values()
+            view.answer.warnings or (view.answer.missing and part.study is not None)
+            for view in part.views
         )
     }
     assert set(incomplete) == UNTIL_MEASURED
