@@ -96,7 +96,8 @@ def run(params: Params) -> dict[str, Any]:
                 phases are timed separately.
             relative_error: errors of the loss and the gradients, see `check_training`. Missing in
                 rounds of a block, see `jobs.block`.
-            sustained_calls: number of steps in the phase train_step_sustained, if it was measured.
+            sustained_calls: number of steps in the phases train_step and train_step_sustained, to
+                divide the energy by.
             launch_bound: has this phase if the host issued its steps not faster than the GPU
                 executed them. Missing otherwise.
             first_step_ms: time of the first step in this process.
@@ -148,19 +149,21 @@ def _measure(params: Params) -> dict[str, Any]:
         losses.append(training.loss.item())
     first_step = sum(steps[0].values())
     samples = by_phase(steps[params.warmup_steps :])
+    extra: dict[str, Any] = {}
     if params.passes == "train_step":
         samples["train_step"] = steps_ms(training, params.measure_steps)
+        extra["sustained_calls"] = {"train_step": len(samples["train_step"])}
     peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
     counts = params.counts(samples)
-    extra: dict[str, Any] = {}
     options = round_options()
     if options.sustained_s and params.passes == "train_step":
         name = "train_step_sustained"
         with during(name):
             sustained = sustained_ms(training.step, device, options.sustained_s, phase=name)
         samples[name] = sustained.samples_ms
-        extra |= facts_of({name: sustained})
+        facts = facts_of({name: sustained})
+        extra |= facts | {"sustained_calls": extra["sustained_calls"] | facts["sustained_calls"]}
         for by_name in counts.values():
             by_name[name] = by_name["train_step"]
     if options.check:

@@ -5,6 +5,7 @@ The phases of a step are forward, backward and optimizer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from systems.measure.timing import clock_ms
 from systems.measure.windows import during, window
 from systems.training.training import Training
 
+LEAST_MS = 1200.0  # NVML's counter of energy needs at least a second
 Phases = dict[str, Callable[[], None]]
 
 
@@ -66,8 +68,11 @@ def steps_ms(training: Training, count: int) -> list[float]:
     """Run consecutive steps and return the time of each step, in milliseconds.
 
     On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
-    from the end of the previous step.
+    from the end of the previous step. There are more than `count` steps if these take less than
+    `LEAST_MS`, so that their energy can be measured.
     """
+    if training.device.type == "cuda":
+        count = max(count, math.ceil(LEAST_MS / min(_steps_ms(training, 3))))
     with during("train_step"), window("train_step"):
         return _steps_ms(training, count)
 

@@ -79,7 +79,8 @@ def test_a_sustained_step_has_times_work_and_calls(monkeypatch):
     measured = run(params())
     name = "train_step_sustained"
     assert len(measured["samples_ms"][name]) >= 1
-    assert measured["facts"]["sustained_calls"][name] >= 1
+    calls = measured["facts"]["sustained_calls"]
+    assert calls[name] >= 1 and calls["train_step"] == len(measured["samples_ms"]["train_step"])
     for work in ("flops", "tokens"):
         assert measured[work][name] == measured[work]["train_step"]
 

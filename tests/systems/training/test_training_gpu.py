@@ -157,3 +157,10 @@ def test_the_peak_of_a_forward_holds_one_graph():
     left_by_others = torch.cuda.memory_allocated()
     peak = run(point)["peak_memory_bytes"]["forward"] - left_by_others
     assert peak == pytest.approx(predict(point)["peak_memory_bytes"], rel=0.1)
+
+
+def test_the_series_of_steps_lasts_long_enough_to_measure_its_energy():
+    measured = run(Params.model_validate(GPU | {"measure_steps": 2}))
+    samples = measured["samples_ms"]["train_step"]
+    assert sum(samples) > 1000 and len(samples) > 2
+    assert measured["facts"]["sustained_calls"] == {"train_step": len(samples)}
