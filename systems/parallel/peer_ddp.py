@@ -139,7 +139,7 @@ class PeerBuckets:
 
     The gradients of a bucket have one dtype and device. All ranks must have the same ones.
 
-    Every rank averages a part of every gradient. It writes the means into the buffers of all ranks
+    Every rank averages an equal part of each bucket. It writes the means into the buffers of all ranks
     when the others have sent their gradients, so they have used the means of the step before.
 
     Args:
@@ -178,8 +178,7 @@ class PeerBuckets:
     def _shares(self, bucket: Sequence[Tensor], flat: Sequence[Tensor]) -> list[list[Tensor]]:
         """Return what each rank averages of flat tensors, one for each parameter of a bucket."""
         if self._owners is None:
-            parts = [tensor.tensor_split(self._ranks) for tensor in flat]
-            return [[of_ranks[rank] for of_ranks in parts] for rank in range(self._ranks)]
+            return _equal_parts(flat, self._ranks)
         shares: list[list[Tensor]] = [[] for _ in range(self._ranks)]
         for parameter, tensor in zip(bucket, flat, strict=True):
             shares[self._owners[parameter]].append(tensor)
@@ -209,6 +208,25 @@ class PeerBuckets:
         for peer in self._peers:
             for target, mean in zip(targets[peer], targets[self._rank], strict=True):
                 target.copy_(mean)
+
+
+def _equal_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
+    """Split one-dimensional tensors of one dtype, side by side, into parts of about equal size.
+
+    A part has as few pieces as possible, because each piece is a copy to every other rank.
+    """
+    total = sum(tensor.numel() for tensor in tensors)
+    aligned = max(1, ALIGNMENT // tensors[0].itemsize)
+    ends = [total * part // count // aligned * aligned for part in range(count)] + [total]
+    parts: list[list[Tensor]] = [[] for _ in range(count)]
+    start = 0
+    for tensor in tensors:
+        for part, (low, high) in zip(parts, itertools.pairwise(ends), strict=True):
+            piece = tensor[max(low - start, 0) : max(high - start, 0)]
+            if piece.numel():
+                part.append(piece)
+        start += tensor.numel()
+    return parts
 
 
 def _dense(gradient: Tensor, parameter: Tensor) -> Tensor:
