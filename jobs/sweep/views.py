@@ -233,12 +233,15 @@ class Table(_View):
 class Plot(_View):
     value: str = "time"
     x: str
+    against: str | None = None  # metric on the x axis, with points that x labels
     series: list[str] = []
     facet: list[str] = []
 
     def _own_faults(self, benchmark: Benchmark) -> Faults:
         yield from self._value_faults(benchmark)
         yield from self._dimension_faults(benchmark, "x", "series", "facet")
+        if self.against is not None and (unknown := unknown_value(self.against)):
+            yield fault(f"against: {unknown}", "against")
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:

@@ -6,23 +6,15 @@ the y values of each trace relative to a reference series.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
-from jobs.frame.results import Key
-from jobs.report.plots import LINEAR_SPAN, log_base, panels_of, text_of, without_index
-from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.formatting import is_number
+from jobs.report.panels import COLORS, Line, Panel, Panels, log_base, make_panels
 from jobs.writeup.document import ShownPlot
 from systems.plot_data import Spans, Stack
 
 Figure = dict[str, Any]
-# Okabe and Ito's colors, which color-blind readers can tell apart, in an order of high contrast.
-COLORS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f",
-    "#b2abd2", "#1b7837",
-)  # fmt: skip
 _ACROSS = 3  # largest number of panels beside each other
 _TICKS = 6  # largest number of labels on an x axis
 _GAP = 0.09  # between panels, as a fraction of the width or height
@@ -43,54 +35,55 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
     Raises:
         TableError: if the plot names an unknown parameter or has an invalid condition.
     """
-    pivot = make_pivot(shown.shown)
-    (metric,) = pivot.metrics
-    x_index = pivot.row_names.index(shown.plot.x)
-    panels = panels_of(pivot, x_index)
-    if not panels:
+    plot = make_panels(shown.shown)
+    if plot is None:
         return None
-    text = partial(text_of, pivot)
-    names = without_index(tuple(pivot.row_names), x_index)
-    titles = [
-        ", ".join(f"{name} {text(value)}" for name, value in zip(names, facet, strict=True))
-        for facet in panels
-    ]
-    layout, across = _panel_layout(titles), _across(len(titles))
+    across = _across(len(plot.panels))
+    layout = _panel_layout([panel.title for panel in plot.panels])
+    if plot.has_bars:
+        layout["barmode"] = "group"
     data: list[Figure] = []
-    colors = {column: COLORS[i % len(COLORS)] for i, column in enumerate(pivot.column_keys)}
-    named: set[Key] = set()
-    for number, lines in enumerate(panels.values(), 1):
+    named: set[str] = set()
+    for number, panel in enumerate(plot.panels, 1):
         axis = "" if number == 1 else str(number)
-        for column, (x, y, intervals) in lines.items():
-            trace: Figure = {
-                "x": list(x),
-                "y": [float(f"{value:.6g}") for value in y],
-                "name": " ".join(text(value) for value in column) or metric.label,
-                "legendgroup": str(column),
-                "showlegend": column not in named,
-                "mode": "lines+markers",
-                "line": {"color": colors[column], "width": 2},
-                "marker": {"size": 6},
-                "xaxis": f"x{axis}",
-                "yaxis": f"y{axis}",
-                "hovertemplate": f"{shown.plot.x} %{{x}}: %{{y:.4g}}",
-            }
-            if any(interval is not None for interval in intervals):
-                ends = [each or (value, value) for each, value in zip(intervals, y, strict=True)]
-                trace["error_y"] = {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [high - value for (_, high), value in zip(ends, y, strict=True)],
-                    "arrayminus": [value - low for (low, _), value in zip(ends, y, strict=True)],
-                }
-            data.append(trace)
-            named.add(column)
-        _scale(layout, axis, lines)
-        if number + across > len(panels):  # the lowest panel of its column
-            layout[f"xaxis{axis}"]["title"] = {"text": shown.plot.x}
+        for line in panel.lines:
+            data.append(_trace(plot, line, axis, line.name not in named))
+            named.add(line.name)
+        _scale(layout, axis, panel)
+        if number + across > len(plot.panels):  # the lowest panel of its column
+            layout[f"xaxis{axis}"]["title"] = {"text": plot.x_label}
         if (number - 1) % across == 0:
-            layout[f"yaxis{axis}"]["title"] = {"text": metric.header}
-    return {"data": data, "layout": layout, **_ratios(shown, pivot, data)}
+            layout[f"yaxis{axis}"]["title"] = {"text": plot.y_label}
+    return {"data": data, "layout": layout, **_ratios(shown, plot, data)}
+
+
+def _trace(plot: Panels, line: Line, axis: str, is_named: bool) -> Figure:
+    trace: Figure = {
+        "x": line.x,
+        "y": [float(f"{value:.6g}") for value in line.y],
+        "name": _plain(line.name),
+        "legendgroup": str(line.key),
+        "showlegend": is_named,
+        "xaxis": f"x{axis}",
+        "yaxis": f"y{axis}",
+        "hovertemplate": f"{plot.x_label} %{{x}}: %{{y:.4g}}",
+    }
+    if plot.has_bars:
+        trace |= {"type": "bar", "marker": {"color": line.color}}
+    else:
+        trace |= {"line": {"color": line.color, "width": 2}, "marker": {"size": 6}}
+        trace["mode"] = "lines+markers+text" if any(line.labels) else "lines+markers"
+    if any(line.labels):
+        trace |= {"text": list(map(_plain, line.labels)), "textposition": "top right"}
+    if any(interval is not None for interval in line.intervals):
+        points = list(zip(line.y, line.intervals, strict=True))
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": [0 if ends is None else ends[1] - y for y, ends in points],
+            "arrayminus": [0 if ends is None else y - ends[0] for y, ends in points],
+        }
+    return trace
 
 
 def _across(count: int) -> int:
@@ -128,40 +121,36 @@ def _panel_layout(titles: list[str]) -> Figure:
     return layout
 
 
-def _scale(layout: Figure, axis: str, lines: Mapping[Key, Any]) -> None:
+def _scale(layout: Figure, axis: str, panel: Panel) -> None:
     """Set logarithmic axes where the static plots have them."""
-    xs = sorted({x for x, _, _ in lines.values() for x in x}, key=str)
-    heights = [value for _, y, _ in lines.values() for value in y]
-    numbers = [x for x in xs if isinstance(x, (int, float))]
-    if len(numbers) == len(xs) and log_base(sorted(numbers)):
-        ticks = sorted(numbers)
-        every = -(-len(ticks) // _TICKS)
+    if log_base(panel.xs):
+        every = -(-len(panel.xs) // _TICKS)
         layout[f"xaxis{axis}"] |= {
-            "type": "log", "tickvals": ticks,
-            "ticktext": [f"{x:,}" if i % every == 0 else "" for i, x in enumerate(ticks)],
+            "type": "log", "tickvals": panel.xs,
+            "ticktext": [f"{x:,}" if i % every == 0 else "" for i, x in enumerate(panel.xs)],
         }  # fmt: skip
-    elif len(numbers) < len(xs):
+    elif not all(map(is_number, panel.xs)):
         layout[f"xaxis{axis}"]["type"] = "category"
-    if min(heights) > 0 and max(heights) / min(heights) > LINEAR_SPAN:
+    if panel.has_log_y:
         layout[f"yaxis{axis}"]["type"] = "log"
     else:
         layout[f"yaxis{axis}"]["rangemode"] = "tozero"
 
 
-def _ratios(shown: ShownPlot, pivot: Pivot, data: list[Figure]) -> Figure:
+def _ratios(shown: ShownPlot, plot: Panels, data: list[Figure]) -> Figure:
     """Return the y values of each trace divided by those of a reference in the same panel.
 
     The reference is the series of a baseline that a table of the sweep declares, else the last one.
     """
     groups = list(dict.fromkeys(trace["legendgroup"] for trace in data))
-    if len(groups) < 2:
+    if len(groups) < 2 or shown.plot.against is not None:
         return {}
     baselines = {
         as_in_runs(value)
         for table in shown.study.tables.values()
         for value in (table.baseline or {}).values()
     }
-    declared = [str(column) for column in pivot.column_keys if baselines.intersection(column)]
+    declared = [str(column) for column in plot.pivot.column_keys if baselines.intersection(column)]
     group = next((each for each in declared if each in groups), groups[-1])
     reference = {
         trace["yaxis"]: dict(zip(trace["x"], trace["y"], strict=True))

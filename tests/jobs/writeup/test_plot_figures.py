@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.report.plots import draw_plot
 from jobs.writeup.document import ShownPlot
 from jobs.writeup.figures import drawn_figure, plot_figure
 from jobs.writeup.studies import Study, read_studies
@@ -19,6 +20,8 @@ tables:
   - {name: t, columns: [mode], baseline: {mode: exact}}
 plots:
   - {name: p, x: size, series: [mode], facet: [causal], phase: forward}
+  - {name: bars, x: mode, series: [size], where: causal == true, phase: forward}
+  - {name: frontier, x: size, against: fact.memory_bytes, series: [mode, causal], phase: forward}
 """
 
 
@@ -27,7 +30,8 @@ def study(tmp_path: Path, folder: ResultsFolder) -> Study:
     def outcome(params: dict, _: int) -> dict:
         if params["size"] == 8:
             return failed("timeout")
-        return ok(params["size"] ** 3 * (1.0 if params["mode"] == "fast" else 2.0))
+        time = params["size"] ** 3 * (1.0 if params["mode"] == "fast" else 2.0)
+        return ok(time, facts={"memory_bytes": 10 / params["size"]})
 
     folder.submit(load(tmp_path, TOY + PLOTS), outcome, H200)
     return read_studies([folder.path])[0]["toy"]
@@ -47,6 +51,25 @@ def test_lines_panels_and_ratios(study: Study) -> None:
     assert figure["ratios"]["to"] == "exact"
     assert figure["ratios"]["y"][figure["data"].index(fast)] == [0.5, 0.5, 0.5]
     json.dumps(figure, allow_nan=False)
+
+
+def test_bars_of_names_and_points_against_another_metric(study: Study, tmp_path: Path) -> None:
+    bars = plot_figure(ShownPlot(study, study.plots["bars"]))
+    assert bars is not None and bars["layout"]["barmode"] == "group"
+    assert {trace["name"]: (trace["x"], trace["y"]) for trace in bars["data"]} == {
+        "size 1": (["fast", "exact"], [1.0, 2.0]),
+        "size 2": (["fast", "exact"], [8.0, 16.0]),
+        "size 4": (["fast", "exact"], [64.0, 128.0]),
+    }
+    plot = ShownPlot(study, study.plots["frontier"])
+    frontier = plot_figure(plot)
+    assert frontier is not None and "ratios" not in frontier
+    assert {trace["name"]: (trace["x"], trace["text"]) for trace in frontier["data"]} == {
+        f"{mode}, {causal}": ([2.5, 5.0, 10.0], ["4", "2", "1"])
+        for mode in ("fast", "exact")
+        for causal in ("causal", "no causal")
+    }
+    assert draw_plot(plot.shown, tmp_path) == tmp_path / "frontier.png"
 
 
 def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFolder) -> None:
