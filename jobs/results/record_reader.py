@@ -1,12 +1,14 @@
 """Reads the records of a results folder: JSON lines in DIR/records/.
 
-Lines that are damaged, or that a later version wrote, are reported and skipped.
+Files whose jobs have ended may be compressed with gzip, and then end in .jsonl.gz. Lines that are damaged, or that a later version wrote, are reported and skipped.
 """
 
 from __future__ import annotations
 
 import gc
+import gzip
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,15 +65,18 @@ def _later_version(line: bytes) -> str | None:
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
     """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
     shared: dict[str, Any] = {}
-    for path in _record_files(folder / RECORDS):
+    for path in _record_files(folder / RECORDS, ".jsonl", ".jsonl.gz"):
         try:
-            yield from parse_lines(path.read_bytes(), path, shared)
-        except OSError as error:
-            yield BadLine(path, 0, str(error.strerror))
+            data = path.read_bytes()
+            if path.suffix == ".gz":
+                data = gzip.decompress(data)
+            yield from parse_lines(data, path, shared)
+        except (OSError, EOFError, zlib.error) as error:
+            yield BadLine(path, 0, getattr(error, "strerror", None) or str(error))
 
 
-def _record_files(records: Path) -> list[Path]:
-    return [records / name for name in names_in(records) if name.endswith(".jsonl")]
+def _record_files(records: Path, *ends: str) -> list[Path]:
+    return [records / name for name in names_in(records) if name.endswith(ends)]
 
 
 @contextmanager
@@ -121,7 +126,7 @@ class RecordTail:
         """Return the records since the previous call, except those that cannot be read yet."""
         records: list[Record] = []
         try:
-            paths = _record_files(self._folder)
+            paths = _record_files(self._folder, ".jsonl")
         except UnreadableResults:  # a network file system may fail for a moment; jobs must go on
             return records
         for path in paths:

@@ -6,6 +6,7 @@ the y values of each trace relative to a reference series.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
@@ -19,6 +20,7 @@ _ACROSS = 3  # largest number of panels beside each other
 _TICKS = 6  # largest number of labels on an x axis
 _GAP = 0.09  # between panels, as a fraction of the width or height
 _PANEL_HEIGHT = 300  # in pixels
+_STEPS = 4000  # gaps that are shorter than this part of a timeline are not drawn
 _SPAN_COLORS = {
     "computation, forward": "#56b4e9",
     "computation, backward": "#009e73",
@@ -208,11 +210,13 @@ def _spans(spans: Spans) -> Figure:
     """Return a figure of time spans. A span is a bar that begins at its start."""
     data = []
     classes = dict.fromkeys(name for row in spans.rows.values() for name in row)
+    ends = [end for row in spans.rows.values() for each in row.values() for _, end in each]
+    gap = max(ends, default=0.0) / _STEPS
     for i, name in enumerate(classes):
         bars = [
             (row, start, end)
             for row, of_row in spans.rows.items()
-            for start, end in of_row.get(name, [])
+            for start, end in _joined(of_row.get(name, []), gap)
         ]
         data.append(
             {
@@ -243,6 +247,16 @@ def _spans(spans: Spans) -> Figure:
         },
     }
     return {"data": data, "layout": layout}
+
+
+def _joined(spans: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """Join neighbours with a smaller gap, which no screen shows. A step has thousands of spans."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if joined and start - joined[-1][1] < gap:
+            start, end = joined[-1][0], max(end, joined.pop()[1])
+        joined.append((start, end))
+    return joined
 
 
 def _plain(text: str) -> str:

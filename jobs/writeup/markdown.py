@@ -106,19 +106,20 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
         elif view.heading:
             yield f"On {escaped(view.heading)}:"
             yield ""
-        yield from _view(view, "" if part.not_measured else without_marks(view.text), folder)
+        text = "" if part.not_measured else without_marks(view.text)
+        yield from _view(view, text, folder, has_exhibits=i == 0)
         if i:
             yield "</details>"
             yield ""
 
 
-def _view(view: View, text: str, folder: Path) -> Iterator[str]:
+def _view(view: View, text: str, folder: Path, has_exhibits: bool) -> Iterator[str]:
     yield text
     yield ""
     for note in view.basis if text else ():
         yield f"*{escaped(note)}*"
         yield ""
-    for shown in view.tables:
+    for shown in view.tables if has_exhibits else ():
         if not shown.folded:  # those are in the page
             yield f"**{escaped(shown.table.heading)}**"
             yield ""
@@ -126,7 +127,7 @@ def _view(view: View, text: str, folder: Path) -> Iterator[str]:
             yield ""
             yield escaped(". ".join(shown.table.notes))
             yield ""
-    for plot in view.plots:
+    for plot in view.plots if has_exhibits else ():
         path = draw_plot(
             plot.shown, folder / PLOTS / _as_name(plot.study.name) / _as_name(view.device)
         )
@@ -134,8 +135,9 @@ def _view(view: View, text: str, folder: Path) -> Iterator[str]:
             yield _image(plot.title, path, folder)
             yield ""
     for drawing in view.drawings:
-        yield _image(drawing.title, copied(drawing, folder), folder)
-        yield ""
+        if has_exhibits or drawing.data is None:  # a file that the page shows
+            yield _image(drawing.title, copied(drawing, folder), folder)
+            yield ""
     for note in view.notes:
         yield escaped(note)
         yield ""

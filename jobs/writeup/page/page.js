@@ -198,7 +198,7 @@ for (const table of all("table.data")) nearTable.observe(table);
 // ---- figures ----------------------------------------------------------------------------------
 const LABEL_HEIGHT = 14; // in pixels
 const NARROW = 600; // figures that are narrower have only a legend, in pixels
-const hasLines = (trace) => trace.mode === "lines+markers";
+const hasLines = (trace) => trace.mode?.startsWith("lines+markers");
 const labelWidth = (traces) => Math.max(...traces.map((trace) => trace.name.length)) * 7 + 25;
 
 // Write the name of each visible line at its right end, in the rightmost panels. Labels that would
@@ -270,7 +270,8 @@ async function draw(figure) {
     hoverlabel: { bgcolor: style("--panel"), font: { color: style("--text") } },
     showlegend: true,
   };
-  if (!isWide && traces.every(hasLines) && layout.yaxis2) stack(layout);
+  if (!isWide && layout.yaxis2) stack(layout);
+  if (isWide && figure.closest(".whole")) layout.height = Math.min(layout.height, 310); // four on a screen
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     layout[name] = { ...axis, ...layout[name] };
     if (name.startsWith("y") && log) layout[name].type = log;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +41,22 @@ def test_garbage_is_collected_as_before(
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_compressed_records_count_and_damaged_ones_are_named(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    plain = observe(folder.path)
+    (path,) = (folder.path / "records").iterdir()
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert observe(folder.path).records == plain.records
+    for damaged in (packed.read_bytes()[:-20], b"no gzip", packed.read_bytes()[:40] + b"\0" * 40):
+        packed.write_bytes(damaged)
+        (bad,) = observe(folder.path).bad_lines
+        assert bad.path == packed
 
 
 def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(
