@@ -1,6 +1,7 @@
 """Reads the records of a results folder: JSON lines in DIR/records/.
 
-Files whose jobs have ended may be compressed with gzip, and then end in .jsonl.gz. Lines that are damaged, or that a later version wrote, are reported and skipped.
+Files whose jobs have ended may be compressed with gzip, and then end in .jsonl.gz. Lines that are
+damaged, or that a later version wrote, are reported and skipped.
 """
 
 from __future__ import annotations
