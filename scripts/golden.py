@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import gzip
 import json
 import os
 import re
@@ -144,6 +145,9 @@ def make_equally_old(before: Path, after: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         then, now = threads.map(source_hashes, (before, after))
     for folder in results_folders(after):
+        for path in (after / folder / "records").glob("*.jsonl.gz"):
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
         for path in (after / folder / "records").glob("*.jsonl"):
             path.write_text("".join(map(partial(_renewed, then, now), path.open())))
 

@@ -1,14 +1,18 @@
 """Renders the answers of the document, with numbers from the records and from arithmetic.
 
-An answer is a Markdown text with Jinja2 expressions:
+An answer is a Markdown text with the names of numbers, each of which has one definition:
 
-    Forward takes {{ value("time", "forward", size="xl") | n(3) }} ms.
+    numbers:
+      at: {size: xl, precision: fp32}
+      forward: value("time", "forward", **at)
+    answer: Forward takes {{ forward | n(3) }} ms.
 
 The functions `value`, `state` and `published` and the filters `n` and `pct` are those of
 `jobs.report.texts`. In addition:
 
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
+    by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`
     items(...)                   list that a run returned
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
@@ -22,22 +26,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
+from jinja2.filters import FILTERS
 
 from jobs.errors import TableError
 from jobs.formatting import counted
 from jobs.report.texts import language
 from jobs.report.texts.language import Compared, NotMeasured
+from jobs.writeup.families import by
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
+from jobs.writeup.problem import Part
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import MISSING, Recorded, shown
 from systems import accounting
 from systems.accounting import feed_forward, xxl_model
 
+_OF_LISTS = ("first", "list", "map", "rejectattr", "selectattr")  # filters of Jinja, for `items`
 MISSING_NUMBER = "Not measured: a number that this answer depends on is missing."
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
@@ -83,7 +92,7 @@ def devices_of(studies: list[Study]) -> list[str]:
 
 
 def render_answer(
-    template: str,
+    part: Part,
     study: Study | None,
     studies: Mapping[str, Study],
     device: str | None,
@@ -92,24 +101,28 @@ def render_answer(
     """Render an answer with the results of one kind of device.
 
     Args:
-        template: Markdown with Jinja2.
+        part: its numbers are evaluated in their order, then its answer is rendered.
         study: study of the part. None: the answer needs no records, or there are none.
         device: kind of GPU, see `Study.results_on`. None: there are no results.
     """
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)
     jinja = language.environment()
+    jinja.filters |= {name: _of_measured(FILTERS[name]) for name in _OF_LISTS}
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
+    known: dict[str, Any] = {
+        **lookups.functions,
+        "by": by(lookups.value),
+        "accounting": _Accounting(),
+        "sizes": list(accounting.MODEL_SIZES),
+        "device": device,
+        "devices": devices_of(list(studies.values())),
+    }
     try:
-        text = jinja.from_string(template).render(
-            lookups.functions,
-            accounting=_Accounting(),
-            sizes=list(accounting.MODEL_SIZES),
-            device=device,
-            devices=devices_of(list(studies.values())),
-        )
-        answer.text = text.strip()
+        for name, given in part.numbers.items():
+            known[name] = given if isinstance(given, dict) else _evaluated(jinja, given, known)
+        answer.text = jinja.from_string(part.answer).render(known).strip()
     except Compared:
         answer.text = MISSING_NUMBER
         answer.missing += 1
@@ -121,6 +134,26 @@ def render_answer(
     answer.basis = lookups.basis()
     answer.stale = lookups.stale()
     return answer
+
+
+def _of_measured(of_list: Any) -> Any:
+    """Return a filter like one of Jinja. A list that was not measured is no empty list for it."""
+
+    @wraps(of_list)  # with the marks by which Jinja passes the environment
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, NotMeasured) for each in args):
+            raise Compared
+        return of_list(*args, **kwargs)
+
+    return checked
+
+
+def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) -> Any:
+    """Return the value of an expression. NotMeasured if it compares a number that is missing."""
+    try:
+        return jinja.compile_expression(expression, undefined_to_none=False)(known)
+    except Compared:
+        return NotMeasured()
 
 
 def _is_plain(value: Any) -> bool:

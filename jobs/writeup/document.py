@@ -306,7 +306,7 @@ def _part(
     views = []
     for device in devices or [None]:
         here = {study.name: _on(study, device) for study in involved}
-        answer = render_answer(part.answer, study, studies, device, registry)
+        answer = render_answer(part, study, studies, device, registry)
         view = View(device or "", answer)
         for exhibit in part.show:
             _show(view, exhibit, here.get(exhibit.sweep or name or ""))

@@ -230,7 +230,10 @@ class AnswerLookups:
         return next(iter(found.values()), None)
 
     def _results(self, study: Study | None, params: dict[str, Any]) -> list[Result]:
-        """Return the results of the device that have all parameters that a lookup names."""
+        """Return the results of the device that have all parameters that a lookup names.
+
+        If runs of the stock sweep have the values, too, others do not count.
+        """
         if study is None:
             return []
         benchmark = params.get("benchmark")
@@ -245,7 +248,12 @@ class AnswerLookups:
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
         here = self._on_device(study)
-        return [result for result in having if id(result) in here]
+        found = [result for result in having if id(result) in here]
+        if not study.is_stock:
+            return found
+        asked, _ = asked_cells(study.name, None)
+        stock = [each for each in found if each.run.id in asked and has(each, _chosen(params))]
+        return stock or found
 
     def _on_device(self, study: Study) -> set[int]:
         """Return the identities of the results that count for the device."""

@@ -48,8 +48,8 @@ def _summary(document: Document) -> Iterator[str]:
     yield f"Parts: {counts}."
     yield ""
     yield (
-        "This file has one kind of GPU in the open, and short tables. The page index.html, made "
-        "with it, has all tables, figures that can be changed, and the records of each number."
+        "This file has short tables and plots of one kind of GPU. The page index.html, made with "
+        "it by `make report`, has all tables and figures, and the records of each number."
     )
     yield ""
     for state in document.counts():

@@ -7,13 +7,14 @@ The file names give the order.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 FOLDER = Path(__file__).parent / "problems"
 Edition = Literal[2025, 2026]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Anchor = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 
 
@@ -49,7 +50,9 @@ class Part(_Model):
     show: list[Exhibit] = []
     more: list[str] = []  # tables that are folded away
     whole: bool = False  # whether a page opens with the whole answer, and not its first paragraph
-    answer: str  # Markdown with Jinja2, see jobs.writeup.answer
+    # Expressions of Jinja2 by name, which may use the names before them. A mapping is a dict.
+    numbers: dict[Name, str | dict[str, Any]] = {}
+    answer: str  # Markdown with the names of `numbers`, see jobs.writeup.answer
 
 
 class Problem(_Model):

@@ -66,7 +66,9 @@ def _of_measured(choose: Callable[[tuple[Any, ...]], Any]) -> Callable[..., Any]
     """
 
     def chosen(*numbers: Any) -> Any:
-        if len(numbers) == 1 and isinstance(numbers[0], (list, tuple)):
+        if len(numbers) == 1 and isinstance(numbers[0], dict):
+            numbers = tuple(numbers[0].values())
+        elif len(numbers) == 1 and isinstance(numbers[0], (list, tuple)):
             numbers = tuple(numbers[0])
         missing = [number for number in numbers if isinstance(number, NotMeasured)]
         return missing[0] if missing else choose(numbers)

@@ -22,7 +22,7 @@ PARTS = [
     for part in problem.parts
 ]
 # Problems with an answer that needs facts which no record has yet
-UNTIL_MEASURED = {("memory_profiling", "e"), ("fsdp_accounting", "b")}
+UNTIL_MEASURED = {("fsdp_accounting", "b")}
 # Names of the problems of both editions of CS336, assignment 2.
 NAMES = {
     2025: {
@@ -60,6 +60,14 @@ def test_exhibits_are_declared_by_their_sweeps(problem: Problem, part: Part) -> 
         assert exhibit.plot is None or exhibit.plot in plots
     if part.more:
         assert set(part.more) <= declared(None)[0]
+
+
+@pytest.mark.parametrize(("problem", "part"), PARTS)
+def test_answers_are_prose_whose_only_logic_is_rows_of_tables(problem: Problem, part: Part) -> None:
+    statements = set(re.findall(r"{%-?\s*(\w+)", part.answer))
+    assert statements <= {"for", "endfor"}
+    calls = re.findall(r"\b(?:value|state|speed|items|failure|published)\(", part.answer)
+    assert not calls  # they are declared in numbers
 
 
 @pytest.mark.parametrize(("problem", "part"), [p for p in PARTS if p.values[1].filter])

@@ -1,0 +1,39 @@
+"""Numbers of one kind by the value of a parameter, such as the time of each sequence length."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class Family(dict[Any, Any]):
+    """Numbers by the value of a parameter. Arithmetic with another family or a number is by value.
+
+    A number that is missing is NotMeasured, and so is each result that depends on it.
+    """
+
+    def _each(self, other: Any, calculate: Callable[[Any, Any], Any]) -> Family:
+        others = other if isinstance(other, Family) else dict.fromkeys(self, other)
+        return Family({key: calculate(self[key], others[key]) for key in self if key in others})
+
+    def __add__(self, other: Any) -> Family:
+        return self._each(other, operator.add)
+
+    def __sub__(self, other: Any) -> Family:
+        return self._each(other, operator.sub)
+
+    def __mul__(self, other: Any) -> Family:
+        return self._each(other, operator.mul)
+
+    def __truediv__(self, other: Any) -> Family:
+        return self._each(other, operator.truediv)
+
+
+def by(value: Callable[..., Any]) -> Callable[..., Family]:
+    """Return the function `by` of answers, for the function `value`."""
+
+    def of_values(parameter: str, values: Iterable[Any], *metric: Any, **params: Any) -> Family:
+        return Family({each: value(*metric, **params, **{parameter: each}) for each in values})
+
+    return of_values
