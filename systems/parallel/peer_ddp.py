@@ -139,8 +139,8 @@ class PeerBuckets:
 
     The gradients of a bucket have one dtype and device. All ranks must have the same ones.
 
-    Every rank averages an equal part of each bucket. It writes the means into the buffers of all ranks
-    when the others have sent their gradients, so they have used the means of the step before.
+    Every rank averages an equal part of each bucket. It writes the means into the buffers of all
+    ranks when the others have sent their gradients, so they have used the means of the step before.
 
     Args:
         owners: rank of each parameter. Then the owner averages the whole gradient, in place, and
