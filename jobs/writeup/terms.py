@@ -44,7 +44,8 @@ TERMS = {
         "without tensor cores, for bfloat16 that with them."
     ),
     "alone, exposed": (
-        "A step of parallel training without its communication is called alone. The exposed "
+        "The step of one GPU without communication, and without sharding, so it updates all "
+        "weights, is called alone. The exposed "
         "communication is the time by which a step is longer than alone: the mean over rounds of "
         "steps within a process. Profiled exposed time is another quantity: the time in a profile "
         "in which only communication kernels run."
