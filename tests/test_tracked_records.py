@@ -31,24 +31,20 @@ FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submiss
 # Number of records by (benchmark, version) whose version is older than the benchmark's. Tables show
 # these records, but a sweep would measure their runs again. Version 4 of attention has the same
 # parameters and defaults as version 3, so the ids of version 3 can still be computed.
-OLDER = {("attention", 3): 64}
+OLDER = {("attention", 3): 8}
 # Folders in logs/h200 with records that were made before records had a source hash. These count as
 # older code.
 WITHOUT_SOURCE_HASH = {
     "all_reduce",
-    "attention",
     "checkpointing",
     "compile",
     "ddp",
     "ddp_buckets",
     "flash",
-    "flash_heads",
-    "flash_hopper",
     "flash_leaderboard",
     "fsdp",
     "profile",
     "sharded_optimizer",
-    "training_loss",
     "transformer",
 }
 
@@ -60,16 +56,12 @@ COPIES = {
     "eb4b49333b8821e1ed67d1ad245dcd6d2f641be5": "59abd6bcbc94fafff12dd1ba00cce26876c7b86e",
     "21c5d5a32da439744672f42d9da1f63c68f9056b": "1573c87f382c318b8006c8e3a3ce5031d8e6d125",
     "bfc054384e7c3a98a63a08703f439031bca560af": "2aa94d20b6a503f9795f0e776f979880ff8f4144",
-    "7d1143a913d48616dcf2fce5e11eecde856e88ea": "8fa5b87963430f27b39aaacfce806cb993156543",
-    # The copy had the measured files of this commit, and older ones that do not count.
-    "0fbf625f6d031e89f50320e95d028982c41750dc": "0fbf625f6d031e89f50320e95d028982c41750dc",
 }
 
-# Commit that has the measured files, by the commit that records name. The latter is not in the
-# repository: the first contained a file that does not belong there, the second had another message.
+# Commit that has the measured files, by the commit that records name, which is not in the repository
+# because it contained a file that does not belong there.
 REPLACED = {
     "d4a28b8bd3e632dcd5588926ef013bb57576e516": "11caf2729ea00dc7336300b073d8b283de5f997d",
-    "1753e079b80b70e4d22ceb275b39eff6bad22a87": "0fbf625f6d031e89f50320e95d028982c41750dc",
 }
 
 load = cache(load_benchmark)
