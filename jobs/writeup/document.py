@@ -23,9 +23,7 @@ from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 
 # Follows an answer without some of its numbers
-SOME_NUMBERS = (
-    "Some runs of this answer are not measured on this device. The tables have those that are."
-)
+SOME_NUMBERS = "Some numbers of this answer are not measured on this device."
 AnyView = TypeVar("AnyView", Table, Plot)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
 

@@ -31,7 +31,7 @@ class Drawing:
         """What the figure shows, and in which run."""
         what = self.data.title if self.data else self.png.stem.replace("_", " ")
         more = ", ".join(part for part in self.label.split(", ") if part not in what)
-        return f"{what} ({more})" if more else what
+        return f"{self.study.name}: {what} ({more})" if more else f"{self.study.name}: {what}"
 
 
 def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:

@@ -129,12 +129,12 @@ def _scale(layout: Figure, axis: str, panel: Panel) -> None:
         every = -(-len(panel.xs) // _TICKS)
         layout[f"xaxis{axis}"] |= {
             "type": "log", "tickvals": panel.xs,
-            "ticktext": [f"{x:,}" if i % every == 0 else "" for i, x in enumerate(panel.xs)],
+            "ticktext": [f"{x:,g}" if i % every == 0 else "" for i, x in enumerate(panel.xs)],
         }  # fmt: skip
     elif not all(map(is_number, panel.xs)):
         layout[f"xaxis{axis}"]["type"] = "category"
     if panel.has_log_y:
-        layout[f"yaxis{axis}"]["type"] = "log"
+        layout[f"yaxis{axis}"] |= {"type": "log", "dtick": 1}
     else:
         layout[f"yaxis{axis}"]["rangemode"] = "tozero"
 
@@ -142,7 +142,7 @@ def _scale(layout: Figure, axis: str, panel: Panel) -> None:
 def _ratios(shown: ShownPlot, plot: Panels, data: list[Figure]) -> Figure:
     """Return the y values of each trace divided by those of a reference in the same panel.
 
-    The reference is the series of a baseline that a table of the sweep declares, else the last one.
+    The reference is the series of a baseline that a table of the sweep declares.
     """
     groups = list(dict.fromkeys(trace["legendgroup"] for trace in data))
     if len(groups) < 2 or shown.plot.against is not None:
@@ -153,7 +153,9 @@ def _ratios(shown: ShownPlot, plot: Panels, data: list[Figure]) -> Figure:
         for value in (table.baseline or {}).values()
     }
     declared = [str(column) for column in plot.pivot.column_keys if baselines.intersection(column)]
-    group = next((each for each in declared if each in groups), groups[-1])
+    group = next((each for each in declared if each in groups), None)
+    if group is None:
+        return {}
     reference = {
         trace["yaxis"]: dict(zip(trace["x"], trace["y"], strict=True))
         for trace in data

@@ -13,7 +13,7 @@ from jobs.frame.statistics import statistic
 from jobs.results.record import Record
 from jobs.writeup.studies import Study, shown_path
 
-_CONDITIONS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle")
+_CONDITIONS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle", "energy_j")
 
 
 def details(study: Study, record: Record) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _samples(record: Record) -> list[list[str]]:
 
 
 def _conditions(record: Record) -> list[list[str]]:
-    """Return one row per phase: name, and clock, power, temperature and throttle reasons."""
+    """Return one row per phase: name, and clock, power, temperature, throttling and energy."""
     return [
         [phase, *(_condition(known.get(name)) for name in _CONDITIONS)]
         for phase, known in record.conditions.items()

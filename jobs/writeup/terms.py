@@ -50,6 +50,11 @@ TERMS = {
         "steps within a process. Profiled exposed time is another quantity: the time in a profile "
         "in which only communication kernels run."
     ),
+    "cell": "One configuration of a sweep, such as a size, a length and a precision.",
+    "peer": (
+        "Wrappers of this project whose GPUs copy gradients or weights into each other's memory, "
+        "by copy engines and without NCCL."
+    ),
     "alone imbalance": (
         "By how much the slowest rank takes longer than the fastest for a step without "
         "communication."

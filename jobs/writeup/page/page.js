@@ -154,7 +154,7 @@ const current = new IntersectionObserver((entries) => {
     link?.setAttribute("aria-current", "true");
     link?.scrollIntoView({ block: "nearest" });
   }
-}, { rootMargin: "-20% 0px -70% 0px" });
+}, { rootMargin: "-9% 0px -86% 0px" });
 for (const problem of all("section.problem")) current.observe(problem);
 
 // ---- kind of GPU ------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ async function draw(figure) {
     ...structuredClone(spec.layout),
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: style("--text"), size: 12 },
-    margin: { l: 60, r: isLabelled ? labelWidth(traces) : 15, t: 70, b: 50 },
+    margin: { l: 60, r: isLabelled ? labelWidth(traces) : 15, t: 70, b: 55 },
     legend: { orientation: "h", y: 1.06, yanchor: "bottom" },
     hoverlabel: { bgcolor: style("--panel"), font: { color: style("--text") } },
     showlegend: true,
@@ -273,12 +273,12 @@ async function draw(figure) {
   if (!isWide && layout.yaxis2) stack(layout);
   else if (figure.closest(".figures")) layout.height = Math.min(layout.height, 290); // four on a screen
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-    layout[name] = { ...axis, ...layout[name] };
+    layout[name] = { exponentformat: "none", ...axis, ...layout[name] };
     if (name.startsWith("y") && log) layout[name].type = log;
     if (name.startsWith("y") && ratio) layout[name] = { ...layout[name], type: log || "linear", rangemode: "normal" };
   }
   await Plotly.react(canvas, traces, layout, {
-    responsive: true, displaylogo: false,
+    responsive: true, displayModeBar: false,
     toImageButtonOptions: { format: "svg", filename: $("figcaption", figure).textContent },
   });
   figure.classList.add("drawn");
@@ -369,7 +369,7 @@ function shownRecord(record) {
   }
   if (record.conditions.length) {
     parts.push(grid(
-      ["phase", "SM clock (MHz)", "power (W)", "temperature (C)", "throttled (share of samples)"],
+      ["phase", "SM clock (MHz)", "power (W)", "temperature (C)", "throttled (share of samples)", "energy (J)"],
       record.conditions,
     ));
   }

@@ -28,6 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (
         "name: own\nbenchmark: tests.benchmarks.toy\ngrid: {size: [1, 2, 4], mode: [fast, exact]}\n"
     )
+    text += "tables: [{name: own, columns: [mode], baseline: {mode: exact}}]\n"
     text += "plots: [{name: p, title: Zebra by size, x: size, series: [mode], phase: forward}]\n"
     sweep = load(folder, text)
     own.submit(sweep, lambda p, _: ok(10.0 * p["size"] if p["mode"] == "fast" else 3.0), H200)
