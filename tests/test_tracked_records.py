@@ -58,8 +58,8 @@ COPIES = {
     "bfc054384e7c3a98a63a08703f439031bca560af": "2aa94d20b6a503f9795f0e776f979880ff8f4144",
 }
 
-# Commit that has the measured files, by the commit that records name, which is not in the repository
-# because it contained a file that does not belong there.
+# Commit that has the measured files, by the commit that records name. The latter is not in the
+# repository, because it contained a file that does not belong there.
 REPLACED = {
     "d4a28b8bd3e632dcd5588926ef013bb57576e516": "11caf2729ea00dc7336300b073d8b283de5f997d",
 }

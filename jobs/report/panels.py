@@ -121,7 +121,8 @@ def make_panels(shown: Shown) -> Panels | None:
             panels.append(panel)
     if not panels:
         return None
-    panels = [panel for panel in panels if len(panel.xs) > 1] or panels
+    if across is None:
+        panels = [panel for panel in panels if len(panel.xs) > 1] or panels
     x_label = words(plot.x) if across is None else across.metrics[0].header
     return Panels(pivot, panels, x_label, metric.header)
 

@@ -45,9 +45,9 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
         (_draw_bars if plot.has_bars else _draw_lines)(axes, plot, panel)
         axes.set_title(panel.title, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
-        axes.set_xlabel(plot.x_label)
+        axes.set_xlabel(plot.x_label, parse_math=False)
     for first, *_ in grid:
-        first.set_ylabel(plot.y_label)
+        first.set_ylabel(plot.y_label, parse_math=False)
     marks = [Line2D([], [], color=color, marker="o") for color in plot.names.values()]
     legend = figure.legend(marks, list(plot.names), loc="outside right upper", fontsize=8)
     for text in legend.get_texts():
@@ -68,7 +68,10 @@ def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
             if interval is not None:
                 axes.vlines(x, *interval, color=line.color, linewidth=1)
             if label:
-                axes.annotate(label, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3))
+                axes.annotate(
+                    label, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3),
+                    parse_math=False,
+                )  # fmt: skip
     if base := log_base(panel.xs):
         axes.set_xscale("log", base=base)
     _scale_y(axes, panel)
@@ -95,7 +98,8 @@ def _scale_y(axes: Axes, panel: Panel) -> None:
     if panel.has_log_y:
         axes.set_yscale("log")
     else:
-        axes.set_ylim(0, 1.05 * max(y for line in panel.lines for y in line.y) or 1)
+        heights = [y for line in panel.lines for y in line.y]
+        axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)
 
 
 def _basis(shown: Shown, plot: Panels) -> str:

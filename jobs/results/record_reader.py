@@ -66,18 +66,32 @@ def _later_version(line: bytes) -> str | None:
 def iter_records(folder: Path) -> Iterator[Record | BadLine]:
     """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
     shared: dict[str, Any] = {}
-    for path in _record_files(folder / RECORDS, ".jsonl", ".jsonl.gz"):
+    for path in _record_files(folder / RECORDS):
         try:
-            data = path.read_bytes()
-            if path.suffix == ".gz":
-                data = gzip.decompress(data)
+            data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
             yield from parse_lines(data, path, shared)
         except (OSError, EOFError, zlib.error) as error:
             yield BadLine(path, 0, getattr(error, "strerror", None) or str(error))
 
 
-def _record_files(records: Path, *ends: str) -> list[Path]:
-    return [records / name for name in names_in(records) if name.endswith(ends)]
+def _record_files(records: Path) -> list[Path]:
+    """Return the files of records. Of a file and its compressed copy, only the former."""
+    names = dict.fromkeys(names_in(records))
+    plain = [name for name in names if name.endswith(".jsonl")]
+    packed = [name for name in names if name.endswith(".jsonl.gz") and name[:-3] not in names]
+    return [records / name for name in sorted(plain + packed)]
+
+
+def _unpacked(path: Path) -> bytes:
+    """Return the content of a compressed file.
+
+    Raises:
+        OSError, EOFError or zlib.error: if it cannot be read.
+    """
+    data = path.read_bytes()
+    if not data:
+        raise EOFError("the file is empty")
+    return gzip.decompress(data)
 
 
 @contextmanager
@@ -127,18 +141,21 @@ class RecordTail:
         """Return the records since the previous call, except those that cannot be read yet."""
         records: list[Record] = []
         try:
-            paths = _record_files(self._folder, ".jsonl")
+            paths = _record_files(self._folder)
         except UnreadableResults:  # a network file system may fail for a moment; jobs must go on
             return records
         for path in paths:
             start = self._read.get(path, 0)
             try:
-                if path.stat().st_size <= start:
+                if path.suffix == ".gz":  # nothing is added to it
+                    data = b"" if start else _unpacked(path)
+                elif path.stat().st_size <= start:
                     continue
-                with path.open("rb") as file:
-                    file.seek(start)
-                    data = file.read()
-            except OSError:
+                else:
+                    with path.open("rb") as file:
+                        file.seek(start)
+                        data = file.read()
+            except (OSError, EOFError, zlib.error):
                 continue
             whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
             self._read[path] = start + len(whole)

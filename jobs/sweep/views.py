@@ -240,8 +240,15 @@ class Plot(_View):
     def _own_faults(self, benchmark: Benchmark) -> Faults:
         yield from self._value_faults(benchmark)
         yield from self._dimension_faults(benchmark, "x", "series", "facet")
-        if self.against is not None and (unknown := unknown_value(self.against)):
+        if self.against is None:
+            return
+        if unknown := unknown_value(self.against):
             yield fault(f"against: {unknown}", "against")
+        elif self.against.startswith(PREDICTED) and not benchmark.predicts:
+            what = f"against: benchmark {benchmark.name!r} has no function predict(params)"
+            yield fault(what, "against")
+        elif not isinstance(self.phase, str):
+            yield fault("against: name one phase, such as phase: forward", "against")
 
 
 def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:

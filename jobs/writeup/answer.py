@@ -35,7 +35,7 @@ from jinja2.filters import FILTERS
 from jobs.errors import TableError
 from jobs.formatting import counted
 from jobs.report.texts import language
-from jobs.report.texts.language import Compared, NotMeasured
+from jobs.report.texts.language import Compared, NotMeasured, Unknown
 from jobs.writeup.families import by
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
@@ -70,7 +70,12 @@ class Answer:
     def notes(self) -> list[str]:
         """Notes on what the numbers rest. Empty if there are none."""
         older = f"; {counted(self.stale, 'record')} of older code" if self.stale else ""
-        return [self.basis + older] if self.basis else []
+        return [each for each in (self.wrong, self.basis and self.basis + older) if each]
+
+    @property
+    def wrong(self) -> str:
+        """A sentence on a mistake in the template. "" if there is none."""
+        return f"The answer cannot be written: {self.problem}" if self.problem else ""
 
     @property
     def complete_paragraphs(self) -> list[str]:
@@ -119,15 +124,20 @@ def render_answer(
         "device": device,
         "devices": devices_of(list(studies.values())),
     }
+    where = ""
     try:
         for name, given in part.numbers.items():
+            where = f"{name}: "
+            if name in known or name in jinja.globals:
+                raise ValueError("this name is taken")
             known[name] = given if isinstance(given, dict) else _evaluated(jinja, given, known)
+        where = ""
         answer.text = jinja.from_string(part.answer).render(known).strip()
     except Compared:
         answer.text = MISSING_NUMBER
         answer.missing += 1
     except _RAISED as error:
-        answer.text, answer.problem = MISSING_NUMBER, str(error)
+        answer.text, answer.problem = MISSING_NUMBER, f"{where}{error}"
         answer.missing += 1
     answer.found, answer.warnings = lookups.found, lookups.warnings
     answer.missing += lookups.missing
@@ -153,7 +163,7 @@ def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) ->
     try:
         return jinja.compile_expression(expression, undefined_to_none=False)(known)
     except Compared:
-        return NotMeasured()
+        return Unknown()
 
 
 def _is_plain(value: Any) -> bool:

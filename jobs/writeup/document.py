@@ -170,6 +170,8 @@ class PartResult:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
         if self.state is not State.missing or self.study is None:
             return ""
+        if wrong := [view.answer.wrong for view in self.views if view.answer.wrong]:
+            return wrong[0]
         if self.failures:
             return f"All runs of this answer failed ({self.failures})."
         if not any(view.tables for view in self.views):

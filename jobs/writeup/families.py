@@ -6,6 +6,8 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jobs.report.texts.language import Unknown
+
 
 class Family(dict[Any, Any]):
     """Numbers by the value of a parameter. Arithmetic with another family or a number is by value.
@@ -15,7 +17,13 @@ class Family(dict[Any, Any]):
 
     def _each(self, other: Any, calculate: Callable[[Any, Any], Any]) -> Family:
         others = other if isinstance(other, Family) else dict.fromkeys(self, other)
-        return Family({key: calculate(self[key], others[key]) for key in self if key in others})
+        found = Family()
+        for key in (key for key in self if key in others):
+            try:
+                found[key] = calculate(self[key], others[key])
+            except ZeroDivisionError:
+                found[key] = Unknown()
+        return found
 
     def __add__(self, other: Any) -> Family:
         return self._each(other, operator.add)
@@ -25,6 +33,8 @@ class Family(dict[Any, Any]):
 
     def __mul__(self, other: Any) -> Family:
         return self._each(other, operator.mul)
+
+    __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, other: Any) -> Family:
         return self._each(other, operator.truediv)

@@ -61,7 +61,7 @@ def plot_figure(shown: ShownPlot) -> Figure | None:
 
 def _trace(plot: Panels, line: Line, axis: str, is_named: bool) -> Figure:
     trace: Figure = {
-        "x": line.x,
+        "x": [_plain(x) if isinstance(x, str) else x for x in line.x],
         "y": [float(f"{value:.6g}") for value in line.y],
         "name": _plain(line.name),
         "legendgroup": str(line.key),

@@ -16,7 +16,7 @@ from jobs.frame.rows import Cell
 from jobs.frame.statistics import of_each
 from jobs.report.tables.notes import basis_note, differing
 from jobs.report.tables.speedup import speedup_of
-from jobs.report.texts.language import NotMeasured
+from jobs.report.texts.language import NotMeasured, Unknown
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
 from jobs.results.record import Record
 from jobs.writeup.cells import asked_cells
@@ -273,7 +273,7 @@ class AnswerLookups:
 
     def _missing(self) -> NotMeasured:
         self.missing += 1
-        return NotMeasured()
+        return Unknown()
 
 
 def _is_asked(study: Study, benchmark: str | None, names: Iterable[str]) -> bool:

@@ -97,7 +97,7 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
         yield f"`{part.command}`"
         yield ""
     if part.not_measured:
-        yield part.not_measured
+        yield escaped(part.not_measured)
         yield ""
     for i, view in enumerate(part.views):
         if i:

@@ -73,6 +73,7 @@ def steps_ms(training: Training, count: int) -> list[float]:
     """
     if training.device.type == "cuda":
         count = max(count, math.ceil(LEAST_MS / min(_steps_ms(training, 3))))
+        training.step()  # so that the host is already ahead of the GPU when the first sample starts
     with during("train_step"), window("train_step"):
         return _steps_ms(training, count)
 
@@ -81,7 +82,6 @@ def _steps_ms(training: Training, count: int) -> list[float]:
     if training.device.type != "cuda":
         return [clock_ms(training.step, training.device) for _ in range(count)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    training.step()  # so that the host is already ahead of the GPU when the first sample starts
     for i, event in enumerate(events):
         if i:
             training.step()

@@ -55,6 +55,13 @@ class NotMeasured:
     __iter__ = _compared  # Python would otherwise iterate with __getitem__, without an end
 
 
+class Unknown(NotMeasured):
+    """NotMeasured that is neither true nor false, for conditions that must not choose a side."""
+
+    def __bool__(self) -> bool:
+        raise Compared
+
+
 class Compared(Exception):
     """Raised if a template compares a number that was not measured, or iterates over it."""
 

@@ -271,7 +271,7 @@ async function draw(figure) {
     showlegend: true,
   };
   if (!isWide && layout.yaxis2) stack(layout);
-  else if (figure.closest(".figures")) layout.height = Math.min(layout.height, 290); // four on a screen
+  else if (figure.closest(".figures") && !layout.yaxis2) layout.height = Math.min(layout.height, 290); // four on a screen
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     layout[name] = { exponentformat: "none", ...axis, ...layout[name] };
     if (name.startsWith("y") && log) layout[name].type = log;

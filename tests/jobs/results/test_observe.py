@@ -22,6 +22,7 @@ from jobs.results.manifest import (
     write_handles,
     write_manifest,
 )
+from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
@@ -53,7 +54,13 @@ def test_compressed_records_count_and_damaged_ones_are_named(
     packed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     assert observe(folder.path).records == plain.records
-    for damaged in (packed.read_bytes()[:-20], b"no gzip", packed.read_bytes()[:40] + b"\0" * 40):
+    tail = RecordTail(folder.path, {record.run for record in plain.records})
+    assert tail.new() == plain.records and tail.new() == []
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    assert observe(folder.path).records == plain.records  # not twice
+    path.unlink()
+    whole = packed.read_bytes()
+    for damaged in (whole[:-20], b"no gzip", b"", whole[:40] + b"\0" * 40):
         packed.write_bytes(damaged)
         (bad,) = observe(folder.path).bad_lines
         assert bad.path == packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -16,7 +17,7 @@ from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies, results_folders
-from jobs.writeup.traced import without_marks
+from jobs.writeup.traced import escaped, without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
 
 # The run of size 1 needs a GPU, that of size 2 none.
@@ -266,6 +267,44 @@ def test_an_answer_names_how_a_run_failed(tmp_path: Path, folder: ResultsFolder)
     assert result.parts[0].state is State.missing
     (result,) = document(problem("{{ failure().phase }}"), folders=[folder.path]).problems
     assert "2 runs have" in result.parts[0].views[0].answer.problem
+
+
+def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFolder) -> None:
+    numbers: dict[str, Any] = {
+        "at": {"mode": "fast"},
+        "one": 'value("time", "forward", size=1, **at)',
+        "modes": 'by("mode", ["fast", "exact"], "time", "forward", size=1)',
+        "ratio": "modes / one",
+        "missing": 'value("time", "forward", size=2, **at)',
+        "is_slow": "missing > 1",
+        "verdict": '"slow" if is_slow else "fast"',
+        "halves": 'modes / by("mode", ["fast", "exact"], "time", "forward", size=2)',
+    }
+    text = (
+        "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, "
+        "{{ verdict }}, {{ halves.fast | n }}"
+    )
+    (result,) = document(problem(text, numbers=numbers), folders=[measured.path]).problems
+    answer = answers(result.parts[0])[H200]
+    assert without_marks(answer.text) == "4.0 2.0 2.0, not measured, not measured"
+    assert answer.missing == 3 and not answer.problem
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"value": "1"}, "value: this name is taken"),
+        ({"max": "1"}, "max: this name is taken"),
+        ({"a": "1", "b": "a / 0"}, "b: division by zero"),
+        ({"a": "1 +"}, "a: "),
+    ],
+)
+def test_a_wrong_number_is_named(
+    measured: ResultsFolder, numbers: dict[str, Any], reason: str
+) -> None:
+    shown = document(problem("{{ b }}" + SPEED, numbers=numbers), folders=[measured.path])
+    text = markdown_report(shown, measured.path)
+    assert f"The answer cannot be written: {escaped(reason)}" in text
 
 
 def test_every_number_shows_its_records(measured: ResultsFolder) -> None:

@@ -23,6 +23,7 @@ from systems.benchmarks.train_step import predict, run
 from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
 from systems.measure import windows
+from systems.training import phases
 from systems.training import training as training_module
 from systems.training.training import (
     GraphedTraining,
@@ -83,6 +84,24 @@ def test_a_sustained_step_has_times_work_and_calls(monkeypatch):
     assert calls[name] >= 1 and calls["train_step"] == len(measured["samples_ms"]["train_step"])
     for work in ("flops", "tokens"):
         assert measured[work][name] == measured[work]["train_step"]
+
+
+def test_the_window_of_consecutive_steps_has_as_many_as_there_are_samples(monkeypatch):
+    """Its energy is divided by the number of samples."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    training = make_training(params(), device)
+    done, inside = [], []
+    step = training.step
+    monkeypatch.setattr(training, "step", lambda: done.append(step()))
+
+    @contextlib.contextmanager
+    def window(phase):
+        before = len(done)
+        yield
+        inside.append(len(done) - before)
+
+    monkeypatch.setattr(phases, "window", window)
+    assert [len(phases.steps_ms(training, 3))] == inside
 
 
 def test_windows_of_phases_do_not_include_warm_up_steps():
