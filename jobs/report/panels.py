@@ -6,7 +6,7 @@ value of its `series` parameters. If x is no number, a line is drawn as bars.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
@@ -154,9 +154,7 @@ def words(name: str) -> str:
 def _other(shown: Shown, metric: str) -> Pivot:
     """Return the pivot of another metric of the same runs."""
     view = shown.view.model_copy(update={"value": metric, "unit": None})
-    return make_pivot(
-        Shown(shown.observation, view, shown.results, shown.everything, shown.told_apart)
-    )
+    return make_pivot(replace(shown, view=view))
 
 
 def _text(pivot: Pivot, key: Key) -> str:

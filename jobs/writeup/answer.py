@@ -113,7 +113,7 @@ def render_answer(
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)
     jinja = language.environment()
-    jinja.filters |= {name: _of_measured(FILTERS[name]) for name in _OF_LISTS}
+    jinja.filters |= {name: _checked(FILTERS[name]) for name in _OF_LISTS}
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     known: dict[str, Any] = {
@@ -146,7 +146,7 @@ def render_answer(
     return answer
 
 
-def _of_measured(of_list: Any) -> Any:
+def _checked(of_list: Any) -> Any:
     """Return a filter like one of Jinja. A list that was not measured is no empty list for it."""
 
     @wraps(of_list)  # with the marks by which Jinja passes the environment

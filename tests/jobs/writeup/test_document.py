@@ -17,7 +17,7 @@ from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies, results_folders
-from jobs.writeup.traced import escaped, without_marks
+from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
 
 # The run of size 1 needs a GPU, that of size 2 none.
@@ -291,20 +291,19 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
 
 
 @pytest.mark.parametrize(
-    ("numbers", "reason"),
+    ("numbers", "wrong"),
     [
-        ({"value": "1"}, "value: this name is taken"),
-        ({"max": "1"}, "max: this name is taken"),
-        ({"a": "1", "b": "a / 0"}, "b: division by zero"),
-        ({"a": "1 +"}, "a: "),
+        ({"value": "1"}, "value"),
+        ({"max": "1"}, "max"),
+        ({"a": "1", "bad": "a / 0"}, "bad"),
+        ({"unfinished": "1 +"}, "unfinished"),
     ],
 )
 def test_a_wrong_number_is_named(
-    measured: ResultsFolder, numbers: dict[str, Any], reason: str
+    measured: ResultsFolder, numbers: dict[str, Any], wrong: str
 ) -> None:
-    shown = document(problem("{{ b }}" + SPEED, numbers=numbers), folders=[measured.path])
-    text = markdown_report(shown, measured.path)
-    assert f"The answer cannot be written: {escaped(reason)}" in text
+    shown = document(problem(SPEED, numbers=numbers), folders=[measured.path])
+    assert f" {wrong}: " in markdown_report(shown, measured.path)
 
 
 def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
