@@ -12,7 +12,8 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
 
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
-    by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`
+    by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`; with of=speed
+                                 or of=state, that function
     items(...)                   list that a run returned
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
@@ -24,9 +25,10 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 from jinja2 import Environment, TemplateError
@@ -62,6 +64,7 @@ class Answer:
     basis: str = ""  # device, processes, GPUs, commits and spread behind the numbers
     found: int = 0  # number of looked-up values that were measured
     missing: int = 0  # number of looked-up values that were not measured
+    impossible: int = 0  # number of those of runs that ended as oom or unsupported
     stale: int = 0  # number of records behind the answer that are of older code
     problem: str = ""  # why the template could not be rendered
     warnings: list[str] = field(default_factory=list)
@@ -80,8 +83,13 @@ class Answer:
     @property
     def complete_paragraphs(self) -> list[str]:
         """The paragraphs of the text in which no number is missing."""
-        paragraphs = [] if self.text == MISSING_NUMBER else re.split(r"\n\s*\n", self.text)
+        paragraphs = [] if self.text == MISSING_NUMBER else paragraphs_of(self.text)
         return [each for each in paragraphs if MISSING not in each]
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Return the paragraphs of a text, each with the list or table that it announces."""
+    return re.split(r"(?<!:)\n\s*\n", text)
 
 
 def devices_of(studies: list[Study]) -> list[str]:
@@ -139,7 +147,8 @@ def render_answer(
     except _RAISED as error:
         answer.text, answer.problem = MISSING_NUMBER, f"{where}{error}"
         answer.missing += 1
-    answer.found, answer.warnings = lookups.found, lookups.warnings
+    answer.found, answer.impossible = lookups.found, lookups.impossible
+    answer.warnings = lookups.warnings
     answer.missing += lookups.missing
     answer.basis = lookups.basis()
     answer.stale = lookups.stale()
@@ -187,11 +196,26 @@ def _sci(number: Any, digits: int = 2) -> str:
 
 
 class _Accounting:
-    """Public names of `systems.accounting` and two of its modules, for templates."""
+    """Public names of `systems.accounting` and two of its modules, for templates.
+
+    What a function does not know, such as the bandwidth of an unknown GPU, is a missing number.
+    """
 
     feed_forward, xxl_model = feed_forward, xxl_model
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(accounting, name)
+        found = getattr(accounting, name)
+        return _known(found) if isinstance(found, FunctionType) else found
+
+
+def _known(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of_known(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if any(isinstance(each, NotMeasured) for each in given):
+            return Unknown()
+        found = function(*args, **kwargs)
+        return Unknown() if found is None else found
+
+    return of_known

@@ -15,7 +15,7 @@ from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import Shown, select
 from jobs.sweep.views import Plot, Table
-from jobs.writeup.answer import Answer, devices_of, render_answer
+from jobs.writeup.answer import Answer, devices_of, paragraphs_of, render_answer
 from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.problem import Exhibit, Part, Problem
@@ -120,19 +120,18 @@ class View:
     def text(self) -> str:
         """The answer as Markdown with marks, see `jobs.writeup.traced`.
 
-        If a number is missing, these are the paragraphs that have all of theirs.
+        These are the paragraphs that have all of their numbers.
         """
         answer = self.answer
-        if not answer.missing or not self.device:
+        if not self.device:
             return answer.text
-        return "\n\n".join([*answer.complete_paragraphs, SOME_NUMBERS])
+        some = [SOME_NUMBERS] if answer.missing else []
+        return "\n\n".join([*answer.complete_paragraphs, *some])
 
     @property
     def verdict(self) -> str:
         """The first paragraph of the answer, with the list or table that it announces."""
-        paragraphs = self.text.split("\n\n")
-        announced = (i for i, text in enumerate(paragraphs) if not text.rstrip().endswith(":"))
-        return "\n\n".join(paragraphs[: next(announced, 0) + 1])
+        return paragraphs_of(self.text)[0]
 
     @property
     def rest(self) -> str:
@@ -345,7 +344,8 @@ def _state_of(answer: Answer) -> State:
     """Return the state of a part by the numbers of its answer, without its cells."""
     if not answer.found:
         # Without lookups, an answer is arithmetic or a derivation.
-        return State.derived if answer.text and not answer.missing else State.missing
+        is_derived = answer.text and not answer.missing and not answer.impossible
+        return State.derived if is_derived else State.missing
     if answer.missing:
         return State.partly
     return State.stale if answer.stale else State.answered

@@ -41,9 +41,15 @@ class Family(dict[Any, Any]):
 
 
 def by(value: Callable[..., Any]) -> Callable[..., Family]:
-    """Return the function `by` of answers, for the function `value`."""
+    """Return the function `by` of answers. It calls `value`, or the function given as `of`."""
 
-    def of_values(parameter: str, values: Iterable[Any], *metric: Any, **params: Any) -> Family:
-        return Family({each: value(*metric, **params, **{parameter: each}) for each in values})
+    def of_values(
+        parameter: str,
+        values: Iterable[Any],
+        *given: Any,
+        of: Callable[..., Any] = value,
+        **params: Any,
+    ) -> Family:
+        return Family({each: of(*given, **params, **{parameter: each}) for each in values})
 
     return of_values

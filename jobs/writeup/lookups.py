@@ -19,7 +19,7 @@ from jobs.report.tables.speedup import speedup_of
 from jobs.report.texts.language import NotMeasured, Unknown
 from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
 from jobs.results.record import Record
-from jobs.writeup.cells import asked_cells
+from jobs.writeup.cells import ONCE, asked_cells
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked
@@ -47,6 +47,7 @@ class AnswerLookups:
     ):
         self.found = 0  # number of looked-up values that were measured
         self.missing = 0  # number of looked-up values that were not measured
+        self.impossible = 0  # number of those of runs that ended as oom or unsupported
         self.warnings: list[str] = []
         self._study, self._studies, self._device = study, studies, device
         self._registry = registry
@@ -79,7 +80,7 @@ class AnswerLookups:
         cell = self._cell(study, name, phase, statistic, unit, params)
         found = value_of(cell)
         if study is None or cell is None or found is None:
-            return self._missing()
+            return self._none(study, params)
         numbers = self._use(study, cell.all_records)
         return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
@@ -150,10 +151,10 @@ class AnswerLookups:
         ]
         run, other = cells
         if study is None or run is None or other is None:
-            return self._missing()
+            return self._none(study, params, params | baseline)
         speedup = speedup_of(run, other, "median", study.observation)
         if speedup.ratio is None:
-            return self._missing()
+            return self._none(study, params, params | baseline)
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
         text = re.sub(r" (same|unsure)$", r" (\1)", text)
         text += "" if speedup.paired else " (not paired)"
@@ -270,6 +271,15 @@ class AnswerLookups:
         numbers = {self._registry.number(study, record) for record in records}
         self._used |= {number: self._registry.entries[number] for number in numbers}
         return numbers
+
+    def _none(self, study: Study | None, *runs: dict[str, Any]) -> NotMeasured:
+        """Return that runs have no such number. It is missing unless one of them cannot have it."""
+        ends = {str(r.status) for params in runs for r in self._results(study, params)
+                if has(r, _chosen(params))}  # fmt: skip
+        if ends.isdisjoint(ONCE):
+            return self._missing()
+        self.impossible += 1
+        return Unknown()
 
     def _missing(self) -> NotMeasured:
         self.missing += 1

@@ -205,6 +205,13 @@ def test_a_device_without_some_numbers_has_its_complete_paragraphs(
     assert without_marks(h100.text) == f"6.00 ms.\n\n{SOME_NUMBERS}"
 
 
+def test_a_run_without_memory_has_no_paragraph_and_lacks_no_number(measured: ResultsFolder) -> None:
+    text = SPEED + '.\n\n{{ value("time", "forward", size=2, mode="fast") | n(3) }} ms.'
+    (result,) = document(problem(text), folders=[measured.path]).problems
+    assert result.parts[0].state is State.answered
+    assert texts(result.parts[0]) == {H200: "4.00 ms."}
+
+
 def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: ResultsFolder) -> None:
     """The parameters of the answer are those of runs that this device does not have."""
     other = ResultsFolder(tmp_path / "h100")
@@ -275,19 +282,23 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
         "one": 'value("time", "forward", size=1, **at)',
         "modes": 'by("mode", ["fast", "exact"], "time", "forward", size=1)',
         "ratio": "modes / one",
-        "missing": 'value("time", "forward", size=2, **at)',
+        "states": 'by("mode", ["fast", "exact"], of=state, size=2)',
+        "missing": 'value("time", "forward", size=2, mode="exact")',
         "is_slow": "missing > 1",
         "verdict": '"slow" if is_slow else "fast"',
         "halves": 'modes / by("mode", ["fast", "exact"], "time", "forward", size=2)',
     }
     text = (
         "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, "
-        "{{ verdict }}, {{ halves.fast | n }}"
+        "{{ verdict }}, {{ halves.fast | n }}, {{ states.exact }}, "
+        "{{ accounting.peak_flops('', 'fp32') }}"
     )
     (result,) = document(problem(text, numbers=numbers), folders=[measured.path]).problems
     answer = answers(result.parts[0])[H200]
-    assert without_marks(answer.text) == "4.0 2.0 2.0, not measured, not measured"
-    assert answer.missing == 3 and not answer.problem
+    assert without_marks(answer.text) == (
+        "4.0 2.0 2.0, not measured, not measured, missing, not measured"
+    )
+    assert (answer.missing, answer.impossible, answer.problem) == (2, 1, "")
 
 
 @pytest.mark.parametrize(

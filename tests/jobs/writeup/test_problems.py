@@ -68,6 +68,8 @@ def test_answers_are_prose_whose_only_logic_is_rows_of_tables(problem: Problem, 
     assert statements <= {"for", "endfor"}
     calls = re.findall(r"\b(?:value|state|speed|items|failure|published)\(", part.answer)
     assert not calls  # they are declared in numbers
+    texts = re.findall(r'"([^"]*)"', " ".join(map(str, part.numbers.values())))
+    assert [text for text in texts if len(text.split()) > 4] == []  # nor sentences in numbers
 
 
 @pytest.mark.parametrize(("problem", "part"), [p for p in PARTS if p.values[1].filter])
