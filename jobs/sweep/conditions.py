@@ -1,10 +1,10 @@
 """Conditions on runs, such as `seq_len > 4096 and implementation == naive`.
 
-The text is parsed into a tree and checked. It is never evaluated as code. A comparison begins with
-a parameter, or a value of a run or record such as `run.status`, whose prefix may be left out if no
-parameter has this name. What follows an operator is a value (a number, a word with or without
-quotes, true, false, null, or a list of these), or another parameter of the same benchmark. For a
-run whose benchmark lacks a parameter in it, a comparison is neither true nor false.
+The text is parsed into a tree and checked. It is never evaluated as code. A comparison is a name,
+an operator and a value. The name is that of a parameter, or of a value of a run or record such as
+`run.status`, whose prefix may be left out if no parameter has this name. The value is a number, a
+word with or without quotes, true, false, null, or a list of these. For a run whose benchmark lacks
+the parameter, a comparison is neither true nor false.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
@@ -48,31 +48,21 @@ class ConditionError(ValueError):
 class Names:
     """The names that a condition may contain, and their values."""
 
-    parameters: Mapping[str, Collection[str]]  # of each benchmark at hand, by its name
+    parameters: Collection[str]  # of all benchmarks at hand
     recorded: Collection[str] = ()  # values of runs and records, without the prefix `run.`
     # Returns an error message if a parameter, or a name with the prefix `run.`, can never equal a
     # plain value. None: all values are valid.
     check: Check | None = None
-
-    def __contains__(self, name: object) -> bool:
-        return any(name in names for names in self.parameters.values())
 
     def wrong(self, name: str, value: Any) -> str | None:
         return None if self.check is None else self.check(name, value)
 
     def full(self, name: str) -> str | None:
         """Return the name of a parameter, or of another value with its prefix. None: unknown."""
-        if name in self:
+        if name in self.parameters:
             return name
         recorded = name.removeprefix(_RUN)
         return _RUN + recorded if recorded in self.recorded else None
-
-
-class _Term(NamedTuple):
-    """A side of a comparison: the value with a name, or a plain value if the name is None."""
-
-    name: str | None
-    value: Any = None
 
 
 class Condition:
@@ -111,51 +101,42 @@ class Condition:
         )
 
     def _comparison(self, node: ast.Compare) -> _Decide:
-        # The first name. Only a number or a text in quotes may come before it.
-        is_value = isinstance(node.left, ast.Constant) or _number(node.left) is not None
-        first = node.comparators[0] if is_value else node.left
-        subject = _Term(self._subject(first))
-        terms = [
-            subject if each is first else self._term(each, str(subject.name))
-            for each in (node.left, *node.comparators)
-        ]
-        steps = []
-        for left, op, right in zip(terms, node.ops, terms[1:], strict=False):
-            compare = _OPERATORS.get(type(op))
-            if compare is None:
-                raise ConditionError(
-                    f"{self.text!r}: the operator in {ast.unparse(node)!r} must be one of "
-                    "==, !=, <, <=, >, >=, in, not in"
-                )
-            wants_list = isinstance(op, (ast.In, ast.NotIn))
-            if isinstance(right.value, list) != wants_list or isinstance(left.value, list):
-                raise ConditionError(
-                    f"{self.text!r}: a list such as [128, 256] is required after 'in' and 'not in' "
-                    "and is not allowed elsewhere"
-                )
-            for one, other in ((left, right), (right, left)):
-                if one.name and not other.name:
-                    self._check(one.name, other.value, compare in _ORDERED)
-            steps.append((left, compare, right))
-        needed = {term.name for term in terms if term.name}
-        self.parameters |= {name for name in needed if name in self._names}
-        self.recorded |= {n.removeprefix(_RUN) for n in needed if n not in self._names}
+        if len(node.ops) > 1:
+            raise ConditionError(
+                f"{self.text!r}: {ast.unparse(node)!r} has several operators; write for example "
+                "seq_len > 1024 and seq_len <= 4096"
+            )
+        name = self._subject(node.left)
+        compare = _OPERATORS.get(type(node.ops[0]))
+        if compare is None:
+            raise ConditionError(
+                f"{self.text!r}: the operator in {ast.unparse(node)!r} must be one of "
+                "==, !=, <, <=, >, >=, in, not in"
+            )
+        wanted = self._literal(node.comparators[0], name)
+        if isinstance(wanted, list) != isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            raise ConditionError(
+                f"{self.text!r}: a list such as [128, 256] is required after 'in' and 'not in' "
+                "and is not allowed elsewhere"
+            )
+        is_ordered = compare in _ORDERED
+        self._check(name, wanted, is_ordered)
+        if name in self._names.parameters:
+            self.parameters.add(name)
+        else:
+            self.recorded.add(name.removeprefix(_RUN))
 
         def decide(run: Mapping[str, Any]) -> bool | None:
-            if not needed <= run.keys():
+            if name not in run:
                 return None
-            for left, compare, right in steps:
-                a = run[left.name] if left.name else left.value
-                b = run[right.name] if right.name else right.value
-                if compare in _ORDERED and not (_is_number(a) and _is_number(b)):
-                    shown = ["null" if value is None else repr(value) for value in (a, b)]
-                    raise ConditionError(
-                        f"{self.text!r} compares {' with '.join(shown)}, which have no order"
-                        + (f"; write {subject.name} != null and {self.text}" * (None in (a, b)))
-                    )
-                if not compare(a, b):
-                    return False
-            return True
+            value = run[name]
+            if is_ordered and not (_is_number(value) and _is_number(wanted)):
+                shown = ["null" if each is None else repr(each) for each in (value, wanted)]
+                raise ConditionError(
+                    f"{self.text!r} compares {' with '.join(shown)}, which have no order"
+                    + (f"; write {name} != null and {self.text}" * (None in (value, wanted)))
+                )
+            return compare(value, wanted)
 
         return decide
 
@@ -165,21 +146,13 @@ class Condition:
         is_name = isinstance(node, ast.Name) or given.startswith(_RUN)
         name = self._names.full(given) if is_name else None
         if name is None:
-            known = dict.fromkeys(n for names in self._names.parameters.values() for n in names)
-            known |= dict.fromkeys(n for n in self._names.recorded if n not in known)
+            known = list(dict.fromkeys([*self._names.parameters, *self._names.recorded]))
             if given.startswith(_RUN):
-                known = dict.fromkeys(_RUN + n for n in self._names.recorded)
-            hint = nearest(given, list(known))
-            raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
+                known = [_RUN + each for each in self._names.recorded]
+            raise ConditionError(
+                f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
+            )
         return name
-
-    def _term(self, node: ast.expr, subject: str) -> _Term:
-        """Return the parameter or the value that a node after the first name stands for."""
-        if isinstance(node, ast.Name):
-            both = {subject, node.id}
-            if any(both <= set(names) for names in self._names.parameters.values()):
-                return _Term(node.id)
-        return _Term(None, self._literal(node, subject))
 
     def _check(self, name: str, value: Any, is_bound: bool) -> None:
         """Refuse a value that can never equal the compared one, but for numbers as bounds."""
@@ -208,7 +181,7 @@ class Condition:
         if number is not None:
             return number
         raise ConditionError(
-            f"{self.text!r}: {ast.unparse(node)!r} is neither a parameter nor a plain value "
+            f"{self.text!r}: {ast.unparse(node)!r} is not a plain value "
             "(number, word, text in quotes, true, false, null, or a list of these)"
         )
 

@@ -26,8 +26,7 @@ def names_of(
     benchmarks: Benchmarks, recorded: Sequence[str] = ("benchmark",), check: Check | None = None
 ) -> Names:
     """Return the names that a condition on runs of some benchmarks may contain, see `Names`."""
-    parameters = {benchmark.name: benchmark.fields for benchmark in benchmarks}
-    return Names(parameters, recorded, check or partial(never_equals, benchmarks))
+    return Names(benchmarks.fields, recorded, check or partial(never_equals, benchmarks))
 
 
 def condition_of(given: str | Mapping[str, Any], benchmarks: Benchmarks) -> Condition:

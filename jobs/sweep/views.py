@@ -84,7 +84,7 @@ def names_in_title(title: str) -> list[str]:
 def names_in_where(parameters: Collection[str], check: Check | None = None) -> Names:
     """Return the names that the condition `where` of a view may contain."""
     recorded = [name for name in FILTERS if name not in parameters]
-    return Names({"": parameters}, recorded, check)
+    return Names(parameters, recorded, check)
 
 
 Faults = Iterator[InitErrorDetails]

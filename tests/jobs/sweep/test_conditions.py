@@ -17,7 +17,7 @@ from jobs.sweep.benchmarks import Benchmarks, load_benchmark
 from jobs.sweep.conditions import MAX_LENGTH, Condition, ConditionError, Names
 
 FIELDS = ["seq_len", "dtype", "causal", "window"]
-NAMES = Names({"attention": FIELDS}, ["status", "repeat"])
+NAMES = Names(FIELDS, ["status", "repeat"])
 RUN: dict[str, Any] = {"seq_len": 128, "dtype": "bf16", "causal": True, "window": None}
 RUN |= {"run.status": "ok", "run.repeat": 2}
 
@@ -41,15 +41,12 @@ TOY = names_of("tests.benchmarks.toy")
         ("causal == false or seq_len in [64, 128]", True),
         ("seq_len not in (64, 128)", False),
         ("dtype in [fp16, bf16]", True),
-        ("64 < seq_len <= 128", True),
-        ("128 < seq_len", False),
         ("window == None and seq_len > -1", True),
         ("not (seq_len == 128 and dtype == fp32)", True),
         ("  seq_len == 128  ", True),
-        ("seq_len == window", False),
-        ("status == ok and run.status == ok and 'ok' == status", True),
-        ("run.status in [error, oom] or 1 < run.repeat < 3", True),
-        ("status == seq_len", False),  # a value, because the comparison begins with no parameter
+        ("dtype == window", False),  # a word, not the parameter
+        ("status == ok and run.status == ok", True),
+        ("run.status in [error, oom] or run.repeat < 3", True),
     ],
 )
 def test_meaning(text: str, holds: bool) -> None:
@@ -57,19 +54,19 @@ def test_meaning(text: str, holds: bool) -> None:
 
 
 def test_a_parameter_takes_precedence_over_a_value_of_records() -> None:
-    names = Names({"a": ["status"], "b": ["size"]}, ["status"])
+    names = Names(["status", "size"], ["status"])
     assert Condition("status == 5", names)({"status": 5, "run.status": "ok"})
     assert Condition("run.status == ok", names)({"status": 5, "run.status": "ok"})
     assert not Condition("status == ok", names)({"size": 5, "run.status": "ok"})
 
 
 def test_a_comparison_of_a_parameter_that_a_run_lacks_is_neither_true_nor_false() -> None:
-    names = Names({"a": ["size"], "b": ["depth"]})
+    names = Names(["size", "depth"])
     for text in (
         "depth == 3",
         "depth != 3",
         "not depth == 3",
-        "size == 1 and depth != 3 or 3 < depth",
+        "size == 1 and depth != 3 or depth > 3",
     ):
         assert not Condition(text, names)({"size": 1})
     assert Condition("depth == 3 or size == 1", names)({"size": 1})
@@ -81,12 +78,13 @@ def test_a_comparison_of_a_parameter_that_a_run_lacks_is_neither_true_nor_false(
         ("seq_le == 128", "did you mean 'seq_len'"),
         ("run.stat == ok", "did you mean 'run.status'"),
         ("bf16 == dtype", "'bf16' is not a parameter"),
-        ("'ok' == 'fine'", "not a parameter"),
         ("1 == 1", "not a parameter"),
+        ("128 < seq_len", "'128' is not a parameter"),
+        ("seq_len > 64 and 64 < seq_len <= 128", "write for example"),
         ("seq_len", "not a comparison of a parameter"),
         ("seq_len + 1 == 129", "not a parameter"),
-        ("seq_len == 64 + 64", "neither a parameter nor a plain value"),
-        ("seq_len == run.repeat", "neither a parameter nor a plain value"),
+        ("seq_len == 64 + 64", "not a plain value"),
+        ("seq_len == run.repeat", "not a plain value"),
         ("seq_len = 128", "write =="),
         ("", "is not a comparison"),
         ("seq_len == 08", "is not a comparison"),
@@ -96,12 +94,12 @@ def test_a_comparison_of_a_parameter_that_a_run_lacks_is_neither_true_nor_false(
         ("seq_len in 128", "is required after 'in'"),
         ("seq_len == [128]", "is required after 'in'"),
         ("seq_len is 128", "must be one of ==, !=, <, <=, >, >=, in, not in"),
-        ("seq_len == 1j", "neither a parameter nor a plain value"),
-        ("dtype == f'{seq_len}'", "neither a parameter nor a plain value"),
-        ("seq_len == (lambda: 128)()", "neither a parameter nor a plain value"),
+        ("seq_len == 1j", "not a plain value"),
+        ("dtype == f'{seq_len}'", "not a plain value"),
+        ("seq_len == (lambda: 128)()", "not a plain value"),
         ("seq_len.__class__ == 1", "not a parameter"),
         ("run.__class__ == 1", "not a parameter"),
-        ("seq_len == seq_len[0]", "neither a parameter nor a plain value"),
+        ("seq_len == seq_len[0]", "not a plain value"),
         ("[x for x in [1]] == seq_len", "not a parameter"),
         ("(seq_len := 5) == 5", "not a parameter"),
         ("seq_len == 1 if causal else 2", "not a comparison of a parameter"),
@@ -156,7 +154,7 @@ def test_values_without_order_are_an_error_not_false() -> None:
         ("size == 128.5", "got 128.5, expected a valid integer"),
         ("size == true", "got True, expected a valid integer"),
         ("size > large", "got 'large', expected a valid integer"),
-        ("128 == size and mode == 3", "expected 'fast' or 'exact'"),
+        ("size == 128 and mode == 3", "expected 'fast' or 'exact'"),
     ],
 )
 def test_a_value_that_a_parameter_never_has_is_an_error(text: str, words: str) -> None:
@@ -225,7 +223,7 @@ def test_any_combination_means_what_logic_says(
     condition: tuple[str, Meaning], params: dict[str, int]
 ) -> None:
     text, holds = condition
-    assert Condition(text, Names({"": "abc"}))(params) == holds(params)
+    assert Condition(text, Names("abc"))(params) == holds(params)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
