@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,9 +25,6 @@ from jobs.results.stale import with_stale
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
-
-if TYPE_CHECKING:
-    from jobs.report.texts.templates import StudyTexts
 
 EXAMPLES = "logs/flash --format latex --plot plots"
 
@@ -55,15 +52,6 @@ def tables(
             autocompletion=sweep_files,
         ),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TEMPLATE",
-            help="Jinja2 template with a block of text for each table, such as "
-            "examples/quickstart_texts.md.j2.",
-            parser=as_path,
-        ),
-    ] = None,
 ) -> None:
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     if plot is not None and (file := not_a_folder(plot)):
@@ -75,12 +63,7 @@ def tables(
 
         sweep = load_sweep(sweep_file).sweep
     results = list_results(observation)
-    texts = None
-    if text is not None:
-        from jobs.report.texts.templates import StudyTexts  # imports jinja2, which is slow
-
-        texts = StudyTexts(text, [view.name for view in tables_of(sweep)])
-    _print_tables(observation, sweep, results, table, output_format, texts)
+    _print_tables(observation, sweep, results, table, output_format)
     note_bad_lines(observation.bad_lines)
     for line in observation.notes:
         note(line)
@@ -100,7 +83,6 @@ def _print_tables(
     results: list[Result],
     only: str | None,
     output_format: Format,
-    texts: StudyTexts | None,
 ) -> None:
     views = tables_of(sweep)
     if only is not None:
@@ -112,8 +94,6 @@ def _print_tables(
         try:
             for_programs = output_format is Format.csv
             table = make_report_table(observation, view, results, for_programs)
-            if table is not None and texts is not None:
-                table.text = texts.render(observation, view, results, table.warnings.append)
         except TableError as error:
             fail(f"sweep {sweep.name}, table {view.name}: {error}")
         if table is None:

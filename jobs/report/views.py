@@ -52,14 +52,6 @@ def plots_of(sweep: Sweep) -> list[Plot]:
     ]
 
 
-def without_recorded(view: Table) -> Table:
-    """Return a table without its `where` condition, and without the names in `RECORDED`."""
-    rows, columns = (
-        [name for name in names if name not in RECORDED] for names in (view.rows, view.columns)
-    )
-    return view.model_copy(update={"where": None, "rows": rows, "columns": columns})
-
-
 @dataclass(frozen=True)
 class Shown:
     """What a table or plot shows of a results folder."""

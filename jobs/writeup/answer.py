@@ -7,9 +7,9 @@ An answer is a Markdown text with the names of numbers, each of which has one de
       forward: value("time", "forward", **at)
     answer: Forward takes {{ forward | n(3) }} ms.
 
-The functions `value`, `state` and `published` and the filters `n` and `pct` are those of
-`jobs.report.texts`. In addition:
-
+    value(NAME, PHASE, ...)      metric of a run, see `jobs.writeup.cell_lookup`
+    state(...), published(...)   status of a run; figure that other authors published
+    n, pct                       filters that format a number, or a fraction as a percentage
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
     by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`; with of=speed
@@ -20,25 +20,24 @@ The functions `value`, `state` and `published` and the filters `n` and `pct` are
     sizes, device, devices       names of the models; kind of GPU, None without results; all kinds
     sci                          filter that formats small numbers
     kernel                       filter that names a matmul kernel as people do
+
+A number that was not measured is rendered as `not measured`, and so is arithmetic with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from jinja2 import Environment, TemplateError
-from jinja2.filters import FILTERS
 
 from jobs.errors import TableError
-from jobs.formatting import counted
-from jobs.report.texts import language
-from jobs.report.texts.language import Compared, NotMeasured, Unknown
+from jobs.formatting import counted, format_number
 from jobs.writeup.families import by
+from jobs.writeup.language import Compared, NotMeasured, environment
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
@@ -48,7 +47,6 @@ from jobs.writeup.traced import MISSING, Recorded, shown
 from systems import accounting
 from systems.accounting import feed_forward, xxl_model
 
-_OF_LISTS = ("first", "list", "map", "rejectattr", "selectattr")  # filters of Jinja, for `items`
 MISSING_NUMBER = "Not measured: a number that this answer depends on is missing."
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
@@ -67,7 +65,6 @@ class Answer:
     impossible: int = 0  # number of those of runs that ended as oom or unsupported
     stale: int = 0  # number of records behind the answer that are of older code
     problem: str = ""  # why the template could not be rendered
-    warnings: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
@@ -120,8 +117,7 @@ def render_answer(
     """
     answer = Answer("")
     lookups = AnswerLookups(study, studies, device, registry)
-    jinja = language.environment()
-    jinja.filters |= {name: _checked(FILTERS[name]) for name in _OF_LISTS}
+    jinja = environment()
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
     known: dict[str, Any] = {
@@ -148,23 +144,10 @@ def render_answer(
         answer.text, answer.problem = MISSING_NUMBER, f"{where}{error}"
         answer.missing += 1
     answer.found, answer.impossible = lookups.found, lookups.impossible
-    answer.warnings = lookups.warnings
     answer.missing += lookups.missing
     answer.basis = lookups.basis()
     answer.stale = lookups.stale()
     return answer
-
-
-def _checked(of_list: Any) -> Any:
-    """Return a filter like one of Jinja. A list that was not measured is no empty list for it."""
-
-    @wraps(of_list)  # with the marks by which Jinja passes the environment
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, NotMeasured) for each in args):
-            raise Compared
-        return of_list(*args, **kwargs)
-
-    return checked
 
 
 def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) -> Any:
@@ -172,7 +155,7 @@ def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) ->
     try:
         return jinja.compile_expression(expression, undefined_to_none=False)(known)
     except Compared:
-        return Unknown()
+        return NotMeasured()
 
 
 def _is_plain(value: Any) -> bool:
@@ -181,12 +164,14 @@ def _is_plain(value: Any) -> bool:
 
 def _n(number: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits and mark its records."""
-    return shown(number, language.format_value(number, digits))
+    is_number = isinstance(number, (int, float))
+    return shown(number, format_number(number, digits) if is_number else str(number))
 
 
 def _pct(number: Any, digits: int = 3) -> str:
     """Format a fraction as a percentage and mark its records."""
-    return shown(number, language.format_share(number, digits))
+    is_number = isinstance(number, (int, float))
+    return shown(number, f"{format_number(100 * number, digits)}%" if is_number else str(number))
 
 
 def _sci(number: Any, digits: int = 2) -> str:
@@ -214,8 +199,8 @@ def _known(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_known(*args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         if any(isinstance(each, NotMeasured) for each in given):
-            return Unknown()
+            return NotMeasured()
         found = function(*args, **kwargs)
-        return Unknown() if found is None else found
+        return NotMeasured() if found is None else found
 
     return of_known

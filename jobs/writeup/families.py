@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jobs.report.texts.language import Unknown
+from jobs.writeup.language import NotMeasured
 
 
 class Family(dict[Any, Any]):
@@ -22,7 +22,7 @@ class Family(dict[Any, Any]):
             try:
                 found[key] = calculate(self[key], others[key])
             except ZeroDivisionError:
-                found[key] = Unknown()
+                found[key] = NotMeasured()
         return found
 
     def __add__(self, other: Any) -> Family:

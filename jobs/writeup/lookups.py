@@ -1,7 +1,4 @@
-"""Looks up the numbers of an answer in the results.
-
-They are like `jobs.report.texts.lookups`, but their numbers know the records behind them.
-"""
+"""Looks up the numbers of an answer in the results. They know the records behind them."""
 
 from __future__ import annotations
 
@@ -16,10 +13,17 @@ from jobs.frame.rows import Cell
 from jobs.frame.statistics import of_each
 from jobs.report.tables.notes import basis_note, differing
 from jobs.report.tables.speedup import speedup_of
-from jobs.report.texts.language import NotMeasured, Unknown
-from jobs.report.texts.lookups import BESIDE_PARAMETERS, Lookups, has, published, value_of
 from jobs.results.record import Record
+from jobs.writeup.cell_lookup import (
+    BESIDE_PARAMETERS,
+    cell_of,
+    has,
+    published,
+    state_of,
+    value_of,
+)
 from jobs.writeup.cells import ONCE, asked_cells
+from jobs.writeup.language import NotMeasured
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked
@@ -48,7 +52,6 @@ class AnswerLookups:
         self.found = 0  # number of looked-up values that were measured
         self.missing = 0  # number of looked-up values that were not measured
         self.impossible = 0  # number of those of runs that ended as oom or unsupported
-        self.warnings: list[str] = []
         self._study, self._studies, self._device = study, studies, device
         self._registry = registry
         self._counting: dict[str, set[int]] = {}  # see _on_device, by name of the study
@@ -75,7 +78,11 @@ class AnswerLookups:
         sweep: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return a metric of one run, see `Lookups.value`. The number knows its records."""
+        """Return a metric of one run, see `cell_of`. The number knows its records.
+
+        It is a text if the metric is one, and NotMeasured if there is none, for example because the
+        run failed or is missing.
+        """
         study = self._named(sweep)
         cell = self._cell(study, name, phase, statistic, unit, params)
         found = value_of(cell)
@@ -85,9 +92,8 @@ class AnswerLookups:
         return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
     def state(self, sweep: str | None = None, **params: Any) -> str:
-        """Return the status of one run, see `Lookups.state`."""
-        results = self._results(self._named(sweep), params)
-        return self._lookups(results).state(**_chosen(params)) if results else "missing"
+        """Return the status of one run, see `state_of`."""
+        return state_of(self._results(self._named(sweep), params), _chosen(params))
 
     def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
         """Return the items of a list that a run returned, such as kernels.forward.
@@ -204,7 +210,7 @@ class AnswerLookups:
         results = self._results(study, params)
         if not results:
             return None
-        cell = self._lookups(results).cell(name, phase, statistic, unit, _chosen(params))
+        cell = cell_of(results, name, phase, statistic, unit, _chosen(params))
         if cell is not None:
             self._cells.append(cell)
         return cell
@@ -263,9 +269,6 @@ class AnswerLookups:
             self._counting[study.name] = {id(result) for result in results}
         return self._counting[study.name]
 
-    def _lookups(self, results: list[Result]) -> Lookups:
-        return Lookups(results, self.warnings.append)
-
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
         numbers = {self._registry.number(study, record) for record in records}
@@ -279,11 +282,11 @@ class AnswerLookups:
         if ends.isdisjoint(ONCE):
             return self._missing()
         self.impossible += 1
-        return Unknown()
+        return NotMeasured()
 
     def _missing(self) -> NotMeasured:
         self.missing += 1
-        return Unknown()
+        return NotMeasured()
 
 
 def _is_asked(study: Study, benchmark: str | None, names: Iterable[str]) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jobs.report.texts.language import NotMeasured
+from jobs.writeup.language import NotMeasured
 
 # Characters of the Unicode private use area. They occur in no text of a record.
 OPEN, MIDDLE, CLOSE = "\ue000", "\ue001", "\ue002"

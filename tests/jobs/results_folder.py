@@ -14,11 +14,10 @@ from jobs.errors import InputError
 from jobs.frame.results import list_results
 from jobs.launch.plan_submission import Options, prepare
 from jobs.report.tables.report_table import ReportTable, make_report_table
-from jobs.report.texts.templates import StudyTexts
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Failure, Measurements, Record
 from jobs.results.record_writer import RecordWriter
-from jobs.results.run_states import Observation, observe
+from jobs.results.run_states import observe
 from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
@@ -199,18 +198,6 @@ def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
     made = make_report_table(observation, Table(name="t", **view), list_results(observation))
     assert made is not None
     return made
-
-
-def text_below(
-    template: Path,
-    view: Table,
-    observation: Observation,
-    warn: Callable[[str], None] = pytest.fail,
-    tables: Iterable[str] = ("t",),
-) -> str:
-    """Return the text below a table, from a template with blocks for `tables`."""
-    texts = StudyTexts(template, list(tables))
-    return texts.render(observation, view, list_results(observation), warn)
 
 
 def rows_of(table: ReportTable) -> list[dict[str, str]]:

@@ -40,18 +40,17 @@ def render_columns(columns: dict[str, list[str]], to: ListFormat, width: int = U
 def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     """Return a table of a report as text in the given format.
 
-    The text contains the heading, the cells, the notes and the text below the table. In CSV and
-    LaTeX, the heading and the notes are comment lines, and the text is omitted. Markdown fits a
-    terminal of `width` columns.
+    The text contains the heading, the cells and the notes. In CSV and LaTeX, the heading and the
+    notes are comment lines. Markdown fits a terminal of `width` columns.
     """
     notes = ". ".join(table.notes)
     if to is Format.md:
         see = "--format csv or python aggregate.py export FOLDER"
         cells = markdown_table(table.columns, "right", width, _least(table), see)
-        parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width), table.text]
+        parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width)]
         return "\n\n".join(part for part in parts if part) + "\n"
     if to is Format.html:
-        below = [f"<p>{escape(text)}</p>" for text in (notes, table.text) if text]
+        below = [f"<p>{escape(notes)}</p>"] if notes else []
         return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
     is_latex = to is Format.latex
     mark = "%" if is_latex else "#"

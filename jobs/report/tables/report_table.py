@@ -39,7 +39,6 @@ class ReportTable:
     columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
     # For each row, the records that a cell shows, by header. Columns of parameters have none.
     records: dict[str, list[list[Record]]] = field(default_factory=dict)
-    text: str = ""  # text below the notes, from jobs.report.texts.templates
 
     @property
     def measured_devices(self) -> set[str]:

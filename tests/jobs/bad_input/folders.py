@@ -96,7 +96,6 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "out", "--table", "tt"), "sweep toy has no table 'tt'"),
     (("aggregate", "out", "--plot", "sweep.yaml"), "--plot must be a folder"),
     (("aggregate", "out", "--views", "no.yaml"), "no.yaml: cannot be read"),
-    (("aggregate", "out", "--text", "no.j2"), "no.j2 cannot be read"),
     (("aggregate", "attempts", "out", "--where", "status == fine"), "status == fine"),
     (("aggregate", "export", "out", "no", "--out", "a.csv"), NO_FOLDER),
     (("aggregate", "export", "out", "--out", "out"), "must be a file"),
@@ -109,12 +108,6 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "compare", "out", "--margin", "2%"), "got '2%'"),
     (("aggregate", "compare", "out", "--where", "sise > 1"), "'sise' is"),
     (("aggregate", "compare", "out", "other"), "have no run in common"),
-]
-# tests/jobs/report/test_texts.py has the other kinds of wrong templates.
-_TEMPLATES: list[tuple[Content, str]] = [
-    ("{% block tt %}a{% endblock %}", "the sweep has no such table"),
-    ("{% block t %}{{ nothing }}{% endblock %}", "'nothing' is undefined"),
-    (b" " * 3_000_000, "at most 2000000 bytes"),
 ]
 _CHECKS: list[tuple[list[str], str]] = [
     ([], "Missing argument"),
@@ -162,10 +155,6 @@ _HERE: dict[str, Content] = {"sweep.yaml": HEAD + ONE, "out": results}
 CASES = [
     *(Case(("jobs", "status", name), message, files) for name, files, message in _FOLDERS),
     *(Case(words, message, {**_HERE, "other": other}) for words, message in _COMMANDS),
-    *(
-        Case(("aggregate", "out", "--text", "text.j2"), message, {**_HERE, "text.j2": content})
-        for content, message in _TEMPLATES
-    ),
     *(Case(("jobs", "check", *words), message, _SOURCES) for words, message in _CHECKS),
     *(
         Case(

@@ -193,45 +193,6 @@ fixed: {size: 1}
 tables:
   - name: t
 """
-TEXT = """\
-{% block t %}
-It took {{ value("time", size=1) | n }} ms, 50% of <that> ~ 2^{a\\b}.
-
-And {{ QUESTION }}.
-{% endblock %}
-"""
-
-
-def test_a_tables_text_stands_under_it_but_not_in_csv_and_latex(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    folder.submit(load(tmp_path, ONE_RUN), lambda *_: ok(2.0, 2.0))
-    template = tmp_path / "toy.md.j2"
-    template.write_text(TEXT.replace("QUESTION", "state()"))
-    assert "took" not in cli(folder.path)[1]
-    _, md, _ = cli(folder.path, "--text", template)
-    assert md.rstrip().endswith("It took 2.000 ms, 50% of <that> ~ 2^{a\\b}.\n\nAnd ok.")
-    assert "samples" in md.split("It took")[0].split("|")[-1]
-    _, html, _ = cli(folder.path, "--format", "html", "--text", template)
-    assert "<p>It took 2.000 ms, 50% of &lt;that&gt; ~ 2^{a\\b}.\n\nAnd ok.</p>" in html
-    for other in ("csv", "latex"):
-        assert "took" not in cli(folder.path, "--format", other, "--text", template)[1]
-
-
-def test_a_text_that_fails_names_sweep_table_and_reason(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    folder.submit(load(tmp_path, ONE_RUN), lambda *_: ok(2.0))
-    template = tmp_path / "toy.md.j2"
-    template.write_text(TEXT.replace("QUESTION", "1 / 0"))
-    code, _, err = cli(folder.path, "--text", template)
-    assert (code, err) == (2, f"sweep toy, table t: {template}:4: division by zero\n")
-    template.write_text(TEXT.replace("block t", "block u"))
-    code, _, err = cli(folder.path, "--text", template)
-    assert (code, err) == (
-        2,
-        f"{template}: block 'u': the sweep has no such table (valid: t)\n",
-    )
 
 
 def test_plots_are_drawn(special: ResultsFolder, tmp_path: Path) -> None:

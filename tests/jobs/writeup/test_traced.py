@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from jobs.report.texts.language import NotMeasured
+from jobs.writeup.language import NotMeasured
 from jobs.writeup.traced import Recorded, Traced, marked, shown, without_marks
 
 
