@@ -12,11 +12,11 @@ from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
+from jobs.results.run_states import observe
 from jobs.results.stale import with_stale
 from jobs.run import Run
 from jobs.verdicts.compare import compare_blocks, compare_folders, require_margin
 from jobs.verdicts.folder_cells import read_side
-from jobs.verdicts.short_records import read_short
 
 EXAMPLES = """
 logs/flash --where 'seq_len > 4096'
@@ -92,7 +92,7 @@ def compare(
     if margin is not None:
         require_margin(margin)
     if after is None:
-        observation = with_stale(read_short(before.resolve()))
+        observation = with_stale(observe(before.resolve()))
         notes = [*map(str, observation.bad_lines), *observation.notes]
         runs = {task.run.id: task.run for task in observation.tasks}
         found = compare_blocks(observation, margin, _chosen(runs, where))

@@ -12,7 +12,6 @@ from jobs.cli.output import note, width
 from jobs.formatting import relative
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS
-from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.status import Status
 
@@ -30,7 +29,7 @@ def list_(
     Each has a line with its sweep, its number of runs and their states, when it was last written,
     and the GPU-hours of all attempts: their durations times the GPUs that their runs requested.
     """
-    seen = observed_in(folders or [LOGS], _forget_measurements)
+    seen = observed_in(folders or [LOGS])
     rows = sorted(map(_row, seen), key=lambda row: row["newest"])
     if as_json:
         print(json.dumps(rows))
@@ -52,13 +51,6 @@ def list_(
             "GPU-hours": [f"{row['gpu_hours']:.2f}" for row in rows],
         }
         print(markdown_table(columns, "left", width(), _LEAST, see="--json"))
-
-
-def _forget_measurements(record: Record) -> None:
-    if record.measurements is not None:
-        record.measurements.samples_ms.clear()
-        record.measurements.facts.clear()
-    record.conditions.clear()
 
 
 def _row(seen: Observation) -> dict[str, Any]:

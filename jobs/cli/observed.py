@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jobs.cli.output import fail, note
@@ -11,7 +11,6 @@ from jobs.printing import waiting_for
 from jobs.results import find
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.manifest import SUBMISSIONS
-from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
 
@@ -28,12 +27,10 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
     return seen
 
 
-def observed_in(
-    places: list[Path], shorten: Callable[[Record], None] | None = None
-) -> Iterator[Observation]:
+def observed_in(places: list[Path]) -> Iterator[Observation]:
     """Yield the state of each results folder among some folders and in them.
 
-    What cannot be read is printed at the end. `shorten` is that of `observe`.
+    What cannot be read is printed at the end.
     """
     bad: list[BadLine] = []
     for place in places:
@@ -42,7 +39,7 @@ def observed_in(
         found = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
         for folder in dict.fromkeys(map(Path.resolve, found)):
             try:
-                seen = observe(folder, shorten)
+                seen = observe(folder)
             except CommandError as error:
                 bad.append(BadLine(folder, 0, str(error)))
             else:

@@ -71,8 +71,7 @@ def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.Da
     notes: list[str] = []
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
-            without_conditions = None if by_process else (lambda record: record.conditions.clear())
-            observation = observe(resolved, without_conditions)
+            observation = observe(resolved)
             notes += [*map(str, observation.bad_lines), *observation.notes]
             notes += _add_folder(table, str(given), observation)
         return table.frame(), list(dict.fromkeys(notes))

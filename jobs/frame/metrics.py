@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.sweep.views import (
     FACT,
@@ -159,6 +160,13 @@ def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
     shortest = min(len(rank) for rank in samples)
     slowest: np.ndarray = np.max([rank[:shortest] for rank in samples], axis=0)
     return slowest
+
+
+def median_ms(measurements: Measurements, phase: str) -> float | None:
+    """Return the median time of the samples in ms, or None if the phase was not timed."""
+    if phase not in measurements.samples_ms:
+        return None
+    return statistic(slowest_rank(measurements, phase), "median")
 
 
 def measured_phases(measurements: Measurements) -> list[str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from jobs.formatting import format_number, format_scalar
-from jobs.frame.metrics import slowest_rank
+from jobs.frame.metrics import median_ms
 from jobs.frame.recorded import recorded_value
 from jobs.frame.results import list_results
-from jobs.frame.statistics import statistic
 from jobs.results.counting import select_attempts, superseded
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
@@ -97,9 +96,7 @@ def _medians(records: list[Record]) -> dict[str, list[str]]:
     phases = dict.fromkeys(phase for each in measured if each for phase in each.samples_ms)
     return {
         f"{phase} (ms)": [
-            format_number(statistic(slowest_rank(each, phase), "median"))
-            if each is not None and phase in each.samples_ms
-            else ""
+            "" if each is None or (time := median_ms(each, phase)) is None else format_number(time)
             for each in measured
         ]
         for phase in phases

@@ -10,7 +10,7 @@ import gc
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,20 +106,13 @@ def garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def read_records(
-    folder: Path, shorten: Callable[[Record], None] | None = None
-) -> tuple[list[Record], list[BadLine]]:
-    """Return all records of a results folder, oldest first, and the lines that cannot be read.
-
-    `shorten` removes from a record what the caller does not need, before the next one is read.
-    """
+def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
+    """Return all records of a results folder, oldest first, and the lines that cannot be read."""
     records: list[Record] = []
     bad: list[BadLine] = []
     with garbage_collection_paused():
         for item in iter_records(folder):
             if isinstance(item, Record):
-                if shorten is not None:
-                    shorten(item)
                 records.append(item)
             else:
                 bad.append(item)

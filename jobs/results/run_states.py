@@ -7,7 +7,7 @@ status comes from the state of the job, and is for example `cancelled` or `kille
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,19 @@ class Observation:
         return dict(Counter(task.status for task in self.tasks))
 
 
-def observe(folder: Path, shorten: Callable[[Record], None] | None = None) -> Observation:
-    """Read a results folder. `shorten` is that of `read_records`."""
+def observe(folder: Path) -> Observation:
+    """Read a results folder.
+
+    Raises:
+        FileNotFoundError: if it does not contain submissions.
+        UnreadableResults: if it cannot be read.
+    """
     bad: list[BadLine] = []
     notes: list[str] = []
     manifests = read_manifests(folder, bad)
     # Read the job states first. The record of a run that ends in between is then found.
     states = job_states(manifests, notes)
-    records, bad_lines = read_records(folder, shorten)
+    records, bad_lines = read_records(folder)
     bad += bad_lines
     best = best_attempts(records, lambda record: (record.run, record.repeat))
     latest_of = {  # the oldest are first

@@ -86,7 +86,7 @@ def compare_blocks(
     """Compare each run in a results folder with the baseline of its block.
 
     Args:
-        observation: the folder, read with `read_short`. Its stale tasks are told, see `with_stale`.
+        observation: the folder. Its stale tasks are told, see `with_stale`.
         margin: relative difference up to which two times count as the same. None: that of the
             sweep, or 0.01.
         chosen: ids of the runs that are compared. None: all.

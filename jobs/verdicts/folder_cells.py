@@ -18,17 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jobs.frame.metrics import median_ms
 from jobs.frame.results import Result, list_results
 from jobs.results.counting import allocation_of, code_of, wrong_code
 from jobs.results.record import Record
-from jobs.results.run_states import Observation
+from jobs.results.run_states import Observation, observe
 from jobs.run import Run
 from jobs.status import Status
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.conditions import clocks_mhz, on_same_gpus
 from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Verdict
 from jobs.verdicts.pairs import TOO_SHORT
-from jobs.verdicts.short_records import median_ms, read_short
 
 # Floors as relative differences. With torch's attention on 45 H200 GPUs, two processes differed by
 # at most 4.8% on the same GPU and by 6.6% on others; two training steps by 24%.
@@ -88,7 +88,7 @@ def read_side(folder: Path) -> Side:
     Raises:
         CommandError: if the folder cannot be read.
     """
-    observation = read_short(folder)
+    observation = observe(folder)
     results: defaultdict[RunOnDevice, list[Result]] = defaultdict(list)
     for result in list_results(observation):
         results[result.run.id, result.device].append(result)

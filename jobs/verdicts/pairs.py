@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import is_number
+from jobs.frame.metrics import median_ms
 from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
 from jobs.results.record import Record
 from jobs.verdicts.conditions import clocks_mhz
 from jobs.verdicts.judge import RESOLUTION_MS, Round
-from jobs.verdicts.short_records import median_ms
 
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 

@@ -11,11 +11,11 @@ from jobs.launch.plan_submission import Options, prepare
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.record_writer import RecordWriter
+from jobs.results.run_states import observe
 from jobs.run import Run
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
 from jobs.verdicts.folder_cells import read_side
-from jobs.verdicts.short_records import read_short
 from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, load, ok
 
 Fate = Callable[[dict[str, Any], int], Outcome]  # of parameters and repeat
@@ -108,7 +108,7 @@ def noisy(ratio_of: Callable[[Run], float], sigma: float = 0.002, seed: int = 3)
 
 
 def compared(folder: ResultsFolder, margin: float | None = None) -> Comparison:
-    return compare_blocks(read_short(folder.path), margin)
+    return compare_blocks(observe(folder.path), margin)
 
 
 def compared_folders(

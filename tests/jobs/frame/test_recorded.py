@@ -12,7 +12,7 @@ from jobs.frame.results import list_results
 from jobs.report.plots import draw_plot
 from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.views import Plot, Table
+from jobs.sweep.views import Plot
 from tests.benchmarks import toy
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
@@ -26,7 +26,6 @@ from tests.jobs.results_folder import (
     ok,
     report_table,
     table,
-    text_below,
 )
 
 OLD, NEW = "f" * 40, "4bb999b" + "0" * 33
@@ -213,19 +212,6 @@ def test_a_parameter_named_commit_wins(
         {"commit": "7", "time": "1.000"},
     ]
     assert "|        8 |  1.000 |" in cli(folder.path)[1]
-
-
-def test_the_text_below_a_table_uses_the_result_that_counts(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    """A text does not mix the samples of several commits, even if its table shows them."""
-    for commit, ms in ((OLD, 4.0), (NEW, 1.0)):
-        folder.submit(load(tmp_path, ONE), lambda *_, c=commit, ms=ms: at(c, ok(ms)))
-    template = tmp_path / "t.md.j2"
-    template.write_text("{% block t %}{{ value('time') }} ms{% endblock %}")
-    seen = observe(folder.path)
-    view = Table(name="t", rows=["commit"], where="commit == fffffff")
-    assert text_below(template, view, seen) == "1.000 ms"
 
 
 # ---- where ---------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import pytest
 
 from jobs.formatting import relative
 from jobs.results.manifest import Checkout, write_manifest
+from jobs.results.run_states import observe
 from jobs.run import Run
-from jobs.verdicts.short_records import read_short
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import (
     MODES,
@@ -77,7 +77,7 @@ def test_a_single_round_is_undecided(tmp_path: Path) -> None:
 
 def test_rounds_of_several_allocations_are_combined(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(lambda run: 1.1))
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     again = block_records(folder, manifest, noisy(lambda run: 1.1, seed=1), boot="another")
     write_records(folder, manifest, again)
     found = compared(folder)
@@ -122,7 +122,7 @@ def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
         return failed("wrong") if bad else same(run, round, second)
 
     folder = blocks(tmp_path, outcome)
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
 
     def measure(code: str, outcome: TimeOf, boot: str) -> None:
         made = block_records(folder, manifest, outcome, boot)
@@ -157,7 +157,7 @@ def test_energies_have_verdicts_but_do_not_decide_the_exit_code(tmp_path: Path) 
 
 def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(lambda run: 1.1))
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     again = block_records(folder, manifest, noisy(lambda run: 1.0, seed=1), boot="another")
     write_records(folder, manifest, again)
     cell = only(compared(folder))
@@ -192,7 +192,7 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
     folder = blocks(tmp_path, noisy(lambda run: 1.0), text)
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     same = noisy(lambda run: 1.0, seed=1)
 
     def outcome(run: Run, round: int, second: bool) -> Outcome:
@@ -227,7 +227,7 @@ def test_failures_of_an_allocation_that_a_later_one_repaired(
         return of
 
     folder = blocks(tmp_path, outcome(failures[0]))
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     for number, failing in enumerate(failures[1:]):
         records = block_records(folder, manifest, outcome(failing), boot=f"boot {number}")
         write_records(folder, manifest, records)
@@ -342,7 +342,7 @@ def test_the_command_for_undecided_cells_measures_just_their_blocks(tmp_path: Pa
     folder = blocks(
         tmp_path, lambda run, *rest: (unsure if run.params["size"] == 2 else sure)(run, *rest), text
     )
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     submit = "python -m jobs.submit 'my sweep.yaml' --local --against {} "
     here = shlex.quote(str(tmp_path))
     for given, kept in (("HEAD", "0123456789"), (here, here)):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jobs.results.judgements import Judgement
 from jobs.results.record_reader import read_records
+from jobs.results.run_states import observe
 from jobs.run import Run
 from jobs.verdicts.decided import judge_block
-from jobs.verdicts.short_records import read_short
 from tests.jobs.compared_folders import MODES, TimeOf, block_records, blocks, noisy, write_records
 from tests.jobs.results_folder import Outcome, failed, ok
 
@@ -19,7 +19,7 @@ def judged(tmp_path: Path, outcome: TimeOf, rounds: int = 5, *phases: str) -> Ju
     """Return the judgement on a block with this number of rounds."""
     tmp_path.mkdir(exist_ok=True)
     folder = blocks(tmp_path, outcome, ONE + MODES.replace("5", str(rounds)))
-    (block,) = read_short(folder.path).manifests[-1].blocks
+    (block,) = observe(folder.path).manifests[-1].blocks
     return judge_block(read_records(folder.path)[0], block, phases=phases)
 
 
@@ -44,7 +44,7 @@ def test_a_phase_that_no_run_has_is_never_decided(tmp_path: Path) -> None:
 def test_rounds_of_other_devices_and_hosts_do_not_count(tmp_path: Path) -> None:
     """A round that was measured on two hosts is one round."""
     folder = blocks(tmp_path, noisy(lambda run: 1.3, sigma=0.2), ONE + MODES)
-    (manifest,) = read_short(folder.path).manifests
+    (manifest,) = observe(folder.path).manifests
     for boot in ("a", "b"):
         made = block_records(folder, manifest, noisy(lambda run: 1.3), boot)
         new = [record.model_copy(update={"device": "cpu: another"}) for record in made]
