@@ -1,32 +1,15 @@
-"""Paths and files that the user names on the command line or in a sweep file.
-
-A path may be invalid, and a file may be a device, a pipe or huge. Reading it must neither hang nor
-fill the memory.
-"""
+"""Paths that the user names on the command line or in a sweep file."""
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
 
 from jobs import ROOT
 
-MAX_BYTES = 2_000_000  # the largest sweep of this project has 5 kB
 MAX_NAME = 255  # length of a file name on Linux, in bytes
 MAX_PATH = 4095  # length of a path on Linux, in bytes
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-class InvalidFile(ValueError):
-    """Raised if a file cannot be read. The message says why and does not contain the path."""
 
 
 def invalid_path(text: str) -> str | None:
@@ -74,23 +57,3 @@ def not_a_folder(path: Path) -> Path | None:
         if os.path.lexists(one):
             return None if os.path.isdir(one) else one
     return None
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read a regular file of at most MAX_BYTES bytes. Raises InvalidFile if it is none."""
-    wrong = invalid_path(str(path))
-    if wrong:
-        raise InvalidFile(wrong)
-    try:
-        kind = stat.S_IFMT(os.stat(path).st_mode)
-        if kind != stat.S_IFREG:
-            hint = "; write its content to a file" if kind == stat.S_IFIFO else ""
-            raise InvalidFile(f"it must be a regular file, got {_KINDS[kind]}{hint}")
-        # Without O_NONBLOCK, opening a file that has become a pipe waits for a writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(MAX_BYTES + 1) or b""
-    except OSError as error:
-        raise InvalidFile(str(error.strerror)) from None
-    if len(data) > MAX_BYTES:
-        raise InvalidFile(f"it must have at most {MAX_BYTES} bytes, got more")
-    return data

@@ -21,7 +21,7 @@ from jobs.sweep.overrides import apply_override, remove_parameters, repeated_ove
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, PlacedDict, decode, entries, parse
-from jobs.user_files import InvalidFile, invalid_path, read_bytes
+from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
@@ -125,10 +125,13 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     `above` has the resolved paths of the files that inherit from this file.
     """
     source = str(path)
+    text, invalid = "", invalid_path(source)
+    wrong = Problem(Position(source), f"cannot be read: {invalid}") if invalid else None
     try:
-        text, wrong = decode(read_bytes(path), source)
-    except InvalidFile as error:
-        text, wrong = "", Problem(Position(source), f"cannot be read: {error}")
+        if not invalid:
+            text, wrong = decode(path.read_bytes(), source)
+    except OSError as error:
+        wrong = Problem(Position(source), f"cannot be read: {error.strerror}")
     if wrong:
         problems.append(wrong)
         return Document(source=source)

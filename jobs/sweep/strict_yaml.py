@@ -104,7 +104,7 @@ def parse(text: str, source: str) -> Document:
     """
     document = Document(None, source, Position(source, 1, 1))
     try:
-        loader = _Loader(text)
+        loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
         what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
         document.problems.append(Problem(_place(source, text[: error.position]), what))
@@ -131,18 +131,6 @@ def parse(text: str, source: str) -> Document:
 
 class _TooManyNodes(Exception):
     """Raised with the position of the first node after MAX_NODES nodes."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Loader that stops after MAX_NODES nodes, which take seconds to parse."""
-
-    count = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.count += 1
-        if self.count > MAX_NODES:
-            raise _TooManyNodes(self.get_mark())
-        return super().compose_node(parent, index)
 
 
 def decode(data: bytes, source: str) -> tuple[str, Problem | None]:

@@ -81,13 +81,13 @@ def test_values_that_a_key_must_not_have(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("-m jobs.submit <(echo name: a) --local", "must be a regular file, got a pipe"),
+        ("-m jobs.submit <(echo name: a) --local", ": benchmark is required"),
         (r"-m jobs.submit sweeps/quickstart.yaml --local $'seq_len=\xff'", r"seq_len=\udcff: "),
         (r"-m jobs.console status $'\xe9'", r"a path must be valid UTF-8, got '\udce9'"),
     ],
 )
 def test_a_shell_passes_what_no_test_can_pass_in_its_process(command: str, message: str) -> None:
-    """Pipes and bytes that are not UTF-8 are refused in a process started by a shell."""
+    """A pipe is a sweep file; bytes that are not UTF-8 are refused."""
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} {command}"],
         cwd=ROOT,

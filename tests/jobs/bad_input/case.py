@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,15 +40,6 @@ def sweep(text: str, message: str, head: str = HEAD, **files: Content) -> Case:
     given: dict[str, Content] = {"sweep.yaml": head + text}
     given |= {f"{name}.yaml": content for name, content in files.items()}
     return Case(("jobs.submit", "sweep.yaml", *PLAN), message, given)
-
-
-def unix_socket(path: Path) -> None:
-    here = os.open(path.parent, os.O_RDONLY)  # the path of a socket has a maximum length
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(f"/proc/self/fd/{here}/{path.name}")
-    finally:
-        os.close(here)
 
 
 def link_to(target: str) -> Callable[[Path], object]:

@@ -47,7 +47,6 @@ _CLUSTER_FILES: list[tuple[Content, str]] = [
     ("- 1\n", "cluster.yaml:1:1: "),
     ("slrum: {}\n", "did you mean 'slurm'?"),
     ("slurm: {partitoin: b}\n", "cluster.yaml:1:9: unknown key 'partitoin'"),
-    (os.mkfifo, "got a pipe"),
     ("base: cluster.yaml\n", "must not inherit from itself"),
 ]
 _VARIABLES = [
