@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from jobs.block import trial_runs
+from jobs.block import FEWEST_ROUNDS, in_blocks, trial_runs
 from jobs.formatting import format_number, relative
 from jobs.results.latest import LOGS, folders_in
 from jobs.results.manifest import Manifest
@@ -47,8 +48,8 @@ class EarlierTimes:
                 found += [(times(folder), folder) for folder in sorted(named)]
         return cls(*max(found, key=lambda one: len(one[0])))
 
-    def expected(self, runs: list[Run]) -> str | None:
-        """Return the expected time and GPU-hours of runs, one after another. None: unknown.
+    def expected(self, runs: list[Run]) -> Cost | None:
+        """Return the expected cost of runs, one after another. None: unknown.
 
         A run without an earlier time counts as the mean of the others.
         """
@@ -60,11 +61,27 @@ class EarlierTimes:
         seconds = [mean if one is None else one for one in times]
         gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
         gpu_hours = sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600
-        text = time_text(sum(seconds))
-        return text + (f", {format_number(gpu_hours, 2)} GPU-hours" if gpu_hours else "")
+        return Cost(sum(seconds), gpu_hours)
 
 
-def time_text(seconds: float) -> str:
+class Cost(NamedTuple):
+    """Time and GPU-hours."""
+
+    seconds: float
+    gpu_hours: float
+
+    def __str__(self) -> str:
+        return self.up_to(self)
+
+    def up_to(self, most: Cost) -> str:
+        """Return the range from this cost to a higher one as text."""
+        times = dict.fromkeys([_time_text(self.seconds), _time_text(most.seconds)])
+        hours = dict.fromkeys(format_number(cost.gpu_hours, 2) for cost in (self, most))
+        text = " to ".join(times)
+        return text + (f", {' to '.join(hours)} GPU-hours" if most.gpu_hours else "")
+
+
+def _time_text(seconds: float) -> str:
     """Return a time as text, in seconds if it is below one minute."""
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -86,20 +103,28 @@ def mean_times(
 
 
 def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
-    """Return an estimate of the total run time of a planned submission, as text."""
-    wanted = [
-        manifest.runs[run]
-        for job in manifest.jobs
-        for run in (*(run for run, _ in job.tasks), *trial_runs(job.tasks, manifest.blocks))
-    ]
-    if not wanted:
+    """Return an estimate of the total run time of a planned submission, as text.
+
+    It is a range if workers choose the number of rounds.
+    """
+    runs, most, least = manifest.runs, list[Run](), list[Run]()
+    for job in manifest.jobs:
+        trials = [runs[run] for run in trial_runs(job.tasks, manifest.blocks)]
+        most += trials
+        least += trials
+        for block, tasks in in_blocks(job.tasks, manifest.blocks):
+            for task in tasks:
+                most.append(runs[task[0]])
+                if block is None or not block.auto or block.round_of(task) < FEWEST_ROUNDS:
+                    least.append(runs[task[0]])
+    if not most:
         return "nothing to run"
-    expected = earlier.expected(wanted)
-    if expected is None:
+    known = sum(_point(run) in earlier.by_point for run in most)
+    highest, lowest = earlier.expected(most), earlier.expected(least)
+    if highest is None:
         return "unknown: these runs have no earlier records"
-    known = sum(_point(run) in earlier.by_point for run in wanted)
-    which = f"records of {known} of {len(wanted)} runs in {relative(earlier.folder)}"
-    return f"{expected} (from {which})"
+    expected = (lowest or Cost(0, 0)).up_to(highest)
+    return f"{expected} (from records of {known} of {len(most)} runs in {relative(earlier.folder)})"
 
 
 def _point(of: Run | Record) -> str:

@@ -186,6 +186,9 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     assert shown().endswith("6 processes a round, about 12 min, 0.40 GPU-hours a round")
     few = ("blocks.rounds=1", "--filter", "size == 1")
     assert " 6.0 min" in shown("expected", *few)
+    # A trial of 4.5 minutes, and 3 to 4 rounds of 6
+    auto = shown("expected", "--rounds", "auto", "blocks.max_rounds=4", "--filter", "size == 1")
+    assert "22 min to 28 min, 0.75 to 0.95 GPU-hours" in auto
 
 
 def test_a_machine_without_gpus_is_told_before_the_start(tmp_path: Path) -> None:
