@@ -240,13 +240,11 @@ class Document:
 
     @property
     def devices(self) -> list[str]:
-        """The kinds of device with answers, that with most measured cells of present code first."""
-        cells: dict[str, set[str]] = {}  # run ids of measured cells of present code, by device
+        """The kinds of device with answers, that with most measured numbers first."""
+        found: Counter[str] = Counter()
         for view in (v for p in self.problems for part in p.parts for v in part.views if v.device):
-            found = cells.setdefault(view.device, set())
-            if view.cells is not None:
-                found |= view.cells.asked.keys() - view.cells.stale - view.cells.missing
-        return sorted(cells, key=lambda device: (-len(cells[device]), device))
+            found[view.device] += view.answer.found
+        return sorted(found, key=lambda device: (-found[device], device))
 
     def counts(self, device: str | None = None) -> dict[State, int]:
         """Return the number of parts by state, on one kind of device or on the best for each."""
