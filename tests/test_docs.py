@@ -43,32 +43,6 @@ def test_generated_parts_are_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "words"),
-    [
-        ("{begin}\nold\n", "got 1 and 0"),
-        ("{begin}\nold\n<!-- END -->\n", "got 1 and 0"),
-        ("{begin}\nprose\n{begin}\nold\n{end}\n", "got 2 and 1"),
-        ("{begin}\n{begin}\nold\n{end}\n{end}\n", "got 2 and 2, of which 1"),
-        ("{begin}\nold\n{end}\n", "README.md: the command of a block must begin with python"),
-        ("<!-- output of: python no.py -->\n{end}\n", "README.md: Command"),
-        ("<!-- output of: python aggregate.py compare -->\n{end}\n", "README.md: Command"),
-    ],
-)
-def test_a_broken_block_is_an_error_and_the_page_stays(
-    tmp_path: Path, page: str, words: str
-) -> None:
-    (tmp_path / "scripts").mkdir()
-    script = tmp_path / "scripts" / "update_docs.py"
-    script.write_text((ROOT / "scripts" / "update_docs.py").read_text())
-    (tmp_path / "aggregate.py").write_text("raise RuntimeError")
-    text = page.format(begin="<!-- output of: rm -rf docs -->", end="<!-- end -->")
-    (tmp_path / "README.md").write_text(text)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert done.returncode == 1 and words in done.stderr
-    assert (tmp_path / "README.md").read_text() == text
-
-
 def example_sweeps() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for i, text in enumerate(blocks(page, "yaml")):

@@ -224,26 +224,6 @@ def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
     assert "1 ok" not in shell(f"{status} || [ $? -eq 1 ]")
 
 
-@pytest.mark.slow
-def test_what_the_command_refuses(environment: Path) -> None:
-    """Each error is one line and exit code 2, and nothing is written or submitted."""
-
-    def refused(command: str) -> str:
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-        assert done.returncode == 2 and not done.stdout
-        assert done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
-    Path("own/torchy.py").write_text("import torch\n")
-    told = refused("env/bin/sweeps submit my.yaml benchmark=own.torchy")
-    assert "import torch inside run()" in told
-    Path("jobs").mkdir()
-    shell("env/bin/sweeps submit my.yaml --dry-run")  # a folder without modules hides nothing
-    Path("jobs/__init__.py").touch()
-    assert "jobs/__init__.py hides a package of" in refused("env/bin/sweeps status")
-    assert not Path("logs").exists()
-
-
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_code_of_ones_own_on_slurm(

@@ -7,19 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.launch.plan_submission import Options, prepare
-from jobs.results.manifest import Executor, Manifest, write_manifest
-from jobs.results.record import BlockPlace, Record
-from jobs.results.record_writer import RecordWriter
 from jobs.results.run_states import observe
-from jobs.run import Run
+from jobs.sweep.load import load_sweep
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
 from jobs.verdicts.folder_cells import read_side
-from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, load, ok
+from tests.jobs.results_folder import CPU, TOY, Outcome, ResultsFolder, load, ok, write
 
 Fate = Callable[[dict[str, Any], int], Outcome]  # of parameters and repeat
-TimeOf = Callable[[Run, int, bool], Outcome]  # of run, round and whether it is the second time
 MODES = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 5}\n"
 
 
@@ -42,67 +37,31 @@ class Pair:
         return {(c.run.params["size"], c.phase): c.verdict for c in self.compared().cells}
 
 
-def prepared(folder: ResultsFolder, tmp_path: Path, text: str) -> Manifest:
-    """Write the manifest of a submission, and return it."""
-    options = Options(Executor.local, folder.path, force=True)
-    manifest = prepare(load(tmp_path, TOY + text), options, "sweep.yaml").manifest
-    write_manifest(manifest)
-    return manifest
-
-
-def block_records(
-    folder: ResultsFolder, manifest: Manifest, outcome_of: TimeOf, boot: str = "boot"
-) -> list[Record]:
-    """Return the records of all rounds of all blocks of a submission."""
-    made = []
-    for block in manifest.blocks:
-        for number in range(block.rounds):
-            tasks = block.tasks(number)
-            for position, (run_id, repeat) in enumerate(tasks):
-                run, second = manifest.runs[run_id], block.is_twice(run_id) and repeat % 2 == 1
-                outcome = outcome_of(run, number, second)
-                if outcome is None:
-                    continue
-                outcome = outcome | {"environment": {"boot_id": boot}}
-                place = BlockPlace(
-                    id=block.id,
-                    round=number,
-                    execution=f"{block.id}-{number}-{boot}",
-                    position=position,
-                    size=len(tasks),
-                    baseline=run_id == block.baseline,
-                    second=second,
-                )
-                record = folder.record(manifest, run, repeat, outcome)
-                made.append(record.model_copy(update={"block": place}))
-    return made
-
-
-def write_records(folder: ResultsFolder, manifest: Manifest, records: list[Record]) -> None:
-    writer = RecordWriter(folder.path / "records", manifest.id)
-    for record in records:
-        assert writer.write(record)
+def measure(folder: ResultsFolder, outcome_of: Fate, boot: str = "boot", **fields: Any) -> None:
+    """Add a record of each task of the sweep with blocks whose file is beside the folder."""
+    loaded = load_sweep(folder.path.parent / "sweep.yaml")
+    folder.submit_rounds(loaded, outcome_of, boot, gpu=None, **fields)
 
 
 def blocks(
     tmp_path: Path,
-    outcome_of: TimeOf,
+    outcome_of: Fate,
     text: str = "grid: {size: [1], mode: [fast, exact]}\n" + MODES,
 ) -> ResultsFolder:
     """Return a results folder with measured blocks."""
+    write(tmp_path, TOY + text)
     folder = ResultsFolder(tmp_path / "out")
-    manifest = prepared(folder, tmp_path, text)
-    write_records(folder, manifest, block_records(folder, manifest, outcome_of))
+    measure(folder, outcome_of)
     return folder
 
 
-def noisy(ratio_of: Callable[[Run], float], sigma: float = 0.002, seed: int = 3) -> TimeOf:
+def noisy(ratio: float, sigma: float = 0.002, seed: int = 3) -> Fate:
     """Return times near 1 ms for the baseline, and near the ratio for another mode."""
     draw = random.Random(seed)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        ratio = 1.0 if run.params["mode"] == "exact" else ratio_of(run)
-        return ok(ratio * (1 + draw.gauss(0, sigma)))
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        exact = 1.0 if params["mode"] == "exact" else ratio
+        return ok(exact * (1 + draw.gauss(0, sigma)))
 
     return outcome
 

@@ -103,7 +103,7 @@ class ResultsFolder:
         loaded: LoadedSweep,
         outcome_of: Callable[[dict[str, Any], int], Outcome],
         boot: str = "boot",
-        gpu: str = "GPU-0123abcd",
+        gpu: str | None = "GPU-0123abcd",
         rounds: Iterable[int] | None = None,
         trial: bool = False,
         **fields: Any,
@@ -112,6 +112,7 @@ class ResultsFolder:
 
         Args:
             outcome_of: maps (parameters, repeat) to the outcome of a task. None ends the round.
+            gpu: UUID of the GPU. None: a CPU measures.
             rounds: numbers of the rounds. None: all.
             trial: whether to write the records of trials before these rounds instead.
         """
@@ -127,9 +128,10 @@ class ResultsFolder:
                     outcome = outcome_of(manifest.runs[run_id].params, repeat)
                     if outcome is None:
                         break
-                    outcome = {"gpus": [{"uuid": gpu}], **outcome}
+                    outcome = {"gpus": [{"uuid": gpu}] if gpu else [], **outcome}
                     outcome["environment"] = {"boot_id": boot, **outcome.get("environment", {})}
-                    made = self.record(manifest, manifest.runs[run_id], repeat, outcome, H200)
+                    device = H200 if gpu else CPU
+                    made = self.record(manifest, manifest.runs[run_id], repeat, outcome, device)
                     place = BlockPlace(
                         id=block.id,
                         round=number,

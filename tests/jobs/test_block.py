@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.block import Block, block_id, in_blocks
+from jobs.block import Block, block_id
 from jobs.run import Run, Shape
 
 blocks = st.builds(
@@ -31,14 +31,6 @@ def test_rounds_alternate_their_direction_and_are_rotated() -> None:
 
 
 @given(blocks)
-def test_every_pair_is_in_one_round(block: Block) -> None:
-    tasks = block.all_tasks()
-    assert len(set(tasks)) == len(tasks) == block.rounds * (len(block.runs) + block.aa)
-    for round in range(block.rounds):
-        assert {block.round_of(task) for task in block.tasks(round)} == {round}
-
-
-@given(blocks)
 def test_places_are_balanced(block: Block) -> None:
     """A steady drift over a pair of rounds shifts every process by the same amount.
 
@@ -57,16 +49,6 @@ def test_places_are_balanced(block: Block) -> None:
             assert not block.aa or 2 * (own[1] - own[0]) in range(size - 1, size + 2)
         assert set(places.values()) <= {size - 1}
     assert set(firsts.values()) == {2} and len(firsts) == size
-
-
-def test_pairs_of_a_block_stay_together_in_their_order() -> None:
-    block = Block("b", "base", ("base", "x"), rounds=2, aa=False)
-    tasks = [("alone", 0), *block.tasks(0), ("alone", 1), *block.tasks(1)]
-    assert in_blocks(tasks, [block]) == [
-        (None, [("alone", 0)]),
-        (block, block.all_tasks()),
-        (None, [("alone", 1)]),
-    ]
 
 
 def test_id_depends_on_the_parameters_that_are_not_compared() -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from jobs.launch.plan_submission import Options, prepare
-from jobs.launch.submission import reload
-from jobs.results.manifest import Executor, read_manifest, write_manifest
 from jobs.sweep.expand import expand
 from tests.jobs.harness import call, only_record, records
 from tests.jobs.results_folder import ResultsFolder, errors, load, ok, write
@@ -86,7 +83,7 @@ def test_a_run_has_the_id_that_it_has_in_a_sweep_of_its_own(tmp_path: Path) -> N
     [
         ("{size: 1}", 1, 2),  # both benchmarks have the parameter
         ("{size: [1, 2], depth: 3}", 2, 2),  # only counter has depth
-        ("depth > size", 2, 2),
+        ("depth > 1", 2, 2),
         ("mode == exact", 2, 4),  # a value that only toy accepts
         ("mode != exact", 0, 0),  # also true for counter, whose mode can never be exact
         (f"{{benchmark: {TOY}, size: 1}}", 1, 4),
@@ -127,16 +124,10 @@ def test_a_comparison_neither_keeps_nor_drops_runs_that_lack_its_parameter(
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        (f"cases: [{{benchmark: {COUNTER}s, fixed: {{size: 1}}}}]", "3:21", "no benchmark"),
         (
             f"fixed: {{size: 1, dept: 2}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
             "3:18",
             "have no parameter 'dept'; did you mean 'depth'?",
-        ),
-        (
-            f"cases: [{{benchmark: {COUNTER}, fixed: {{size: 1, scale: 2.0}}}}]",
-            "3:64",
-            f"benchmark '{COUNTER}' has no parameter 'scale'",
         ),
         (
             f"fixed: {{size: 1}}\ngrid: {{mode: [exact]}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]",
@@ -148,17 +139,6 @@ def test_a_comparison_neither_keeps_nor_drops_runs_that_lack_its_parameter(
             f"cases: [{{}}, {{benchmark: {COUNTER}}}]",
             "4:26",
             f"'$ranks' does not name a parameter of benchmark '{COUNTER}'",
-        ),
-        (
-            f"fixed: {{size: 1}}\ncases: [{{}}, {{benchmark: {COUNTER}}}]\n"
-            "tables: [{name: t, rows: [depth]}]",
-            "5:27",
-            "rows: no parameter 'depth'",
-        ),
-        (
-            f"fixed: {{size: 1}}\ncases: [{{benchmark: {COUNTER}}}]\ntables: [{{name: t}}]",
-            "5:10",
-            f"(valid: {COUNTER})",
         ),
     ],
 )
@@ -179,13 +159,6 @@ def test_a_value_at_the_top_need_not_fit_a_case_that_replaces_it(tmp_path: Path)
 
 
 # ---- after the submission ------------------------------------------------------------------------
-
-
-def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
-    loaded = load(tmp_path, MIXED, filter="size == 1")
-    prepared = prepare(loaded, Options(Executor.local, tmp_path / "out"), "sweep.yaml")
-    write_manifest(prepared.manifest)
-    assert expand(reload(read_manifest(prepared.manifest.path))) == expand(loaded)
 
 
 TABLES = f"""\

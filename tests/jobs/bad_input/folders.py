@@ -106,7 +106,10 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "compare", "out", "no"), NO_FOLDER),
     (("aggregate", "compare", "out", "--tolerance", "-1"), "--margin must be greater than 0"),
     (("aggregate", "compare", "out", "--margin", "2%"), "got '2%'"),
+    (("aggregate", "compare", "out", "--margin", "0"), "less than 1, got 0"),
+    (("aggregate", "compare", "out", "--margin", "nan"), "less than 1, got nan"),
     (("aggregate", "compare", "out", "--where", "sise > 1"), "'sise' is"),
+    (("aggregate", "compare", "out", "--where", "size > 5"), "no run satisfies the condition"),
     (("aggregate", "compare", "out", "other"), "have no run in common"),
 ]
 _CHECKS: list[tuple[list[str], str]] = [

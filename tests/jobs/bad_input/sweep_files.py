@@ -61,7 +61,7 @@ REFUSED = {
     "slurm: {srun_args: #}": ["--label", '["a\\nb"]'],
     "slurm: {additional_parameters: #}": [
         *("[a]", "{a: [1]}", "{--mem: 1}", "{'a=b c': 1}", "{'': 1}", '{a: "x\\ny"}'),
-        *("{parsable: true}", "{test_only: true}"),
+        *('{"a\\nb": 1}', "{parsable: true}", "{test_only: true}"),
     ],
     "tables: #": NOT_A_LIST,
     "tables: [{name: #}]": ["null", "a/b"],
@@ -97,7 +97,11 @@ _FLASH = ("flash.csv", "source", "size: seq_len")
 _CASES = [
     (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),
-    ("fixed: {size: 1, window: 2}", "the window is larger than the size"),
+    (
+        "grid:\n  size: [1, 8]\n  window: [1, 2, 4]",
+        "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)",
+    ),
+    ("grid: {size: [1, 2]}\nexclude: [size > 0]", "no runs (2 left out by exclude)"),
     (ONE + "cases: [{}, {resources: {nodes: 2}}]", "the same run is in cases.0"),
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
@@ -126,7 +130,7 @@ _BASES = [
     sweep(BASE, "base.yaml:1:9: ", base="fixed: {sise: 1}"),
 ]
 _BENCHMARK_MODULES = [
-    ("bad_raises", "1 / 0", "ZeroDivisionError: division by zero"),
+    ("bad_raises", "1 / 0", "bad_raises/module.py:1)"),
     ("bad_syntax", "def run(", "SyntaxError: '(' was never closed"),
     ("bad_exits", "raise SystemExit(3)", "SystemExit: 3"),
     ("bad_import", "import no_such_module_x", "No module named 'no_such_module_x'"),
@@ -150,6 +154,7 @@ _FILES: list[tuple[str, str, dict[str, Content]]] = [
     ("loop", "Too many levels of symbolic links", {"loop": link_to("loop")}),
     ("a.yaml/b.yaml", "Not a directory", {"a.yaml": HEAD}),
     ("empty.yaml", "name is required", {"empty.yaml": ""}),
+    ("list.yaml", "list.yaml:1:1: the file must be a mapping of", {"list.yaml": "- a\n"}),
     ("latin.yaml", "latin.yaml:1:10: byte 0xe9", {"latin.yaml": b"name: caf\xe9"}),
     ("é" * 128, "at most 255 bytes, got 256", {}),
     ("d/" * 2100, "at most 4095 bytes", {}),

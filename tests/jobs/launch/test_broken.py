@@ -90,28 +90,6 @@ def test_files_on_the_state_of_jobs_that_cannot_be_read_are_named(
             assert f"note: {file}: skipped: " in done.stdout, done.stdout
 
 
-def test_a_damaged_folder_does_not_hide_the_others_in_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    sweep = write_sweep(tmp_path, [{"what": "ok"}])
-    with RunsHere(write_submission(sweep, Path("logs/a"))):
-        pass
-    manifest = write_submission(sweep, Path("logs/b"))
-    (manifest.path / "manifest.json").write_text("{")
-    Path("logs/c").mkdir()
-    Path("logs/c/submissions").touch()
-    Path("logs/notes.txt").touch()
-    identity = next(iter(manifest.runs))
-    done = call("jobs", "status")
-    assert done.returncode == 2 and "such as logs/a, logs/b" in done.stdout
-    assert call("jobs", "logs", identity).returncode == 0
-    Path("logs").rename("moved")
-    Path("logs").touch()
-    done = call("jobs", "status")
-    assert done.returncode == 2 and done.stdout == "logs cannot be read: Not a directory\n"
-
-
 @pytest.mark.parametrize("name", ["records", "submissions"])
 @pytest.mark.parametrize("what", ["file", "dangling link"])
 def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, what: str) -> None:
@@ -143,37 +121,6 @@ def test_a_folder_of_another_user_is_an_error(folder_of_all: Path) -> None:
 
 
 # ---- a benchmark ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("odd.needy", "import gone\n", "cannot be imported: ModuleNotFoundError: No module named"),
-        ("odd.needy", "\ndef run(:\n", "SyntaxError: invalid syntax (FILE:2)"),
-        ("odd.needy", "import sys\n\nsys.exit(3)\n", "SystemExit: 3 (FILE:3)"),
-        ("odd.needy", "x = 1\n", "it must define run(params) and Params"),
-        ("odd.needs", "", "did you mean 'odd.needy'? (valid: odd.needy, odd.other)"),
-        ("odder.needy", "", "No module named 'odder'"),
-    ],
-)
-def test_a_module_that_is_no_benchmark_is_an_error_of_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
-) -> None:
-    """The hint names modules of the user's package, not the benchmarks of this project."""
-    monkeypatch.syspath_prepend(tmp_path)
-    for module in [module for module in sys.modules if module.startswith("odd")]:
-        monkeypatch.delitem(sys.modules, module)
-    (tmp_path / "odd").mkdir()
-    file = tmp_path / "odd" / "needy.py"
-    file.write_text(text)
-    (tmp_path / "odd" / "other.py").write_text("1 / 0\n")  # is not imported
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(f"name: a\nbenchmark: {name}\n")
-    done = call("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
-    assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
-    assert done.stdout.startswith(f"{sweep}:2:12: ")
-    assert words.replace("FILE", str(file)) in done.stdout
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

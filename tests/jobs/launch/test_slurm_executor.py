@@ -192,25 +192,6 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("slurm", "words"),
-    [
-        ('partition: "a\\n#SBATCH --exclusive"', "slurm.partition: "),
-        ('srun_args: [--label, "a\\rb"]', "slurm.srun_args.1: "),
-        ('additional_parameters: {comment: "a\\nb"}', "slurm.additional_parameters.comment: "),
-        ('additional_parameters: {"comment\\nb": 1}', "an option of sbatch"),
-    ],
-)
-def test_a_value_must_not_add_a_line_to_the_script(tmp_path: Path, slurm: str, words: str) -> None:
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(f"slurm: {{{slurm}}}\n")
-    done = call("jobs.submit", QUICKSTART, "--dry-run", "--sbatch", "--cluster-file", cluster)
-    assert done.returncode == 2
-    assert done.stdout.startswith(f"{cluster}:1:")
-    assert words in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-
-
 def test_without_slurm_submit_says_so(tmp_path: Path) -> None:
     nowhere = {"PATH": str(tmp_path)}
     done = call("jobs.submit", QUICKSTART, "--out", tmp_path / "out", environment=nowhere)

@@ -21,7 +21,7 @@ from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.views import Plot, Table
-from jobs.verdicts.judge import Round, aa_floor, judge
+from jobs.verdicts.judge import Round, aa_floor
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,
@@ -353,14 +353,6 @@ def test_csv_tells_ratios_across_gpus(tmp_path: Path, folder: ResultsFolder) -> 
         "exact vs fast": ["1.00x", "1.00x"],
         "exact vs fast paired": ["no: different GPUs or hosts", "no"],
     }
-
-
-def test_a_table_and_a_verdict_tell_the_same_ratio(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
-    (verdict,) = judge([[round_of(i) for i in range(5)]])
-    shown = table(folder, **VIEW)[0]["exact vs fast"]
-    assert verdict.low is not None and verdict.high is not None
-    assert shown == f"{1 / verdict.ratio:.2f}x [{1 / verdict.high:.2f}, {1 / verdict.low:.2f}]"
 
 
 def test_plots_show_the_interval_of_each_point(

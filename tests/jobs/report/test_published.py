@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import TableError
 from jobs.frame.results import list_results
 from jobs.published.figures import FOLDER, published_figure
 from jobs.report.tables.report_table import ReportTable, make_report_table
@@ -125,49 +124,9 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
     assert table.columns[header] == ["52.6", "", "90.2", ""]
 
 
-def test_of_several_figures_none_is_taken() -> None:
-    words = (
-        r"2 rows of gpu=.*, which differ in warmup_steps \(1, 2\); select one row by these columns$"
-    )
-    with pytest.raises(TableError, match=words):
-        gpu = "NVIDIA GeForce RTX 5090"
-        published_figure("transformer.csv", "forward_ms", gpu=gpu, model="xl", warmup_steps=[1, 2])
-
-
 def test_a_figure_that_is_not_there_is_none() -> None:
     assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) == "5.364"
     assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=99) is None
-
-
-@pytest.mark.parametrize(
-    ("source", "place", "words"),
-    [
-        ("file: transformr.csv, value: a, on: {size: model}", "8:14", "mean 'transformer.csv'"),
-        ("file: ../a.csv, value: a, on: {size: model}", "8:14", "got '../a.csv'"),
-        ("file: transformer.csv, value: forward, on: {size: model}", "8:38", "'forward_ms'"),
-        ("file: transformer.csv, value: mode, on: {size: modle}", "8:55", "'modle'; did you"),
-        ("file: transformer.csv, value: mode, on: {mode: mode}", "8:49", "rows (rows: size)"),
-        ("file: transformer.csv, value: mode, on: {}", "8:48", "at least 1 item"),
-        (
-            "file: transformer.csv, value: mode, on: {size: model}, where: {gpus: 1}",
-            "8:77",
-            "no column 'gpus'; did you mean 'gpu'",
-        ),
-        (
-            "file: transformer.csv, value: mode, on: {size: model}, where: {precision: fp3}",
-            "8:82",
-            "no row with precision 'fp3'; did you mean 'fp32'",
-        ),
-        ("fil: a.csv, value: a, on: {size: model}", "8:8", "unknown key 'fil'"),
-    ],
-)
-def test_what_is_wrong_is_told_before_anything_runs(
-    tmp_path: Path, source: str, place: str, words: str
-) -> None:
-    problems = errors(write(tmp_path, TOY + "fixed: {size: 1}\n" + beside("size", source)))
-    assert any(line.startswith(f"sweep.yaml:{place}: ") and words in line for line in problems), (
-        problems
-    )
 
 
 def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Path) -> None:

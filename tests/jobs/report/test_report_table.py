@@ -74,14 +74,6 @@ def test_what_became_of_each_run_stands_in_its_cell(tmp_path: Path, folder: Resu
     }
 
 
-def test_nothing_measured_at_all_is_still_a_table(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: None)
-    assert table(folder, rows=["size"], columns=["mode"]) == [
-        {"size": "1", "fast": "missing", "exact": "missing"},
-        {"size": "2", "fast": "missing", "exact": "missing"},
-    ]
-
-
 def test_a_failed_baseline_shows_and_erases_nobodys_number(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
@@ -245,11 +237,6 @@ def test_rows_stand_in_the_sweeps_order_whatever_ran_first(
         ("4", "null"), ("4", "2"), ("16", "null"), ("16", "2"), ("8", "null"), ("8", "2"),
     ]  # fmt: skip
     assert list(rows[0]) == ["size", "window", "fast", "exact"]
-
-
-def test_without_rows_a_table_shows_what_was_swept(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
-    assert [list(row) for row in table(folder)] == [["size", "mode", "time"]] * 4
 
 
 def test_where_keeps_the_runs_for_which_it_holds(tmp_path: Path, folder: ResultsFolder) -> None:

@@ -109,10 +109,12 @@ def test_the_only_round_is_shown_while_it_is_not_complete(
 def test_a_round_executed_again_replaces_that_of_its_allocation_only(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
+    """Without the id of the boot, each job is an allocation."""
     loaded = load(tmp_path, SWEEP)
-    for ms, boot in ((1.0, "a"), (2.0, "a"), (3.0, "b")):
-        folder.submit_rounds(loaded, always(ok(ms)), boot, rounds=[0])
-    assert shown(folder)["exact", 0] == [2.0, 3.0]
+    for ms, boot in enumerate(("a", "a", "b", None, None), 1):
+        outcome = ok(float(ms)) | {"environment": {"boot_id": boot}}
+        folder.submit_rounds(loaded, always(outcome), rounds=[0])
+    assert shown(folder)["exact", 0] == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(

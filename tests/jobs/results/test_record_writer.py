@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,25 +20,6 @@ from jobs.whole_files import write_json
 from tests.benchmarks.misbehave import fill
 from tests.jobs.results_folder import ok, record, run
 from tests.jobs.small_disk import small_disk
-
-
-def test_two_writers_of_a_folder_never_share_a_file(tmp_path: Path) -> None:
-    folder = tmp_path / "records"
-    writers = [RecordWriter(folder, "same") for _ in range(8)]
-    assert len({writer.path for writer in writers}) == 8
-
-    def work(number: int) -> None:
-        for i in range(25):
-            writers[number].write(record(run(number * 100 + i), ok(1.0)))
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    records, bad = read_records(tmp_path)
-    assert bad == []
-    assert len({r.run for r in records}) == 200
 
 
 def test_processes_write_side_by_side(tmp_path: Path) -> None:

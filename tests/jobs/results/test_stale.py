@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from jobs.cli.status import status
-from jobs.results.run_states import observe, summary
-from jobs.results.stale import with_stale
 from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
 
 
@@ -31,21 +29,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_stale_results_are_told(folder: Path) -> None:
-    before = observe(folder)
-    after = with_stale(before)
-    assert [task.run.params["size"] for task in after.tasks if task.key in after.stale] == [1, 2]
-    (note,) = set(after.notes) - set(before.notes)
-    assert note.startswith("2 of 3 results are from older code (1 without a source hash);")
-    assert [task["stale"] for task in summary(after)["tasks"]] == [True, True, False, False]
-    assert with_stale(after).stale == after.stale
-
-
 def test_status_tells_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         status(folder, where="status == ok")
     shown = capsys.readouterr().out
-    assert "note: 2 of 3 results are from older code" in shown
+    assert "note: 2 of 3 results are from older code (1 without a source hash);" in shown
     assert [("older code" in line) for line in shown.splitlines() if "size=" in line] == [
         True, True, False,
     ]  # fmt: skip

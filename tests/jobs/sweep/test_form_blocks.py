@@ -77,16 +77,11 @@ def test_ids_of_blocks_do_not_depend_on_which_runs_are_present(tmp_path: Path) -
     ("keys", "words"),
     [
         ("interleave: [mood], baseline: {mood: a}", ["blocks.interleave", "'mood'", "'mode'"]),
-        ("interleave: [mode, mode], baseline: {mode: fast}", ["'mode' is listed twice"]),
         ("interleave: [mode], baseline: {size: 1}", ["blocks.baseline", "(valid: mode)", "'size'"]),
-        ("interleave: [mode], baseline: {mods: fast}", ["did you mean 'mode'?"]),
         (
             "interleave: [mode], baseline: {mode: fsat}",
             ["sweep.yaml:4:47: blocks.baseline: no run has mode=fsat; did you mean 'fast'? (valid"],
         ),
-        ("interleave: mode, baseline: {mode: fast}", ["a valid list, such as [implementation]"]),
-        ("interleave: [mode], baseline: fast", ["a mapping, such as {implementation: naive}"]),
-        ("interleave: [mode], baseline: {mode: fast}, margin: 1%", ["such as 0.01 for 1%"]),
         (
             "interleave: [mode, causal], baseline: {causal: false}",
             ["one run of each block", "2 runs", "mode=fast", "mode=exact", "size=1"],
@@ -95,18 +90,9 @@ def test_ids_of_blocks_do_not_depend_on_which_runs_are_present(tmp_path: Path) -
             "interleave: [mode], baseline: {mode: fast}, rounds: 1, margin: 0.02",
             ["blocks.margin requires at least 2 rounds"],
         ),
-        ("interleave: [mode], baseline: {mode: fast}, rounds: 0", ["rounds", "0"]),
-        ("interleave: [mode], baseline: {mode: fast}, margin: 2", ["margin", "2"]),
-        ("interleave: [mode], baseline: {mode: fast}, round: 3", ["'round'", "'rounds'"]),
-        ("baseline: {mode: fast}", ["blocks.interleave is required"]),
-        ("interleave: [mode]", ["blocks.baseline is required"]),
         (
             "interleave: [mode], baseline: {mode: fast}, sustained: {seconds: 3, where: sise == 2}",
             ["sise", "'size'"],
-        ),
-        (
-            "interleave: [mode], baseline: {mode: fast}, sustained: {seconds: 0}",
-            ["sustained.seconds", "0"],
         ),
     ],
 )

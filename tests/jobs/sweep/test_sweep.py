@@ -16,10 +16,6 @@ SWEEPS = Path(__file__).parents[3] / "sweeps"
 ONE = "fixed: {size: 1}\n"  # the only run of a sweep
 
 
-def toy_errors(folder: Path, text: str, *overrides: str, filter: str | None = None) -> list[str]:
-    return errors(write(folder, TOY + text), *overrides, filter=filter)
-
-
 MIXED_BENCHMARKS = """
 name: mixed
 benchmark: attention
@@ -88,20 +84,6 @@ def test_every_error_of_a_file_at_once_each_with_its_place(tmp_path: Path) -> No
     assert len(problems) == len({place for place, _ in expected})  # no other errors
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"- a\n", "sweep.yaml:1:1: the file must be a mapping of keys to values, got a list"),
-        (b"\xff\xfen\0a\0", "sweep.yaml:1:1: byte 0xff is not valid UTF-8"),
-        (b"name: [1\nb: 2\n", "sweep.yaml:2:2: not valid YAML"),
-    ],
-)
-def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes, expected: str) -> None:
-    (tmp_path / "sweep.yaml").write_bytes(content)
-    (line,) = errors(tmp_path / "sweep.yaml")
-    assert line.startswith(expected)
-
-
 @pytest.mark.parametrize("name", ["sweeps/flash.yaml", "sweeps/cpu/flash.yaml"])
 def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -116,30 +98,6 @@ def test_a_stock_sweep_is_found_from_any_folder_after_a_file_of_ones_own(
     assert load_sweep(stock).document.source == name
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("attentoin", "did you mean 'attention'? (valid: "),
-        ("tests.benchmarks.nothing", "no benchmark 'tests.benchmarks.nothing'"),
-        ("os.path", "it must define run(params) and Params"),
-        ("..", "no benchmark '..'"),
-        ("timing", "no benchmark 'timing'"),  # without run(), as a helper module of the folder
-    ],
-)
-def test_unknown_benchmark_names_those_that_exist(tmp_path: Path, name: str, words: str) -> None:
-    (problem,) = errors(write(tmp_path, f"name: a\nbenchmark: {name}\n"))
-    assert problem.startswith("sweep.yaml:2:12: ")
-    assert words in problem
-
-
-def test_a_combination_that_the_benchmark_refuses(tmp_path: Path) -> None:
-    """An error of a model validator has the position of the grid, and examples of combinations."""
-    (problem,) = toy_errors(tmp_path, "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\n")
-    assert problem == (
-        "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)"
-    )
-
-
 def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
     """A combination that the benchmark rejects is no error if it is excluded or filtered out."""
     text = TOY + "grid:\n  size: [1, 8]\n  window: [1, 2, 4]\nexclude: [size == 1 and window > 1]\n"
@@ -150,17 +108,6 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
     assert params_of(rest, "size") == [(8,)]
 
 
-def test_nothing_left_says_why(tmp_path: Path) -> None:
-    """The error for a sweep without runs says how many exclude and the filter left out."""
-    text = "grid: {size: [1, 2, 3]}\nexclude: [size == 1]\n"
-    assert toy_errors(tmp_path, text, filter="size > 5") == [
-        "--where: the sweep has no runs (1 left out by exclude, 2 left out by the filter); "
-        "size has the values [1, 2, 3]"
-    ]
-    (problem,) = toy_errors(tmp_path, "grid: {size: [1, 2]}\nexclude: [size > 0]\n")
-    assert problem == "sweep.yaml:4:10: the sweep has no runs (2 left out by exclude)"
-
-
 def test_values_are_listed_only_of_what_the_filter_compares(tmp_path: Path) -> None:
     """The word `attention` is also the name of a parameter of train_step."""
     (problem,) = errors(
@@ -169,18 +116,11 @@ def test_values_are_listed_only_of_what_the_filter_compares(tmp_path: Path) -> N
     assert problem.endswith("(2 left out by the filter); size has the values ['small']"), problem
 
 
-def test_references_must_give_whole_numbers(tmp_path: Path) -> None:
-    text = "fixed: {size: 1}\nresources: {nodes: $mode, cpus_per_task: $scale}\n"
-    first, second = toy_errors(tmp_path, text)
-    assert first == ("sweep.yaml:4:20: nodes must be a valid integer, got $mode = 'fast'")
-    assert second.startswith("sweep.yaml:4:42: cpus_per_task must be a valid integer, got $scale")
-
-
 def test_a_sweep_without_end_is_refused_at_once(tmp_path: Path) -> None:
     """Too many combinations are an error before any combination is created."""
     sizes = ", ".join(map(str, range(1, 1001)))
     text = f"grid:\n  size: [{sizes}]\n  window: [{sizes}]\n  ranks: [{sizes}]\n"
-    (problem,) = toy_errors(tmp_path, text)
+    (problem,) = errors(write(tmp_path, TOY + text))
     assert "at most 1000000 runs, got 1000000000 combinations x 1 repeats" in problem
 
 
@@ -193,17 +133,8 @@ def test_a_parameter_may_not_be_named_like_what_tables_show_of_a_record(
         device: str = "cpu"
 
     monkeypatch.setattr(toy, "Params", Params)
-    problems = toy_errors(tmp_path, "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n")
+    problems = errors(write(tmp_path, TOY + "fixed: {size: 1}\ngrid: {device: [cpu, gpu]}\n"))
     assert problems == [
         "sweep.yaml:2:12: tests.benchmarks.toy: parameter 'device' must have another name; "
         "tables reserve the names phase, device, repeat, value"
     ]
-
-
-def test_a_thousand_errors_fit_the_screen(tmp_path: Path) -> None:
-    path = write(tmp_path, TOY + "".join(f"key{i}: 1\n" for i in range(1000)))
-    with pytest.raises(InputError) as caught:
-        load_sweep(path)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 31
-    assert lines[-1] == "… and at least 970 more errors"

@@ -5,27 +5,17 @@ from __future__ import annotations
 import csv
 import random
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.formatting import relative
 from jobs.results.manifest import Checkout, write_manifest
 from jobs.results.run_states import observe
-from jobs.run import Run
 from tests.jobs.checkout import own_repository
-from tests.jobs.compared_folders import (
-    MODES,
-    TimeOf,
-    block_records,
-    blocks,
-    compared,
-    noisy,
-    only,
-    write_records,
-)
+from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, noisy, only
 from tests.jobs.harness import call
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
@@ -39,7 +29,7 @@ ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
 def test_each_run_is_compared_with_the_baseline_of_its_block(
     tmp_path: Path, ratio: float, verdict: str, code: int
 ) -> None:
-    folder = blocks(tmp_path, noisy(lambda run: ratio))
+    folder = blocks(tmp_path, noisy(ratio))
     found = compared(folder)
     cell = only(found)
     assert (cell.verdict, cell.run.params["mode"], cell.baseline) == (verdict, "fast", "mode=exact")
@@ -57,8 +47,8 @@ def test_each_run_is_compared_with_the_baseline_of_its_block(
 def test_the_phases_of_a_run_have_verdicts_of_their_own(tmp_path: Path) -> None:
     draw = random.Random(0)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        slower = 1.2 if run.params["mode"] == "fast" else 1.0
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        slower = 1.2 if params["mode"] == "fast" else 1.0
         times = {"forward": slower, "backward": 2.0}
         noisy = {phase: [t * (1 + draw.gauss(0, 0.002))] for phase, t in times.items()}
         return {"status": "ok", "measurements": {"samples_ms": noisy}}
@@ -69,21 +59,34 @@ def test_the_phases_of_a_run_have_verdicts_of_their_own(tmp_path: Path) -> None:
 
 def test_a_single_round_is_undecided(tmp_path: Path) -> None:
     text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "1")
-    folder = blocks(tmp_path, noisy(lambda run: 2.0), text)
+    folder = blocks(tmp_path, noisy(2.0), text)
     found = compared(folder)
     assert (only(found).verdict, found.exit_code) == ("unsure", 3)
     assert "at least 2 rounds are needed" in " ".join(found.notes)
 
 
 def test_rounds_of_several_allocations_are_combined(tmp_path: Path) -> None:
-    folder = blocks(tmp_path, noisy(lambda run: 1.1))
-    (manifest,) = observe(folder.path).manifests
-    again = block_records(folder, manifest, noisy(lambda run: 1.1, seed=1), boot="another")
-    write_records(folder, manifest, again)
+    folder = blocks(tmp_path, noisy(1.1))
+    measure(folder, noisy(1.1, seed=1), "another")
     found = compared(folder)
     judged = only(found).judged
     assert judged is not None and (judged.rounds, judged.allocations) == (10, 2)
     assert "10 rounds, 30 processes, CPU, 2 allocations." in found.notes
+
+
+def test_rounds_of_two_kinds_of_device_are_not_mixed(tmp_path: Path) -> None:
+    folder = blocks(tmp_path, noisy(1.1))
+    measure(folder, noisy(1.0, seed=1), "another", device="cpu: B")
+    found = [(cell.verdict, cell.judged and cell.judged.rounds) for cell in compared(folder).cells]
+    assert found == [("slower", 5), ("same", 5)]
+
+
+def test_without_aa_the_baseline_of_a_round_has_one_time(tmp_path: Path) -> None:
+    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", aa: false}\n")
+    folder = blocks(tmp_path, noisy(1.1), text)
+    done = call("aggregate", "compare", folder.path)
+    assert done.returncode == 1 and "5 rounds, 10 processes" in done.stdout
+    assert "\n1 slower" in done.stdout and "A/A floor: not measured" in done.stdout
 
 
 def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:
     text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", margin: 0.2}\n")
-    folder = blocks(tmp_path, noisy(lambda run: 1.1), text)
+    folder = blocks(tmp_path, noisy(1.1), text)
     assert only(compared(folder)).verdict == "same"
     assert only(compared(folder, 0.01)).verdict == "slower"
     for option in ("--margin", "--tolerance"):
@@ -108,41 +111,35 @@ def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> Non
 
 def test_what_is_unsure_but_not_slower_gives_exit_code_0(tmp_path: Path) -> None:
     """A run is about 1.3% faster, with noise that does not tell it from the same time."""
-    found = compared(blocks(tmp_path, noisy(lambda run: 0.987, sigma=0.005, seed=3)))
+    found = compared(blocks(tmp_path, noisy(0.987, sigma=0.005, seed=3)))
     cell = only(found)
     assert (cell.text, found.exit_code) == ("unsure, not slower by more than the margin", 0)
 
 
 def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
     """Other rounds and another GPU do not repair the same code. New code can."""
-    same = noisy(lambda run: 1.0)
+    same = noisy(1.0)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        bad = round == 1 and run.params["mode"] == "fast"
-        return failed("wrong") if bad else same(run, round, second)
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        bad = repeat == 1 and params["mode"] == "fast"
+        return failed("wrong") if bad else same(params, repeat)
 
     folder = blocks(tmp_path, outcome)
-    (manifest,) = observe(folder.path).manifests
-
-    def measure(code: str, outcome: TimeOf, boot: str) -> None:
-        made = block_records(folder, manifest, outcome, boot)
-        write_records(folder, manifest, [r.model_copy(update={"source_hash": code}) for r in made])
-
-    measure("code", outcome, "first")
-    measure("code", same, "second")
+    measure(folder, outcome, "first", source_hash="code")
+    measure(folder, same, "second", source_hash="code")
     found = compared(folder)
     assert (only(found).text, found.exit_code) == ("wrong, although 9 rounds passed", 1)
     done = call("aggregate", folder.path)
     assert " wrong |" in done.stdout
-    measure("new code", same, "third")
+    measure(folder, same, "third", source_hash="new code")
     assert (only(compared(folder)).verdict, compared(folder).exit_code) == ("same", 0)
 
 
 def test_energies_have_verdicts_but_do_not_decide_the_exit_code(tmp_path: Path) -> None:
     draw = random.Random(0)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        more = 1.5 if run.params["mode"] == "fast" else 1.0
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        more = 1.5 if params["mode"] == "fast" else 1.0
         sustained = {"forward_sustained": [2.0 * (1 + draw.gauss(0, 0.001))]}
         facts = {"joules_per_call": {"forward_sustained": more * (1 + draw.gauss(0, 0.001))}}
         return {"status": "ok", "measurements": {"samples_ms": sustained, "facts": facts}}
@@ -156,10 +153,8 @@ def test_energies_have_verdicts_but_do_not_decide_the_exit_code(tmp_path: Path) 
 
 
 def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
-    folder = blocks(tmp_path, noisy(lambda run: 1.1))
-    (manifest,) = observe(folder.path).manifests
-    again = block_records(folder, manifest, noisy(lambda run: 1.0, seed=1), boot="another")
-    write_records(folder, manifest, again)
+    folder = blocks(tmp_path, noisy(1.1))
+    measure(folder, noisy(1.0, seed=1), "another")
     cell = only(compared(folder))
     assert cell.verdict == "unsure"
     assert "hosts differ: slower 1.1" in cell.detail and "same 1.0" in cell.detail
@@ -180,7 +175,7 @@ def test_runs_without_times(
     tmp_path: Path, fast: Outcome, exact: Outcome, verdict: str, detail: str, code: int
 ) -> None:
     found = compared(
-        blocks(tmp_path, lambda run, *_: fast if run.params["mode"] == "fast" else exact)
+        blocks(tmp_path, lambda params, _: fast if params["mode"] == "fast" else exact)
     )
     cell = only(found)
     assert (cell.verdict, cell.detail, cell.phase) == (verdict, detail, "")
@@ -191,17 +186,14 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
-    folder = blocks(tmp_path, noisy(lambda run: 1.0), text)
-    (manifest,) = observe(folder.path).manifests
-    same = noisy(lambda run: 1.0, seed=1)
+    folder = blocks(tmp_path, noisy(1.0), text)
+    same = noisy(1.0, seed=1)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        breaks = (run.params["size"], run.params["mode"]) == (2, "fast")
-        return failed("error") if breaks else same(run, round, second)
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        breaks = (params["size"], params["mode"]) == (2, "fast")
+        return failed("error") if breaks else same(params, repeat)
 
-    again = block_records(folder, manifest, outcome, boot="another")
-    edited = [record.model_copy(update={"source_hash": "edited"}) for record in again]
-    write_records(folder, manifest, edited)
+    measure(folder, outcome, "another", source_hash="edited")
     found = compared(folder)
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
     assert found.exit_code == 1
@@ -219,38 +211,38 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
 def test_failures_of_an_allocation_that_a_later_one_repaired(
     tmp_path: Path, failures: list[set[int]], verdict: str
 ) -> None:
-    def outcome(failing: set[int]) -> Callable[[Run, int, bool], Outcome]:
-        def of(run: Run, round: int, second: bool) -> Outcome:
-            fails = run.params["mode"] == "fast" and round in failing
-            return failed("error") if fails else ok(1.0 + 0.0005 * ((round + second) % 3))
+    def outcome(failing: set[int]) -> Fate:
+        def of(params: dict[str, Any], repeat: int) -> Outcome:
+            fails = params["mode"] == "fast" and repeat in failing
+            return failed("error") if fails else ok(1.0 + 0.0005 * (repeat % 3))
 
         return of
 
     folder = blocks(tmp_path, outcome(failures[0]))
-    (manifest,) = observe(folder.path).manifests
     for number, failing in enumerate(failures[1:]):
-        records = block_records(folder, manifest, outcome(failing), boot=f"boot {number}")
-        write_records(folder, manifest, records)
+        measure(folder, outcome(failing), f"boot {number}")
     assert only(compared(folder)).verdict == verdict
 
 
 def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    same = noisy(lambda run: 1.0)
+    same = noisy(1.0)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        unsupported = run.params["size"] == 2 and run.params["mode"] == "fast"
-        return failed("unsupported") if unsupported else same(run, round, second)
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        unsupported = params["size"] == 2 and params["mode"] == "fast"
+        return failed("unsupported") if unsupported else same(params, repeat)
 
     text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
     assert compared(blocks(tmp_path, outcome, text)).exit_code == 0
 
 
 def test_a_block_still_to_come_is_undecided(tmp_path: Path) -> None:
-    same = noisy(lambda run: 1.0)
+    same = noisy(1.0)
     text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
     found = compared(
         blocks(
-            tmp_path, lambda run, *rest: same(run, *rest) if run.params["size"] == 1 else None, text
+            tmp_path,
+            lambda params, repeat: same(params, repeat) if params["size"] == 1 else None,
+            text,
         )
     )
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "not measured"}
@@ -258,11 +250,11 @@ def test_a_block_still_to_come_is_undecided(tmp_path: Path) -> None:
 
 
 def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
-    same = noisy(lambda run: 1.0)
+    same = noisy(1.0)
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        bad = round == 2 and run.params["mode"] == "fast"
-        return failed("error") if bad else same(run, round, second)
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        bad = repeat == 2 and params["mode"] == "fast"
+        return failed("error") if bad else same(params, repeat)
 
     cell = only(compared(blocks(tmp_path, outcome)))
     assert (cell.text, cell.judged and cell.judged.rounds) == ("same, 1 of 5 rounds: error", 4)
@@ -270,14 +262,17 @@ def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
 
 def test_where_selects_runs_but_keeps_their_baseline(tmp_path: Path) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
-    folder = blocks(tmp_path, noisy(lambda run: 1.0 if run.params["size"] == 1 else 1.3), text)
+    small, large = noisy(1.0), noisy(1.3)
+    folder = blocks(
+        tmp_path, lambda params, n: (small if params["size"] == 1 else large)(params, n), text
+    )
     assert call("aggregate", "compare", folder.path).returncode == 1
     chosen = call("aggregate", "compare", folder.path, "--where", "size == 1 and mode == fast")
     assert chosen.returncode == 0 and "\n1 same" in chosen.stdout
 
 
 def test_csv_has_every_cell_with_exact_numbers(tmp_path: Path) -> None:
-    folder = blocks(tmp_path, noisy(lambda run: 1.1))
+    folder = blocks(tmp_path, noisy(1.1))
     cell = only(compared(folder))
     done = call("aggregate", "compare", folder.path, "--format", "csv")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -321,8 +316,8 @@ def test_one_run_is_named_and_a_broken_one_says_how_to_see_why(tmp_path: Path) -
 
 
 def test_huge_noise_is_not_shown_with_many_digits(tmp_path: Path) -> None:
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
-        noisy = (run.params["mode"] == "fast" and round > 2) or (second and round % 2 == 1)
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        noisy = repeat > 2 if params["mode"] == "fast" else repeat % 4 == 3
         return ok(1000.0 if noisy else 1.0)
 
     shown = call("aggregate", "compare", blocks(tmp_path, outcome).path).stdout
@@ -338,9 +333,9 @@ def test_huge_noise_is_not_shown_with_many_digits(tmp_path: Path) -> None:
 def test_the_command_for_undecided_cells_measures_just_their_blocks(tmp_path: Path) -> None:
     """It can be run as it is. After a commit, it names the version that HEAD was."""
     text = "grid: {size: [1, 2, 3], mode: [fast, exact]}\n" + MODES
-    sure, unsure = noisy(lambda run: 1.0), noisy(lambda run: 1.0, sigma=0.02)
+    sure, unsure = noisy(1.0), noisy(1.0, sigma=0.02)
     folder = blocks(
-        tmp_path, lambda run, *rest: (unsure if run.params["size"] == 2 else sure)(run, *rest), text
+        tmp_path, lambda params, n: (unsure if params["size"] == 2 else sure)(params, n), text
     )
     (manifest,) = observe(folder.path).manifests
     submit = "python -m jobs.submit 'my sweep.yaml' --local --against {} "
@@ -377,7 +372,8 @@ def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(tmp_path: Pat
 def test_a_phase_that_few_rounds_measured_is_not_compared(tmp_path: Path) -> None:
     """A block that was continued once has two sustained measurements in five rounds."""
 
-    def outcome(run: Run, round: int, second: bool) -> Outcome:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        round = repeat if params["mode"] == "fast" else repeat // 2
         times = {"forward": [1.0 + 0.001 * round]}
         if round in (0, 3):
             times["forward_sustained"] = [2.0]

@@ -100,14 +100,6 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     assert result.state is State.derived and result.states_on(H200) == ""
 
 
-def test_older_code_makes_an_answer_stale(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(
-        load(tmp_path, TOY + GRID), lambda *_: ok(4.0, 4.0) | {"source_hash": "0123"}, H200
-    )
-    (result,) = document(problem(SPEED), folders=[folder.path]).problems
-    assert result.state is State.stale and answers(result.parts[0])[H200].stale == 1
-
-
 def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsFolder) -> None:
     other = problem("{{ value('time', 'forward') }}", filter="seq_len == 128")
     other = other.model_copy(update={"sweep": "flash"})
@@ -318,7 +310,8 @@ def test_a_wrong_number_is_named(
 
 
 def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
-    text = SPEED + '; {{ (value("time", "forward", size=1, mode="exact") / 2) | n }}'
+    fast, exact = (f'value("time", "forward", size=1, mode="{mode}")' for mode in ("fast", "exact"))
+    text = SPEED + f"; {{{{ ({exact} / 2) | n }}}}; {{{{ ({fast} + {exact}) | n }}}}"
     shown = document(problem(text, show=[Exhibit(table="toy")]), folders=[measured.path])
     page = html_report(shown)
     data = unpacked(page, "data")
@@ -328,8 +321,10 @@ def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
     assert ok_run["samples"] == [["forward", "3", "4.000", "4.000", "4.000", "4.000", "0"]]
     assert ok_run["replay"].startswith(f"python -m jobs replay {ok_run['run']} --in ")
     assert any("RuntimeError: as asked" in r["facts"].get("failure", "") for r in runs.values())
-    index = data["records"].index(ok_run)
-    assert f'<button class="n" data-r="{index}">4.00</button>' in page
+    index = {r["params"].partition(" scale")[0]: i for i, r in enumerate(data["records"])}
+    one, two = index["size=1 mode=fast"], index["size=1 mode=exact"]
+    for behind, number in ((one, "4.00"), (two, "4.000"), (f"{one},{two}", "12.00")):
+        assert f'<button class="n" data-r="{behind}">{number}</button>' in page
 
 
 def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) -> None:
