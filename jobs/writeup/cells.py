@@ -64,7 +64,7 @@ class Cells:
         if self.stale:
             parts.append(f"{len(self.stale)} with older code")
         if self.few:
-            parts.append(f"{len(self.few)} fewer times than asked: {self._which(self.few)}")
+            parts.append(f"{len(self.few)} in fewer processes than asked: {self._which(self.few)}")
         if self.missing:
             parts.append(f"not measured: {self._which(self.missing)}")
         return "; ".join(parts)

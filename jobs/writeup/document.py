@@ -22,7 +22,8 @@ from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 
-# Follows an answer without some of its numbers
+# Stand for, or follow, an answer without its numbers
+NO_NUMBERS = "The numbers of this answer are not measured on this device."
 SOME_NUMBERS = "Some numbers of this answer are not measured on this device."
 AnyView = TypeVar("AnyView", Table, Plot)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with the sweeps that answer no problem
@@ -125,8 +126,10 @@ class View:
         answer = self.answer
         if not self.device:
             return answer.text
-        some = [SOME_NUMBERS] if answer.missing else []
-        return "\n\n".join([*answer.complete_paragraphs, *some])
+        paragraphs = answer.complete_paragraphs
+        if answer.missing:
+            paragraphs.append(SOME_NUMBERS if paragraphs else NO_NUMBERS)
+        return "\n\n".join(paragraphs)
 
     @property
     def verdict(self) -> str:
@@ -377,7 +380,8 @@ def _add_table(
     except TableError as error:
         view.notes.append(f"table {table.name}: {error}")
         return
-    if made is not None:
+    is_new = made is not None and all(made.columns != each.table.columns for each in view.tables)
+    if made is not None and is_new and made.has_values:
         view.tables.append(ShownTable(study, made, folded))
 
 

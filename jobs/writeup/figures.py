@@ -167,7 +167,7 @@ def _ratios(shown: ShownPlot, plot: Panels, data: list[Figure]) -> Figure:
         base = reference.get(trace["yaxis"], {})
         points = zip(trace["x"], trace["y"], strict=True)
         ratios.append([y / base[x] if base.get(x) else None for x, y in points])
-    return {"ratios": {"to": name, "y": ratios}}
+    return {"ratios": {"to": name, "y": ratios, "label": f"{plot.y_label}, over {name}"}}
 
 
 def drawn_figure(drawn: Stack | Spans) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from jobs.errors import TableError
@@ -120,14 +120,15 @@ class AnswerLookups:
         """Return how one run failed, as a dict of the fields of `failure` in its record.
 
         If GPU memory ran out, the dict also has the numbers in torch's message, in GiB: `capacity`
-        of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed.
+        of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed,
+        which is no missing number if the run is ok.
         """
         study = self._named(sweep)
         record = self._record(
             "failure()", study, params, lambda r: bool(r.record and r.record.failure)
         )
         if study is None or record is None or record.failure is None:
-            return self._missing()
+            return self._none(study, params, ends=("ok",))
         (number,) = self._use(study, [record])
         fields = record.failure.model_dump()
         for name, pattern in _OUT_OF_MEMORY.items():
@@ -275,11 +276,13 @@ class AnswerLookups:
         self._used |= {number: self._registry.entries[number] for number in numbers}
         return numbers
 
-    def _none(self, study: Study | None, *runs: dict[str, Any]) -> NotMeasured:
-        """Return that runs have no such number. It is missing unless one of them cannot have it."""
-        ends = {str(r.status) for params in runs for r in self._results(study, params)
-                if has(r, _chosen(params))}  # fmt: skip
-        if ends.isdisjoint(ONCE):
+    def _none(
+        self, study: Study | None, *runs: dict[str, Any], ends: Collection[str] = ONCE
+    ) -> NotMeasured:
+        """Return that runs have no such number. It is missing unless one of them `ends` so."""
+        found = {str(r.status) for params in runs for r in self._results(study, params)
+                 if has(r, _chosen(params))}  # fmt: skip
+        if found.isdisjoint(ends):
             return self._missing()
         self.impossible += 1
         return NotMeasured()

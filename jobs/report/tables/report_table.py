@@ -12,7 +12,7 @@ from typing import Any
 from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_number, format_scalar
 from jobs.frame.results import Key, Result
-from jobs.frame.rows import Interval
+from jobs.frame.rows import NO_VALUE, Interval
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.tables.list_table import make_list_table
@@ -45,6 +45,12 @@ class ReportTable:
         """The kinds of device of the successful records that the table shows."""
         shown = [record for cells in self.records.values() for cell in cells for record in cell]
         return {record.device for record in shown if record.status == "ok"}
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a cell shows a number, text or status of a run."""
+        own = [cells for header, cells in self.columns.items() if header in self.records]
+        return not own or any(cell not in ("", NO_VALUE) for cells in own for cell in cells)
 
     def add_column(
         self, header: str, cells: list[str], records: list[list[Record]] | None = None

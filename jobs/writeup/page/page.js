@@ -56,13 +56,14 @@ $("#sidebar").addEventListener("click", (event) => {
 });
 // A part is shown if it has the chosen state and no other part contains more words of the search. The
 // texts are read once, because DataTables removes the rows that it does not show.
+const searched = (text) => text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1"); // 16384 finds 16,384
 const texts = new Map(all("article.part").map((part) => [part, new Map()])); // by kind of GPU
 for (const [part, ofPart] of texts) {
   for (const each of all(".dot.by-device", $("#sidebar li"))) {
     const copy = part.cloneNode(true);
     const others = all(".by-device", copy).filter((node) => !["", each.dataset.device].includes(node.dataset.device));
     for (const node of others) node.remove();
-    ofPart.set(each.dataset.device, copy.textContent.toLowerCase());
+    ofPart.set(each.dataset.device, searched(copy.textContent));
   }
 }
 const chosen = { words: [], state: "", device: $(".dot:not([hidden])").dataset.device };
@@ -129,7 +130,7 @@ function mark(name, ranges) {
   CSS.highlights.set(name, marks);
 }
 $("#search").addEventListener("input", (event) => {
-  chosen.words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  chosen.words = searched(event.target.value).split(/\s+/).filter(Boolean);
   select();
 });
 $("#search").addEventListener("keydown", (event) => {
@@ -275,7 +276,10 @@ async function draw(figure) {
   for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
     layout[name] = { exponentformat: "none", ...axis, ...layout[name] };
     if (name.startsWith("y") && log) layout[name].type = log;
-    if (name.startsWith("y") && ratio) layout[name] = { ...layout[name], type: log || "linear", rangemode: "normal" };
+    if (name.startsWith("y") && ratio) {
+      layout[name] = { ...layout[name], type: log || "linear", rangemode: "normal" };
+      if (layout[name].title) layout[name].title = { text: spec.ratios.label };
+    }
   }
   await Plotly.react(canvas, traces, layout, {
     responsive: true, displayModeBar: false,
