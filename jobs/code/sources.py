@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from jobs import ROOT
@@ -27,13 +28,13 @@ class SourceTree:
     """The source files at one moment. All results are cached, so later changes are not seen."""
 
     def __init__(self) -> None:
-        self._sources: dict[Path, SourceFile | None] = {}
-        self._modules: dict[tuple[str, tuple[Path, ...]], Path | None] = {}
-        self._local: dict[Path, bool] = {}
-        self._closures: dict[tuple[str, tuple[str, ...]], frozenset[Path] | None] = {}
-        self._hashes: dict[frozenset[Path], str] = {}
+        self.files = cache(self._files)
+        self.hash_of = cache(self._hash_of)
+        self.source = cache(self._source)
+        self._find_module = cache(find_module)
+        self._is_project = cache(is_project)
 
-    def files(self, name: str, left_out: Iterable[str] = ()) -> frozenset[Path] | None:
+    def _files(self, name: str, left_out: tuple[str, ...] = ()) -> frozenset[Path] | None:
         """Return the files of a module and of all modules that it imports, directly or not.
 
         Imports inside functions count, imports below `if TYPE_CHECKING:` do not. The `__init__.py`
@@ -41,29 +42,6 @@ class SourceTree:
         they import, do not count. Paths are absolute. The result is None if there is no module of
         this name, which is dotted, or a reference such as `my_kernels/flash.py:MyFlash`.
         """
-        key = (name, tuple(left_out))
-        if key not in self._closures:
-            self._closures[key] = self._closure(*key)
-        return self._closures[key]
-
-    def hash_of(self, files: frozenset[Path]) -> str:
-        """Return the hash, 16 hexadecimal digits, of what counts of files, without their names."""
-        if files not in self._hashes:
-            digests = {source.digest for path in files if (source := self.source(path))}
-            text = "\n".join(sorted(digests))
-            self._hashes[files] = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return self._hashes[files]
-
-    def source(self, path: Path) -> SourceFile | None:
-        """Return what counts of a file, or None if the file cannot be read."""
-        if path not in self._sources:
-            try:
-                self._sources[path] = read_source(path)
-            except OSError:
-                self._sources[path] = None
-        return self._sources[path]
-
-    def _closure(self, name: str, left_out: tuple[str, ...]) -> frozenset[Path] | None:
         start = self._find(name, (ROOT,)) if _is_own(name) else find(name)
         if start is None:
             return None
@@ -83,6 +61,18 @@ class SourceTree:
                     found.add(imported)
                     waiting.append(imported)
         return frozenset(found)
+
+    def _hash_of(self, files: frozenset[Path]) -> str:
+        """Return the hash, 16 hexadecimal digits, of what counts of files, without their names."""
+        digests = {source.digest for path in files if (source := self.source(path))}
+        return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()[:16]
+
+    def _source(self, path: Path) -> SourceFile | None:
+        """Return what counts of a file, or None if the file cannot be read."""
+        try:
+            return read_source(path)
+        except OSError:
+            return None
 
     def _imported(self, path: Path, left_out: tuple[str, ...]) -> Iterator[Path]:
         """Yield the files that a file imports, with those of the packages that contain them."""
@@ -115,15 +105,10 @@ class SourceTree:
         return [file for name in names if (file := self._find(name, folders)) is not None]
 
     def _find(self, module: str, folders: tuple[Path, ...]) -> Path | None:
-        key = (module, (ROOT,) if _is_own(module) else folders)
-        if key not in self._modules:
-            self._modules[key] = find_module(*key)
-        return self._modules[key]
+        return self._find_module(module, (ROOT,) if _is_own(module) else folders)
 
     def _is_local(self, path: Path, folders: tuple[Path, ...]) -> bool:
-        if path not in self._local:
-            self._local[path] = is_project(path)
-        return self._local[path] or (
+        return self._is_project(path) or (
             not _INSTALLED & set(path.parts) and any(path.is_relative_to(f) for f in folders)
         )
 

@@ -24,7 +24,6 @@ class RunSources:
     def __init__(self) -> None:
         self._tree = SourceTree()
         self._files_of = cache(self._find_files)
-        self._hash_of = cache(self._tree.hash_of)
         self._function = cache(self._find_function)
 
     def source_hash(self, run: Run) -> str | None:
@@ -35,7 +34,7 @@ class RunSources:
         """
         key = self._key(run)
         files = None if key is None else self._files_of(key)
-        return None if files is None else self._hash_of(files)
+        return None if files is None else self._tree.hash_of(files)
 
     def files(self, run: Run) -> list[Path] | None:
         """Return the files that count for the hash of a run, sorted. None if they are unknown."""
