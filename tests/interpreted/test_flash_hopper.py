@@ -142,8 +142,20 @@ def test_against_float64(dims, mask, shape):
     is_causal, variant = MASKS[mask]
     leading, kv_heads, lengths = shape
     given = inputs(lengths, dims[0], BF16, leading, kv_heads=kv_heads, value_dim=dims[1])
+    dlse = torch.randn(given[0].shape[:-1], generator=torch.Generator().manual_seed(1))
     with emulated_gpu(multiprocessors=2, seed=SHAPES.index(shape)):
-        assert_right(*given, is_causal, variant=variant, by=by_hopper)
+        assert_right(*given, is_causal, variant=variant, by=by_hopper, dlse=dlse)
+
+
+def test_a_query_that_sees_no_key_has_no_gradient():
+    """Its log-sum-exp is -inf, and the gradient of that may be infinite."""
+    given = inputs((130, 60), 64, BF16, (1, 1))
+    dlse = torch.zeros(1, 1, 130)
+    dlse[..., :70] = -math.inf
+    with emulated_gpu(multiprocessors=2, seed=0):
+        _, lse, *gradients = by_hopper(*given, True, variant=Call(lower_right=True), dlse=dlse)
+    assert (lse[..., :70] == -math.inf).all() and not gradients[0][..., :70, :].any()
+    assert all(x.isfinite().all() for x in gradients)
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [slow(*dims) for dims in HEAD_DIMS])
@@ -266,6 +278,37 @@ def test_packed_sequences(head_dim, value_dim):
     given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
     with emulated_gpu(multiprocessors=2, seed=0):
         assert_right_packed(given, packing, True, by=by_hopper)
+
+
+@pytest.mark.parametrize("from_end", [False, True])
+@pytest.mark.parametrize("lengths", [[70 * n % 400 for n in range(150)], [9000]])
+def test_blocks_of_packed_sequences(lengths, from_end):
+    """More sequences, and more blocks of one, than the kernel compares at a time."""
+    counts = [-(-n // 64) for n in lengths]
+    most = sum(lengths) // 64 + len(lengths)
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    blocks = listed_blocks(starts, most, max(counts), from_end)
+    ranked = sorted((-j, s) for s, count in enumerate(counts) for j in range(count))
+    expected = [[s, counts[s] - 1 + j if from_end else -j] for j, s in ranked]
+    assert blocks[0] == len(expected) <= most
+    assert blocks[2 : 2 + 2 * len(expected)].view(-1, 2).tolist() == expected
+
+
+def test_overlapping_sequences_do_not_overflow_the_list():
+    starts = torch.tensor([0, 640, 0, 640, 0, 640], dtype=torch.int32)
+    blocks = listed_blocks(starts, 15, 10, from_end=False)
+    assert blocks[0] == 15 and (blocks[32:] == -1).all()
+
+
+def listed_blocks(starts: Tensor, most: int, longest: int, from_end: bool) -> Tensor:
+    """Return the list of blocks of 64 rows. No sequence has more than `longest`. The rest is -1."""
+    from systems.kernels.flash_attention.hopper.packed_blocks import CHUNK, packed_blocks_kernel
+
+    n, options = len(starts) - 1, {"BLOCK": 64, "FROM_END": from_end, "CHUNK": CHUNK}
+    blocks = torch.full((2 * (n * longest + 1),), -1, dtype=torch.int32)
+    grid = n, longest // CHUNK + 1
+    packed_blocks_kernel[grid](starts, blocks, n, int(starts.max()), most, **options)
+    return blocks
 
 
 def test_gradients_without_elements():

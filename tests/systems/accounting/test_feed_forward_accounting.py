@@ -27,6 +27,7 @@ from systems.accounting.feed_forward import (
     pipeline_bubble,
     tensor_limit,
 )
+from systems.measure.memory.saved_tensors import saved_tensors
 
 # For hand-computed cases: 3 * 8 * 16 = 384 weights of 2 bytes, 1000 FLOP/s, 100 B/s on each axis.
 LAYER = FeedForward(d_model=8, d_ff=16)
@@ -67,25 +68,6 @@ def test_flops_are_those_that_torch_counts():
         y.sum().backward()
     assert forward.get_total_flops() == device_flops("forward", LAYER, TOKENS, 1)
     assert backward.get_total_flops() == device_flops("backward", LAYER, TOKENS, 1)
-
-
-def test_tensor_parallel_needs_one_sum_forward_and_one_backward():
-    x, *weights = swiglu_inputs()
-    y = swiglu(x, *weights)
-    dy = torch.ones_like(y)
-    wanted = torch.autograd.grad(y, [x, *weights], dy)
-    w1, w2, w3 = weights
-    shards = zip(w1.chunk(2, 1), w2.chunk(2, 1), w3.chunk(2, 0), strict=True)
-    parts, gradients = [], []
-    for shard in shards:
-        part = swiglu(x, *shard)
-        parts.append(part)
-        gradients.append(torch.autograd.grad(part, [x, *shard], dy))
-    torch.testing.assert_close(sum(parts), y)
-    torch.testing.assert_close(sum(gradient[0] for gradient in gradients), wanted[0])
-    for i, dimension in ((1, 1), (2, 1), (3, 0)):
-        whole = torch.cat([gradient[i] for gradient in gradients], dimension)
-        torch.testing.assert_close(whole, wanted[i])
 
 
 def test_seconds_by_hand():
@@ -287,17 +269,11 @@ def test_xxl_saves_what_autograd_saves(monkeypatch):
         for _ in range(3)
         for shape in ((8, 24), (24, 8))
     ]
-    weights = {block.weight.data_ptr() for block in blocks}
-    saved = {}
-
-    def keep(tensor):
-        if tensor.data_ptr() not in weights:
-            saved[tensor.data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        torch.nn.Sequential(*blocks)(torch.ones(5, 8, dtype=torch.bfloat16))
-    assert sum(tensor.nbytes for tensor in saved.values()) == xxl_model.saved_bytes(5)
+    x = torch.ones(5, 8, dtype=torch.bfloat16)
+    saved = saved_tensors(
+        lambda: torch.nn.Sequential(*blocks)(x), [block.weight for block in blocks]
+    )
+    assert sum(tensor.saved_bytes for tensor in saved) == xxl_model.saved_bytes(5)
 
 
 def test_xxl_batch_by_hand():

@@ -249,23 +249,6 @@ def test_flops_are_those_that_torch_counts():
     assert both.get_total_flops() == accounting.transformer_flops("train_step", *point)
 
 
-def _saved_bytes(fn, weights) -> int:
-    """Return the bytes of all storages that autograd saves in `fn`, without those of `weights`."""
-    apart = {tensor.untyped_storage().data_ptr() for tensor in weights}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in apart:
-            kept[storage.data_ptr()] = storage  # a reference, so that the address is not reused
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = fn()
-    assert out.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
-
-
 def _autocast(precision: str):
     if precision == "bf16":
         return torch.autocast("cpu", torch.bfloat16)
@@ -288,36 +271,6 @@ CPU_DIFFERENCE = {
     ("bf16", "sdpa_math"): 0,
 }
 KINDS = {"naive": "materialised", "sdpa_math": "math", "sdpa_flash": "fused"}
-CASTS = 2 * (4 * SIZE.d_model**2 + 3 * SIZE.d_model * SIZE.d_ff)  # autocast's copies of weights
-
-
-@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
-def test_saved_bytes_of_a_block_are_what_autograd_saves(precision, attention):
-    model = _model(attention, precision)
-    dtype = torch.bfloat16 if precision == "bf16_pure" else torch.float32
-    x = torch.randn(BATCH, CONTEXT, SIZE.d_model, dtype=dtype, requires_grad=True)
-    with _autocast(precision):
-        saved = _saved_bytes(lambda: model.blocks[0](x), [*model.parameters(), *model.buffers()])
-    kind = KINDS[attention]
-    counted = accounting.block_saved_bytes(SIZE, BATCH, CONTEXT, precision, kind)
-    casts = CASTS if precision == "bf16" else 0
-    assert saved == sum(counted.values()) + casts + CPU_DIFFERENCE[precision, attention]
-
-
-@pytest.mark.parametrize(("precision", "attention"), CPU_DIFFERENCE)
-def test_activations_of_the_model_are_what_autograd_saves(precision, attention):
-    model = _model(attention, precision)
-    tokens, targets = _batch()
-    with _autocast(precision):
-        saved = _saved_bytes(
-            lambda: cross_entropy(model(tokens), targets),
-            [*model.parameters(), *model.buffers(), tokens],  # targets share its storage
-        )
-    kind = KINDS[attention]
-    counted = accounting.activation_bytes(SIZE, BATCH, CONTEXT, precision, kind)
-    weight_of_the_loss = 4
-    difference = SIZE.num_layers * CPU_DIFFERENCE[precision, attention]
-    assert saved == counted + difference + weight_of_the_loss
 
 
 class AtSegments(Watch):
@@ -371,22 +324,6 @@ def test_what_is_alive_with_checkpoints_is_what_arithmetic_says(precision, atten
         otherwise = blocks * CPU_DIFFERENCE[precision, attention]
         assert alive == sum(moment) + incoming + otherwise + scalars
     assert sum(p.grad.nbytes for p in model.parameters() if p.grad is not None) == moments[-1][1]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16_pure"])
-def test_state_is_what_adamw_keeps(precision):
-    model = _model("naive", precision)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens, targets = _batch()
-    cross_entropy(model(tokens), targets).backward()
-    optimizer.step()
-    state = accounting.model_state_bytes(SIZE, precision)
-    assert sum(p.nbytes for p in model.parameters()) == state["weights"]
-    assert (
-        sum(p.grad.nbytes for p in model.parameters() if p.grad is not None) == (state["gradients"])
-    )
-    moments = [v for s in optimizer.state.values() for k, v in s.items() if k != "step"]
-    assert sum(moment.nbytes for moment in moments) == state["optimizer_state"]
 
 
 def test_flops_of_the_published_convention():

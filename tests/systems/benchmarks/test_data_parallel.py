@@ -33,17 +33,14 @@ from systems.training.parallel_timing import (
 from systems.training.parallel_training import ParallelTraining, rank_batch
 from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.training.tiny_training import PARALLEL
 
 depends = pytest.mark.depends()
 
 
 def params(strategy: str = "naive", **given) -> Params:
     buckets = {"bucket_size_mb": 0.1} if strategy in BUCKETED else {}
-    tiny = {
-        "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
-        "world_size": 2, "rounds": 3, "steps": 1, "warmup_steps": 1,
-    }  # fmt: skip
-    return Params(**{**tiny, **buckets, "strategy": strategy, **given})
+    return Params(**{**PARALLEL, "rounds": 3, **buckets, "strategy": strategy, **given})
 
 
 def on(here: RankContext, strategy: str, **given) -> Params:
@@ -103,16 +100,6 @@ def only_one_training_is_left(here: RankContext) -> None:
         compared_with_alone(on(here, "naive"), training)
     gc.collect()
     assert [o for o in gc.get_objects() if type(o) is ParallelTraining] == [training]
-
-
-def later_rounds_are_only_timed(here: RankContext) -> None:
-    with in_round(check=False):
-        measured = measure(on(here, "flat"), here.device)
-    assert measured["samples_ms"].keys() == {"train_step", "alone"}
-    facts = measured["facts"]
-    assert facts.keys().isdisjoint({"error", "model", "profiled_exposed_ms"})
-    step, alone = facts["train_step_ms"], facts["alone_ms"]
-    assert facts["exposed_ms"] == pytest.approx(step - alone)
 
 
 def the_order_is_reversed_after_each_round(here: RankContext) -> None:
@@ -198,11 +185,6 @@ def test_master_weights_are_updated(ranks, strategy, right):
 @two_ranks
 def test_a_compared_training_is_left_alone_in_memory(ranks):
     ranks.assert_passes(only_one_training_is_left, repeats=1)
-
-
-@two_ranks
-def test_later_rounds_of_a_block_are_only_timed(ranks):
-    ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
 
 
 @pytest.mark.slow

@@ -17,15 +17,12 @@ from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
 from systems.check.parallel_training import CHECK_STEPS, check_parallel
 from systems.check.sharded_training import gathered
 from systems.training.parallel_training import ParallelTraining
-from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.training.tiny_training import PARALLEL
 
 
 def params(strategy: str = "blocks", **given) -> Params:
-    tiny = {
-        "size": "tiny", "vocab_size": 51, "context_length": 8, "batch_size": 1,
-        "world_size": 2, "rounds": 2, "steps": 1, "warmup_steps": 1,
-    }  # fmt: skip
+    tiny = {**PARALLEL, "num_layers": 3, "vocab_size": 51}
     if given.get("precision") == "bf16_master":
         tiny["optimizer"] = "fused"
     return Params(**{**tiny, "strategy": strategy, **given})
@@ -48,15 +45,6 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
         measured["samples_ms"]["communication"], measured["samples_ms"]["exposed"], strict=True
     ):
         assert 0 <= exposed <= whole and whole > 0
-
-
-def later_rounds_are_only_timed(here: RankContext) -> None:
-    with in_round(check=False):
-        measured = measure(params(backend=here.backend), here.device)
-    assert measured["samples_ms"].keys() == {"train_step", "alone"}
-    facts = measured["facts"]
-    assert facts.keys().isdisjoint({"error", "gathers", "profiled_exposed_ms"})
-    assert facts["weights_bytes"] > 0 and len(facts["by_rank"]) == here.world_size
 
 
 def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
@@ -86,11 +74,6 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
     ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
     assert (tmp_path / "timeline.png").exists()
-
-
-@two_ranks
-def test_later_rounds_of_a_block_are_only_timed(ranks):
-    ranks.assert_passes(later_rounds_are_only_timed, repeats=1)
 
 
 @two_ranks

@@ -8,16 +8,12 @@ from __future__ import annotations
 import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, measure, predict
-from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.training.tiny_training import PARALLEL
 
 
 def params(strategy: str, **given) -> Params:
-    tiny = {
-        "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
-        "world_size": 2, "rounds": 2, "steps": 1, "warmup_steps": 1,
-    }  # fmt: skip
-    return Params(**{**tiny, "strategy": strategy, **given})
+    return Params(**{**PARALLEL, "strategy": strategy, **given})
 
 
 def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
@@ -41,20 +37,6 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     weights = facts["after_step"]["weights_bytes"]
     assert predicted["weights_bytes"] <= weights <= predicted["weights_bytes"] + padding
     assert ("allocated_bytes" in facts["after_step"]) == (here.device.type == "cuda")
-
-
-def later_rounds_are_not_checked(here: RankContext) -> None:
-    with in_round(check=False):
-        measured = measure(params("sharded", backend=here.backend), here.device)
-    assert set(measured["samples_ms"]) == {"train_step", "alone", "optimizer"}
-    assert "error" not in measured["facts"]
-
-
-@pytest.mark.slow
-@pytest.mark.depends
-@two_ranks
-def test_later_rounds_of_a_block_are_not_checked(ranks):
-    ranks.assert_passes(later_rounds_are_not_checked, repeats=1)
 
 
 @pytest.mark.slow

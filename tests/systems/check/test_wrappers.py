@@ -126,6 +126,7 @@ class NoBroadcast(torch.optim.Optimizer):
 """
 
 
+HOOKS = "examples/cs336/adapters.py"
 on_a_cpu = pytest.mark.parametrize("ranks", [("gloo", 2)], ids=["2_ranks"], indirect=True)
 
 
@@ -160,10 +161,21 @@ def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> 
         pytest.param("Buckets", "ddp", marks=pytest.mark.slow),
         pytest.param("MyFSDP", "fsdp", marks=pytest.mark.slow),
         pytest.param("MyOptimizer", "optimizer", marks=pytest.mark.slow),
+        *(
+            pytest.param(f"{HOOKS}:{hook}", kind, marks=pytest.mark.slow)
+            for hook, kind in (
+                ("get_ddp", "ddp"),
+                ("get_ddp_individual_parameters", "ddp"),
+                ("get_ddp_bucketed", "ddp"),
+                ("get_fsdp", "fsdp"),
+                ("get_sharded_optimizer", "optimizer"),
+            )
+        ),
     ],
 )
 def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
-    ranks.assert_passes(finds_it_right, f"{own}:{name}", kind, repeats=1)
+    reference = f"{ROOT}/{name}" if ":" in name else f"{own}:{name}"
+    ranks.assert_passes(finds_it_right, reference, kind, repeats=1)
 
 
 @on_a_cpu

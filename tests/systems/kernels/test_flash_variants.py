@@ -22,7 +22,9 @@ from systems.kernels.flash_attention import (
     scaled_dot_product_attention,
     unsupported_reason,
 )
+from systems.kernels.flash_attention import reference as reference_module
 from systems.kernels.flash_attention.arguments import make_packing
+from systems.kernels.flash_attention.call import PLAIN
 from systems.kernels.flash_attention.peers import flash_attn_4
 from tests.systems.kernels.flash_cases import inputs
 
@@ -44,9 +46,11 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
     assert error <= 1e-12 * (1 + exact.nan_to_num(0, 0, 0).norm())
 
 
-def test_the_reference_is_what_autograd_computes():
+@pytest.mark.parametrize("block_bytes", [1, 1 << 29])  # one row per block, or all rows in one
+def test_the_reference_is_what_autograd_computes(block_bytes, monkeypatch):
     """Compare the explicit formulas of the reference with autograd of the definition."""
-    for call in VARIANTS.values():
+    monkeypatch.setattr(reference_module, "BLOCK_BYTES", block_bytes)
+    for call in (PLAIN, *VARIANTS.values()):
         q, k, v, dout = inputs((9, 14), 8, F64, (4,), kv_heads=2)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         keys, values = (x.repeat_interleave(2, 0) for x in leaves[1:])
@@ -63,9 +67,11 @@ def test_the_reference_is_what_autograd_computes():
                     or (call.window_left is not None and distance < -call.window_left)
                     or (call.window_right is not None and distance > call.window_right)
                 )
-        out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
+        scores = scores.masked_fill(hidden, -math.inf)
+        out = scores.softmax(-1) @ values
         exact = attention_reference(q, k, v, dout, call)
         assert_close(out, exact.out)
+        assert_close(scores.logsumexp(-1), exact.lse)
         for found, known in zip(torch.autograd.grad(out, leaves, dout), exact[2:], strict=True):
             assert_close(found, known)
 

@@ -92,17 +92,6 @@ class Ranks:
         if errors:
             raise AssertionError("\n".join(errors))
 
-    def assert_one_death_ends_all(self, case: Case, *arguments: Any) -> None:
-        """Check that all ranks end if rank 1 exits with code 9 in the case.
-
-        The other ranks must get an error before a collective times out.
-        """
-        start = time.monotonic()
-        outcomes = self.outcomes(case, *arguments)
-        assert time.monotonic() - start < TIMEOUT_S
-        assert outcomes.pop(1) == "died with exit code 9"
-        assert all("RuntimeError" in outcome for outcome in outcomes), outcomes
-
     def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
         """Run the case on every rank and return how it ended on each.
 

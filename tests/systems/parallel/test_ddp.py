@@ -6,7 +6,6 @@ A function whose first argument is a `RankContext` is a case: every rank runs it
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from functools import partial
 
@@ -18,6 +17,7 @@ from torch import nn
 from systems.parallel import (
     BucketedDDP,
     FlatDDP,
+    FullyShardedDataParallel,
     NaiveDDP,
     OverlappedDDP,
     PeerDDP,
@@ -35,7 +35,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
 
 WRAPPERS = {
     "naive": NaiveDDP,
@@ -252,7 +252,8 @@ def strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
 
 
 def sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
-    wrapped = WRAPPERS[wrapper](nn.Embedding(4, 2, sparse=True).to(here.device))
+    wrap = FullyShardedDataParallel if wrapper == "fsdp" else WRAPPERS[wrapper]
+    wrapped = wrap(nn.Embedding(4, 2, sparse=True).to(here.device))
     with pytest.raises(RuntimeError, match="gradients must be dense"):
         wrapped(torch.tensor([1], device=here.device)).sum().backward()
         wrapped.finish_gradient_synchronization()
@@ -283,12 +284,12 @@ OTHER_MODELS = {
 }
 
 
-def different_models_are_refused(here: RankContext) -> None:
+def different_models_are_refused(here: RankContext, wrap: type[nn.Module]) -> None:
     last = here.world_size - 1
     for other, words in OTHER_MODELS.values():
         model = other() if here.rank == last else nn.Sequential(FIRST(), nn.Linear(4, 2))
         with pytest.raises(ValueError, match=f"rank {last} has .*{re.escape(words)}"):
-            OverlappedDDP(model.to(here.device))
+            wrap(model.to(here.device))
 
 
 def never_waits_for_the_device(here: RankContext, wrapper: str, sharded: bool) -> None:
@@ -299,16 +300,6 @@ def never_waits_for_the_device(here: RankContext, wrapper: str, sharded: bool) -
     else:
         optimizer = torch.optim.AdamW(wrapped.parameters(), **options)
     assert_steps_never_wait(here, wrapped, optimizer)
-
-
-def dies_in_the_middle_of_backward(here: RankContext, wrapper: str) -> None:
-    wrapped = WRAPPERS[wrapper](build("transformer", 0, here.device))
-    data = batch("transformer", 0, here.device)
-    for step in range(3):
-        if step == 1 and here.rank == 1:
-            wrapped.module.blocks[1].feed_forward.down.weight.register_hook(lambda _: os._exit(9))
-        loss_of(wrapped, *data).backward()
-        wrapped.finish_gradient_synchronization()
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -349,7 +340,6 @@ def test_four_ranks_train_as_one_process(ranks, wrapper, model):
         mixed_dtypes,
         gradients_that_share_memory,
         gradients_that_are_kept,
-        sparse_gradients_are_refused,
     ],
 )
 @all_wrappers
@@ -380,8 +370,15 @@ def test_gradients_go_out_during_backward(ranks, wrapper, expected):
     ranks.assert_passes(goes_out_during_backward, wrapper, expected)
 
 
-def test_different_models_are_refused(ranks):
-    ranks.assert_passes(different_models_are_refused, repeats=1)
+@pytest.mark.parametrize("wrap", [OverlappedDDP, FullyShardedDataParallel])
+def test_different_models_are_refused(ranks, wrap):
+    ranks.assert_passes(different_models_are_refused, wrap, repeats=1)
+
+
+@two_ranks
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fsdp"])
+def test_sparse_gradients_are_refused(ranks, wrapper):
+    ranks.assert_passes(sparse_gradients_are_refused, wrapper)
 
 
 @pytest.mark.gpu
@@ -391,11 +388,6 @@ def test_different_models_are_refused(ranks):
 )
 def test_gpu_a_step_never_waits_for_the_device(ranks, wrapper, sharded):
     ranks.assert_passes(never_waits_for_the_device, wrapper, sharded)
-
-
-def test_a_rank_that_dies_ends_the_others():
-    with world("gloo", 3) as ranks:
-        ranks.assert_one_death_ends_all(dies_in_the_middle_of_backward, "bucketed_small")
 
 
 def test_buckets_are_filled_from_the_last_parameter():

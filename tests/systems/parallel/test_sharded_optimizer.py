@@ -6,7 +6,6 @@ A function whose first argument is a `RankContext` is a case: every rank runs it
 from __future__ import annotations
 
 import io
-import os
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks, world
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -230,19 +229,6 @@ def what_is_refused(here: RankContext) -> None:
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
 
 
-def dies_before_its_step(here: RankContext) -> None:
-    sharded_optimizer.CHUNK_BYTES = 1000
-    model = build("transformer", 0, here.device)
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    _train(here, model, optimizer, "transformer", 0, 1)
-    if here.rank == 1:
-        mine = [chunk.optimizer for chunk in optimizer._chunks if chunk.optimizer is not None]
-        assert len(mine) > 1
-        # Exit when the first chunk has been sent.
-        mine[-1].register_step_pre_hook(lambda *_: os._exit(9))
-    _train(here, model, optimizer, "transformer", 1, 1)
-
-
 # ---- tests ---------------------------------------------------------------------------------------
 
 
@@ -278,11 +264,6 @@ def test_four_ranks_train_as_one_process(ranks):
 )
 def test_as_the_wrapped_optimizer(ranks, case):
     ranks.assert_passes(case)
-
-
-def test_a_rank_that_dies_ends_the_others():
-    with world("gloo", 3) as ranks:
-        ranks.assert_one_death_ends_all(dies_before_its_step)
 
 
 def test_shares_are_balanced_by_bytes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from systems.parallel import (
     NaiveDDP,
     ShardedOptimizer,
     rank_meetings,
+    sharded_optimizer,
 )
 from tests.systems.parallel.ranks import RankContext, two_ranks, world
 from tests.systems.parallel.situations import (
@@ -207,20 +209,30 @@ def test_an_error_names_the_rank_and_the_layer(first, then):
 
 
 def fails_on_one_rank(here: RankContext, name: str, phase: str) -> None:
+    sharded_optimizer.CHUNK_BYTES = 100  # several chunks
     run = Run(here, WRAPPERS[name])
     run.make()
     run.train(0)
 
-    def fail(_: torch.Tensor) -> None:
+    def fail(*_: object) -> None:
         raise Failed
 
-    if here.rank == 1:
+    if here.rank == 1 and phase == "step":
+        mine = [c.optimizer for c in run.optimizer._chunks if c.optimizer is not None]
+        assert len(mine) > 1
+        mine[-1].register_step_pre_hook(fail)  # runs when the first chunk has been sent
+    elif here.rank == 1:
         run.made.at_middle = fail if phase == "forward" else lambda x: x.register_hook(fail)
     run.train(1)
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("name", ["naive", "bucketed", "fsdp"])
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        *itertools.product(("naive", "bucketed", "fsdp"), ("forward", "backward")),
+        ("sharded_optimizer", "step"),
+    ],
+)
 def test_an_exception_on_one_rank_ends_the_others(name, phase):
     start = time.monotonic()
     with world("gloo", 2, timeout_s=20) as ranks:

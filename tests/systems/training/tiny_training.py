@@ -1,4 +1,4 @@
-"""Parameters of Transformers that are small enough to train in a test, on a CPU and on a GPU."""
+"""Parameters of Transformers that are small enough to train in a test: on CPUs, GPUs and ranks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ ON_CPU = ["fp32", "bf16", "fp16", "bf16_pure", "bf16_master"]  # precisions that
 TINY: dict[str, Any] = {
     "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 101,
     "warmup_steps": 1, "measure_steps": 3,
+}  # fmt: skip
+PARALLEL: dict[str, Any] = {
+    "size": "tiny", "num_layers": 2, "vocab_size": 50, "context_length": 8, "batch_size": 1,
+    "world_size": 2, "rounds": 2, "steps": 1, "warmup_steps": 1,
 }  # fmt: skip
 GPU: dict[str, Any] = {
     "size": "tiny", "d_model": 256, "d_ff": 512, "num_heads": 4, "num_layers": 4,

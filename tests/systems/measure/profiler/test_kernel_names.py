@@ -24,31 +24,17 @@ COPY = (
     "}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1} const&)::{lambda("
     "int)#1})"
 )
-REDUCE = (
-    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, "
-    "float, float, float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, at::native::"
-    "MeanOps<float, float, float, float>, unsigned int, float, 4, 4>)"
-)
-ADAM = (
-    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
-    "namespace)::FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::"
-    "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false>, float const*>(int)"
-)
+# One name for each alternative of the patterns, and for those that an earlier pattern must match
 NAMES = {
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_tn_align1>(T1::Params)": "matmul",
-    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma": "matmul",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1": "matmul",
     "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matmul",
     "ampere_sgemm_128x64_tn": "matmul",
-    "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true>(int)": "matmul",
     "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4>(int)": "matmul",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(int)": "matmul",
     "triton_tem_fused_mm_3": "matmul",
-    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(int)":
-        "softmax",
+    "aten::bmm": "matmul",
     "void at::native::(anonymous namespace)::cunn_SoftMaxForwardSmem<4, float, float>(int)":
-        "softmax",
-    "void at::native::(anonymous namespace)::cunn_SoftMaxBackward<4, float, float>(int)":
         "softmax",
     "triton_per_fused__softmax__to_copy_mul_2": "softmax",
     "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64>>(int)":
@@ -60,23 +46,22 @@ NAMES = {
         "elementwise",
     "void at::native::triu_tril_kernel<bool, int, true, 1, false>(int)": "elementwise",
     "triton_poi_fused__scaled_dot_product_cudnn_attention_transpose_3": "elementwise",
-    REDUCE: "reduction",
+    "aten::mul": "elementwise",
+    "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps<float>>>(int)":
+        "reduction",
     "triton_red_fused__to_copy_mean_mul_pow_rsqrt_1": "reduction",
+    "aten::sum": "reduction",
     COPY: "copy",
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, unsigned int, 4>(float*)":
         "copy",
     "Memcpy DtoD (Device -> Device)": "copy",
     "Memset (Device)": "copy",
-    ADAM: "optimizer",
-    "adamw_kernel": "optimizer",
-    "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)": "other",
-    "aten::bmm": "matmul",
-    "aten::_softmax_backward_data": "softmax",
-    "aten::_fused_adamw_": "optimizer",
     "aten::copy_": "copy",
-    "aten::mul": "elementwise",
-    "aten::sum": "reduction",
-    "aten::empty": "other",
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<2>>(int)":
+        "optimizer",
+    "adamw_kernel": "optimizer",
+    "aten::_foreach_addcdiv_": "optimizer",
+    "void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long>(int)": "other",
 }  # fmt: skip
 
 
