@@ -44,7 +44,6 @@ class Part(_Model):
 
     part: str = ""  # letter; "" if the problem has one part
     question: str
-    asks: str = ""  # what the problem asks for, such as "one or two sentences"
     sweep: str | None = None  # None: that of the problem
     filter: str | None = None  # condition that selects the runs of this part
     show: list[Exhibit] = []
