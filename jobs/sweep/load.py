@@ -125,13 +125,13 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     `above` has the resolved paths of the files that inherit from this file.
     """
     source = str(path)
-    text, invalid = "", invalid_path(source)
-    wrong = Problem(Position(source), f"cannot be read: {invalid}") if invalid else None
-    try:
-        if not invalid:
+    if (invalid := invalid_path(source)) is None:
+        try:
             text, wrong = decode(path.read_bytes(), source)
-    except OSError as error:
-        wrong = Problem(Position(source), f"cannot be read: {error.strerror}")
+        except OSError as error:
+            invalid = str(error.strerror)
+    if invalid is not None:
+        text, wrong = "", Problem(Position(source), f"cannot be read: {invalid}")
     if wrong:
         problems.append(wrong)
         return Document(source=source)
