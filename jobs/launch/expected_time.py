@@ -48,17 +48,17 @@ class EarlierTimes:
                 found += [(times(folder), folder) for folder in sorted(named)]
         return cls(*max(found, key=lambda one: len(one[0])))
 
-    def expected(self, runs: list[Run]) -> Cost | None:
+    def expected(self, runs: list[Run], among: list[Run] | None = None) -> Cost | None:
         """Return the expected cost of runs, one after another. None: unknown.
 
-        A run without an earlier time counts as the mean of the others.
+        A run without an earlier time counts as the mean of the others in `among`. None: in `runs`.
         """
-        times = [self.by_point.get(_point(run)) for run in runs]
+        times = [self.by_point.get(_point(run)) for run in among or runs]
         known = [one for one in times if one is not None]
         if not known:
             return None
         mean = sum(known) / len(known)
-        seconds = [mean if one is None else one for one in times]
+        seconds = [self.by_point.get(_point(run), mean) for run in runs]
         gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
         gpu_hours = sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600
         return Cost(sum(seconds), gpu_hours)
@@ -120,7 +120,7 @@ def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
     if not most:
         return "nothing to run"
     known = sum(_point(run) in earlier.by_point for run in most)
-    highest, lowest = earlier.expected(most), earlier.expected(least)
+    highest, lowest = earlier.expected(most), earlier.expected(least, among=most)
     if highest is None:
         return "unknown: these runs have no earlier records"
     expected = (lowest or Cost(0, 0)).up_to(highest)

@@ -149,9 +149,10 @@ class Condition:
             known = list(dict.fromkeys([*self._names.parameters, *self._names.recorded]))
             if given.startswith(_RUN):
                 known = [_RUN + each for each in self._names.recorded]
-            raise ConditionError(
-                f"{self.text!r}: {given!r} is not a parameter{nearest(given, known)}"
-            )
+            hint = nearest(given, known)
+            if isinstance(node, ast.Constant):
+                hint = "; begin with a name, such as seq_len > 4096"
+            raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
         return name
 
     def _check(self, name: str, value: Any, is_bound: bool) -> None:
@@ -170,6 +171,11 @@ class Condition:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str, type(None))):
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
+            both = (subject, node.id)
+            if all(name in self._names.parameters for name in both):
+                raise ConditionError(
+                    f"{self.text!r} compares two parameters; write a value, or {node.id} in quotes"
+                )
             word, value = node.id, _WORDS.get(node.id.lower(), node.id)
             # Some parameters have the word `none` as a value, not null.
             wrong = self._names.wrong

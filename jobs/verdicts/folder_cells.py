@@ -86,7 +86,8 @@ def read_side(folder: Path) -> Side:
     """Read one of two results folders.
 
     Raises:
-        CommandError: if the folder cannot be read.
+        FileNotFoundError: if the folder does not contain submissions.
+        UnreadableResults: if it cannot be read.
     """
     observation = observe(folder)
     results: defaultdict[RunOnDevice, list[Result]] = defaultdict(list)

@@ -50,13 +50,13 @@ def cell_of(
     return cells_of(rows, [()] * len(rows), statistic).get(())
 
 
-def state_of(results: list[Result], params: Mapping[str, Any]) -> str:
-    """Return the status of one run, such as ok or timeout. `missing` if there is no such run.
+def state_of(results: list[Result], params: Mapping[str, Any]) -> Status:
+    """Return the status of one run. It is missing if there is no such run.
 
     If a run has several repeats, its status is ok if at least one repeat is ok.
     """
     states = [result.status for result in runs_with("state()", results, params)]
-    return "ok" if "ok" in states else (states or [Status.missing])[0]
+    return Status.ok if Status.ok in states else (states or [Status.missing])[0]
 
 
 def runs_with(call: str, results: list[Result], params: Mapping[str, Any]) -> list[Result]:

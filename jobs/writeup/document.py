@@ -23,6 +23,7 @@ from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 
 # Stand for, or follow, an answer without its numbers
+IMPOSSIBLE = "The runs of this answer have no numbers: memory ran out, or they are not supported."
 NO_NUMBERS = "The numbers of this answer are not measured on this device."
 SOME_NUMBERS = "Some numbers of this answer are not measured on this device."
 AnyView = TypeVar("AnyView", Table, Plot)
@@ -100,7 +101,7 @@ class View:
     def state(self) -> State:
         if self.of_sweep is not None:
             return self.of_sweep
-        state = _state_of(self.answer)
+        state = State.partly if self.text == IMPOSSIBLE else _state_of(self.answer)
         if self.cells is None or not self.cells.measured or state is State.derived:
             return state
         if not self.cells.are_complete or state is State.missing:
@@ -127,6 +128,8 @@ class View:
         if not self.device:
             return answer.text
         paragraphs = answer.complete_paragraphs
+        if answer.text and not paragraphs and not answer.missing:
+            return IMPOSSIBLE
         if answer.missing:
             paragraphs.append(SOME_NUMBERS if paragraphs else NO_NUMBERS)
         return "\n\n".join(paragraphs)
@@ -380,8 +383,11 @@ def _add_table(
     except TableError as error:
         view.notes.append(f"table {table.name}: {error}")
         return
-    is_new = made is not None and all(made.columns != each.table.columns for each in view.tables)
-    if made is not None and is_new and made.has_values:
+    if made is None:
+        return
+    shown = [(each.table.heading, each.table.columns) for each in view.tables]
+    is_own = view.of_sweep is not None
+    if is_own or (made.has_values and (made.heading, made.columns) not in shown):
         view.tables.append(ShownTable(study, made, folded))
 
 

@@ -91,9 +91,11 @@ class AnswerLookups:
         numbers = self._use(study, cell.all_records)
         return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
-    def state(self, sweep: str | None = None, **params: Any) -> str:
-        """Return the status of one run, see `state_of`."""
-        return state_of(self._results(self._named(sweep), params), _chosen(params))
+    def state(self, sweep: str | None = None, **params: Any) -> Any:
+        """Return how one run ended, see `state_of`. NotMeasured if it did not end by itself."""
+        state = state_of(self._results(self._named(sweep), params), _chosen(params))
+        is_open = state.is_live or state.runs_again_on_submit
+        return self._missing() if is_open else str(state)
 
     def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
         """Return the items of a list that a run returned, such as kernels.forward.
@@ -109,24 +111,23 @@ class AnswerLookups:
         study = self._named(sweep)
         record = self._record(f"items({path!r})", study, params, lambda r: r.status == "ok")
         if study is None or record is None or record.measurements is None:
-            return self._missing()
+            return self._none(study, params)
         fact = fact_at(record.measurements.facts, path.split("."))
         if not isinstance(fact, list):
             return self._missing()
         (number,) = self._use(study, [record])
         return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
 
-    def failure(self, sweep: str | None = None, **params: Any) -> Any:
+    def failure(self, status: str, sweep: str | None = None, **params: Any) -> Any:
         """Return how one run failed, as a dict of the fields of `failure` in its record.
 
         If GPU memory ran out, the dict also has the numbers in torch's message, in GiB: `capacity`
-        of the GPU, and `unused`, which torch holds in free blocks. NotMeasured if no run failed,
-        which is no missing number if the run is ok.
+        of the GPU, and `unused`, which torch holds in free blocks. Fields without a value are
+        NotMeasured, and so is the dict if the run has another status than the given one. If it is
+        ok, nothing is missing.
         """
         study = self._named(sweep)
-        record = self._record(
-            "failure()", study, params, lambda r: bool(r.record and r.record.failure)
-        )
+        record = self._record("failure()", study, params, lambda r: r.status == status)
         if study is None or record is None or record.failure is None:
             return self._none(study, params, ends=("ok",))
         (number,) = self._use(study, [record])
@@ -134,7 +135,10 @@ class AnswerLookups:
         for name, pattern in _OUT_OF_MEMORY.items():
             found = re.search(pattern, record.failure.message)
             fields[name] = float(found[1]) if found else None
-        return {name: _traced(value, number) for name, value in fields.items()}
+        return {
+            name: NotMeasured() if value is None else _traced(value, number)
+            for name, value in fields.items()
+        }
 
     def speed(
         self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
@@ -164,7 +168,10 @@ class AnswerLookups:
             return self._none(study, params, params | baseline)
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
         text = re.sub(r" (same|unsure)$", r" (\1)", text)
-        text += "" if speedup.paired else " (not paired)"
+        if not speedup.paired:
+            text += " (not paired)"
+        elif "[" not in text:
+            text += " (one round)"
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 
     def basis(self) -> str:

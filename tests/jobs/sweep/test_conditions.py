@@ -44,7 +44,7 @@ TOY = names_of("tests.benchmarks.toy")
         ("window == None and seq_len > -1", True),
         ("not (seq_len == 128 and dtype == fp32)", True),
         ("  seq_len == 128  ", True),
-        ("dtype == window", False),  # a word, not the parameter
+        ("dtype == 'window'", False),
         ("status == ok and run.status == ok", True),
         ("run.status in [error, oom] or run.repeat < 3", True),
     ],

@@ -57,6 +57,7 @@ def render(folder: ResultsFolder, text: str) -> str:
 
 FORWARD = 'value("time", phase="forward", size=2, mode={})'
 FAST, EXACT = FORWARD.format('"fast"'), FORWARD.format('"exact"')
+OPEN = 'state(size=4, mode="fast")'  # did not end
 FAILED = 'value("time", phase="forward", size=3, mode="fast")'
 MISSING = 'value("time", phase="forward", size=4, mode="fast")'
 
@@ -76,7 +77,6 @@ MISSING = 'value("time", phase="forward", size=4, mode="fast")'
         ('{{ value("fact.weights_bytes", unit="GiB", size=1, mode="fast") }}', "2.000"),
         ('{{ value("fact.kernel", size=1, mode="fast") | n }}', "gemm"),
         ('{{ state(size=1, mode="fast") }} {{ state(size=3, mode="fast") }}', "ok oom"),
-        ('{{ state(size=4, mode="fast") }}', "missing"),
         (
             '{{ published("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) }}',
             "5.364",
@@ -99,6 +99,7 @@ USES = [
     [
         FAILED,
         MISSING,
+        OPEN,
         'value("time", "forwrd", size=1, mode="fast")',
         'value("time", size=9, mode="fast")',
         'value("mfu", size=1, mode="fast")',

@@ -13,6 +13,7 @@ from jobs.results.unreadable import UnreadableResults
 from jobs.writeup.answer import Answer
 from jobs.writeup.build import build_report
 from jobs.writeup.document import (
+    IMPOSSIBLE,
     NO_NUMBERS,
     SOME_NUMBERS,
     Document,
@@ -209,6 +210,9 @@ def test_a_run_without_memory_has_no_paragraph_and_lacks_no_number(measured: Res
     (result,) = document(problem(text), folders=[measured.path]).problems
     assert result.parts[0].state is State.answered
     assert texts(result.parts[0]) == {H200: "4.00 ms."}
+    (result,) = document(problem(text.replace(".\n\n", ", ")), folders=[measured.path]).problems
+    assert result.parts[0].state is State.partly
+    assert texts(result.parts[0]) == {H200: IMPOSSIBLE}
 
 
 def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -263,15 +267,18 @@ def test_an_answer_names_how_a_run_failed(tmp_path: Path, folder: ResultsFolder)
         ok(1.0) if params["size"] == 3 else oom
     ), H200)  # fmt: skip
     text = (
-        "{% set f = failure(size=1) %}{{ f.phase }}: {{ f.requested_bytes / 2**30 }} of "
-        "{{ f.capacity }} GiB, {{ f.unused }} GiB unused"
+        "{% set f = failure('oom', size=1) %}{{ f.phase }}: {{ f.requested_bytes / 2**30 }} of "
+        "{{ f.capacity }} GiB, {{ f.unused }} GiB unused, {{ f.allocated_bytes / 2**30 }} in use"
     )
     (result,) = document(problem(text), folders=[folder.path]).problems
     answer = answers(result.parts[0])[H200]
-    assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
-    (result,) = document(problem("{{ failure(size=3).phase }}"), folders=[folder.path]).problems
-    assert result.parts[0].state is State.missing
-    (result,) = document(problem("{{ failure().phase }}"), folders=[folder.path]).problems
+    assert without_marks(answer.text) == (
+        "backward: 32.00 of 139.8 GiB, 30.84 GiB unused, not measured in use"
+    )
+    for other in ("failure('oom', size=3)", "failure('error', size=1)"):  # ok, and oom
+        (result,) = document(problem(f"{{{{ {other}.phase }}}}"), folders=[folder.path]).problems
+        assert result.parts[0].state is State.missing
+    (result,) = document(problem("{{ failure('oom').phase }}"), folders=[folder.path]).problems
     assert "2 runs have" in result.parts[0].views[0].answer.problem
 
 
@@ -289,15 +296,15 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
     }
     text = (
         "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, "
-        "{{ verdict }}, {{ halves.fast | n }}, {{ states.exact }}, "
+        "{{ verdict }}, {{ halves.fast | n }}, {{ states.fast }}, "
         "{{ accounting.peak_flops('', 'fp32') }}"
     )
     (result,) = document(problem(text, numbers=numbers), folders=[measured.path]).problems
     answer = answers(result.parts[0])[H200]
     assert without_marks(answer.text) == (
-        "4.0 2.0 2.0, not measured, not measured, missing, not measured"
+        "4.0 2.0 2.0, not measured, not measured, oom, not measured"
     )
-    assert (answer.missing, answer.impossible, answer.problem) == (2, 1, "")
+    assert (answer.missing, answer.impossible, answer.problem) == (3, 1, "")
 
 
 @pytest.mark.parametrize(
