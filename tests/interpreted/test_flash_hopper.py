@@ -213,24 +213,6 @@ def test_two_programs_of_forward_per_multiprocessor(heads, packed, n_programs):
     assert plan.attend.options.get("maxnreg") == (80 if n_programs > 132 else None)
 
 
-@pytest.mark.parametrize(
-    ("packed", "rows", "group"),
-    [
-        # Of 32 MiB of the L2 cache, a head takes 8 MiB: Q, dO and the sum of dQ of 8,192 rows.
-        (PackedSizes(16, 512, 512), 8192, 1),
-        (PackedSizes(4, 8192, 8192), 32_768, 1),
-        # Heads of four blocks each: at least 33 give each of 132 multiprocessors a block.
-        (None, 512, 64),
-    ],
-)
-def test_groups_of_backward(packed, rows, group):
-    with emulated_gpu(multiprocessors=132, seed=0):
-        plan = backward_plan(Call(True, packing=packed), 64, rows, 128, n_splits=1)
-    names = plan.differentiate.kernel.arg_names
-    first = names.index("dk_batch")
-    assert plan.differentiate.numbers[names.index("group") - first] == group
-
-
 @pytest.mark.parametrize("head_dim", [64, *map(slow, (128, 192, 256))])
 def test_splits(head_dim):
     given = inputs((300, 300), head_dim, F16, (1, 1))
@@ -251,6 +233,12 @@ def test_work_items_that_share_keys(monkeypatch, dims, q_per_item, n_splits):
     share_keys(monkeypatch, q_per_item=q_per_item, n_splits=n_splits)
     with emulated_gpu(multiprocessors=3, seed=q_per_item):
         assert_right(*given, True, by=by_hopper)
+
+
+def test_three_heads_of_q_have_one_head_of_k():
+    """Work items of two heads, as of short causal inputs, would have those of two heads of k."""
+    with emulated_gpu(multiprocessors=2, seed=0):
+        assert_right(*inputs((130, 130), 64, BF16, (1, 6), kv_heads=2), True, by=by_hopper)
 
 
 @pytest.mark.parametrize(

@@ -130,17 +130,6 @@ def test_at_the_limit_communication_takes_as_long_as_computation(which, layer, t
             assert sent == close if grown == 1 else sent > compute
 
 
-@given(passes, layers, batches, machines, st.floats(0, 1), st.floats(0, 1))
-def test_no_mesh_that_is_compute_bound_is_larger(which, layer, tokens, on, part, other):
-    most_batch = batch_limit(which, layer, tokens, on, "fsdp").devices
-    most_tensor = tensor_limit(which, layer, on).devices
-    n_d, n_t = 1 + part * (most_batch - 1), 1 + other * (most_tensor - 1)
-    if communication_seconds(which, layer, tokens, on, "fsdp", n_d, n_t) <= compute_seconds(
-        which, layer, tokens, on, n_d * n_t
-    ):
-        assert n_d * n_t <= mesh_limit(which, layer, tokens, on).devices * (1 + 1e-9)
-
-
 def test_an_axis_that_would_fall_below_one_device_is_not_used():
     # b = 2.4 as before, but B = 1: a = 0.1, and 0.1 s / 2 < 1
     assert mesh_limit("forward", LAYER, 1, SHARED) == tensor_limit("forward", LAYER, SHARED)
@@ -169,35 +158,16 @@ def test_a_machine_that_is_not_known_is_none():
 # ---- smallest batch ------------------------------------------------------------------------------
 
 
-@given(passes, layers, machines, st.integers(2, 500), st.integers(1, 500))
-def test_with_the_fewest_tokens_communication_takes_as_long(which, layer, on, n_d, n_t):
-    tokens = compute_bound_tokens(which, layer, on, n_d, n_t)
-    mesh = (layer, tokens or 10**12, on)
-    compute = compute_seconds(which, *mesh, n_d * n_t)
-    sent = communication_seconds(which, *mesh, "fsdp", n_d, n_t)
-    if tokens is None:
-        assert sent > compute * (1 - 1e-9)  # for any batch
-    else:
-        assert sent == pytest.approx(compute, rel=1e-6)
-
-
 def test_balanced_mesh_by_hand():
     # a = 100 B / 1000, b = 3 * 16 * 100 / 2000 = 2.4: B / (a b) = 10 / 2.4
     assert balanced_mesh_tokens("forward", LAYER, OWN_LINKS) == pytest.approx(10 / 2.4)
     assert balanced_mesh_tokens("forward", LAYER, SHARED) == pytest.approx(40 / 2.4)
+    assert balanced_mesh_tokens("backward", LAYER, SHARED) == pytest.approx(40 / 4.8)
     # XXL on v5p: alpha^2 / (M_X M_Y F) with alpha = 4.6e14 / 1.8e11
     v5p = Machine(4.6e14, 2 * 1.8e11, 1.8e11)
     alpha = 4.6e14 / 1.8e11
     tokens = balanced_mesh_tokens("forward", xxl_model.LAYER, v5p)
     assert tokens == pytest.approx(alpha**2 / (2 * 53248)) == pytest.approx(61.3, abs=0.05)
-
-
-@given(passes, layers, machines)
-def test_no_mesh_needs_fewer_tokens_than_the_balanced_one(which, layer, on):
-    least = balanced_mesh_tokens(which, layer, on)
-    for n_d, n_t in ((1, 2), (16, 4), (64, 1), (7, 30)):
-        tokens = compute_bound_tokens(which, layer, on, n_d, n_t, long_rings=True)
-        assert tokens is None or tokens / (n_d * n_t) >= least * (1 - 1e-9)
 
 
 def test_pipeline_bubble_by_hand():
@@ -289,3 +259,7 @@ def test_xxl_batch_by_hand():
     tokens = compute_bound_tokens(*arguments, in_turns, 16, 4, long_rings=True)
     assert tokens == pytest.approx(425_984 / (53248 / 2550 - 4))
     assert tokens / 64 == pytest.approx(394.3, abs=0.05)
+    # with (n-1)/n: 15 / a + 3 / b = 1, b = 20.88157, in backward twice that
+    for which, b in (("forward", 53248 / 2550), ("backward", 2 * 53248 / 2550)):
+        tokens = compute_bound_tokens(which, xxl_model.LAYER, in_turns, 16, 4)
+        assert tokens == pytest.approx(19_125 / (1 - 3 / b))

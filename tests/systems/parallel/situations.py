@@ -12,14 +12,13 @@ import copy
 import gc
 import io
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
@@ -49,15 +48,6 @@ class Wrapper:
 
     wrap: Callable[[nn.Module], nn.Module]
     optimizer: Callable[..., Any] = torch.optim.Adam
-    ours: bool = True
-
-
-def _fsdp2(module: nn.Module) -> nn.Module:
-    for child in module.children():
-        if isinstance(child, (nn.Linear, nn.TransformerEncoderLayer)):
-            fully_shard(child)
-    fully_shard(module)
-    return module
 
 
 def _zero(parameters: Any, **options: Any) -> Any:
@@ -75,7 +65,7 @@ def _bucketed(module: nn.Module) -> nn.Module:
 _peer = partial(PeerDDP, bucket_size_mb=0.0002)
 _torch_ddp = partial(DistributedDataParallel, find_unused_parameters=True)
 
-WRAPPERS = {
+OURS = {
     "naive": Wrapper(NaiveDDP),
     "flat": Wrapper(FlatDDP),
     "overlapped": Wrapper(OverlappedDDP),
@@ -86,10 +76,8 @@ WRAPPERS = {
     "sharded_gradients": Wrapper(_peer, partial(_sharded, peer_memory=True, shard_gradients=True)),
     "fsdp": Wrapper(FullyShardedDataParallel),
     "peer_fsdp": Wrapper(partial(FullyShardedDataParallel, peer_memory=True)),
-    "torch_ddp": Wrapper(_torch_ddp, ours=False),
-    "torch_zero": Wrapper(_torch_ddp, _zero, ours=False),
-    "torch_fsdp2": Wrapper(_fsdp2, ours=False),
 }
+WRAPPERS = OURS | {"torch_ddp": Wrapper(_torch_ddp), "torch_zero": Wrapper(_torch_ddp, _zero)}
 
 
 class Failed(Exception):
@@ -184,22 +172,14 @@ class Run:
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         if hasattr(self.model, "no_sync"):
             return self.model.no_sync()
-        if hasattr(self.model, "set_requires_gradient_sync"):
-            return self._no_sync_of_fsdp2()
         return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _no_sync_of_fsdp2(self) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(False)
-        yield
-        self.model.set_requires_gradient_sync(True)
 
     def clip(self, max_norm: float) -> None:
         if hasattr(self.model, "clip_grad_norm_"):
             norm = self.model.clip_grad_norm_(max_norm)
         else:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        self.norms.append(_whole(norm).double())
+        self.norms.append(norm.double())
 
     def values(self) -> dict[str, Tensor]:
         """Return the weights, unsharded, the buffers and the norms, by name."""
@@ -207,12 +187,8 @@ class Run:
             named = self.model.state_dict()
         else:
             named = {n.removeprefix("module."): v for n, v in self.model.state_dict().items()}
-        named = {name: _whole(value).detach().double().cpu() for name, value in named.items()}
+        named = {name: value.detach().double().cpu() for name, value in named.items()}
         return named | {f"norm {i}": norm.cpu() for i, norm in enumerate(self.norms)}
-
-
-def _whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> None:
@@ -300,26 +276,6 @@ def exception_in_backward(run: Run, set_to_none: bool = True) -> None:
         run.optimizer.step()
 
 
-def backward_again_after_an_exception(run: Run) -> None:
-    run.make()
-    run.train(0)
-    first = iter([True])
-
-    def fail(grad: Tensor) -> None:
-        if next(first, False):
-            raise Failed
-
-    run.made.at_middle = lambda x: x.register_hook(fail)
-    losses = run.losses(1)
-    for _ in range(2):
-        run.zero_grad()
-        with contextlib.suppress(Failed):
-            for loss in losses:
-                (loss / len(losses)).backward(retain_graph=True)
-    run.finish()
-    run.optimizer.step()
-
-
 def _fail(_: Tensor) -> None:
     raise Failed
 
@@ -352,17 +308,6 @@ def exception_in_one_of_two_backwards(run: Run) -> None:
         (loss / len(losses)).backward()
     run.finish()
     run.optimizer.step()
-
-
-def exception_then_finished(run: Run) -> None:
-    run.make()
-    run.made.at_middle = lambda x: x.register_hook(_fail)
-    with contextlib.suppress(Failed):
-        run.backward(1)
-    run.made.at_middle = lambda x: None
-    run.zero_grad()
-    run.finish()
-    run.train(2)
 
 
 def zeroed_after_no_sync_and_forward(run: Run) -> None:
@@ -662,15 +607,6 @@ def transformer_encoder_layer(run: Run) -> None:
         run.model.train()
 
 
-def batch_norm(run: Run) -> None:
-    run.make(lambda: Net(nn.BatchNorm1d(WIDTH)))
-    for step in range(3):
-        run.train(step)
-    with torch.no_grad():
-        run.model.eval()
-        run.losses(3)
-
-
 class Shared(nn.Module):
     """A layer that runs twice and whose weight is tied to that of another one."""
 
@@ -777,15 +713,9 @@ def overflow_in_one_shard(run: Run) -> None:
             run.optimizer.step()
             continue
         if step == 1 and run.here.rank == 0:
-            _local(next(p for p in run.optimizer.param_groups[0]["params"]).grad).view(-1)[:1] = (
-                torch.inf
-            )
+            run.optimizer.param_groups[0]["params"][0].grad.view(-1)[:1] = torch.inf
         scaler.step(run.optimizer)
         scaler.update()
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -815,14 +745,12 @@ def state_of_one_process(run: Run, assign: bool = False) -> None:
     torch.manual_seed(7)
     other = Net().to(run.here.device)
     state = other.double().state_dict() if run.alone else other.state_dict()
-    prefix = "module." if isinstance(run.model, DistributedDataParallel) else ""
-    given = {f"{prefix}{name}": value.clone() for name, value in state.items()}
+    given = {name: value.clone() for name, value in state.items()}
     run.model.load_state_dict(given, assign=assign) if assign else run.model.load_state_dict(given)
     if assign:
         run.optimizer = run.make_optimizer(run.model.parameters())
     run.train(1)
-    saved = {n.removeprefix(prefix): v for n, v in run.model.state_dict().items()}
-    other.load_state_dict(saved)
+    other.load_state_dict(run.model.state_dict())
 
 
 def copied(run: Run, through: Callable[[Any], Any]) -> None:
@@ -877,10 +805,8 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "exception_in_forward": exception_in_forward,
     "exception_in_backward": exception_in_backward,
     "exception_in_backward_zeros": partial(exception_in_backward, set_to_none=False),
-    "backward_again_after_an_exception": backward_again_after_an_exception,
     "exception_after_no_sync": exception_after_no_sync,
     "exception_in_one_of_two_backwards": exception_in_one_of_two_backwards,
-    "exception_then_finished": exception_then_finished,
     "zeroed_after_no_sync_and_forward": zeroed_after_no_sync_and_forward,
     "frozen_after_no_sync": frozen_after_no_sync,
     "loaded_after_an_exception": loaded_after_an_exception,
@@ -902,7 +828,6 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "head_outside_forward": head_outside_forward,
     "multihead_attention": multihead_attention,
     "transformer_encoder_layer": transformer_encoder_layer,
-    "batch_norm": batch_norm,
     "tied": tied,
     "tied_checkpointed": partial(tied_and_checkpointed, reentrant=False),
     "tied_checkpointed_reentrant": partial(tied_and_checkpointed, reentrant=True),

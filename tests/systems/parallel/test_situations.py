@@ -1,4 +1,4 @@
-"""Every wrapper, and torch's own, goes through the same situations as training in one process."""
+"""Every wrapper goes through the same situations as training in one process."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from systems.parallel import (
 )
 from tests.systems.parallel.ranks import RankContext, two_ranks, world
 from tests.systems.parallel.situations import (
+    OURS,
     SITUATIONS,
     WRAPPERS,
     Failed,
@@ -63,36 +64,16 @@ REFUSED = {
 REFUSED["sharded_gradients"] |= dict.fromkeys(  # the parameters are not those of the wrapper yet
     ("state_assigned", "deepcopied", "pickled"), "the parameters of one PeerDDP"
 )
-# Situations in which torch's own is wrong or fails, as seen with torch 2.13.
-_DDP_FAILS = {
-    "exception_in_backward", "exception_in_backward_zeros", "two_backwards_of_one_forward",
-    "frozen_then_thawed", "tied_checkpointed_reentrant", "state_assigned", "gradients_set_by_hand",
-    "head_outside_forward", "backward_again_after_an_exception",
-    "exception_in_one_of_two_backwards", "exception_then_finished",
-}  # fmt: skip
-TORCH_FAILS = {
-    "torch_ddp": _DDP_FAILS,
-    "torch_zero": _DDP_FAILS,
-    "torch_fsdp2": {
-        "exception_in_backward", "exception_in_backward_zeros", "no_sync_skipped",
-        "no_sync_skipped_zeros", "evaluated_between_steps", "batch_norm", "wrapped_again",
-        "first_wrapper_dropped", "state_of_one_process", "state_assigned", "deepcopied", "pickled",
-        "optimizer_before_wrapping", "gradients_set_by_hand", "backward_again_after_an_exception",
-        "exception_in_one_of_two_backwards", "exception_then_finished",
-        "zeroed_after_no_sync_and_forward", "data_of_gradients_replaced",
-    },
-}  # fmt: skip
 SLOW = ("peer", "peer_optimizer")  # what they do is a part of sharded_gradients, too
 CASES = [
     pytest.param(
         name,
         situation,
         id=f"{situation}-{name}",
-        marks=[pytest.mark.slow] if name in SLOW or not wrapper.ours else [],
+        marks=[pytest.mark.slow] if name in SLOW else [],
     )
     for situation in SITUATIONS
-    for name, wrapper in WRAPPERS.items()
-    if situation not in TORCH_FAILS.get(name, ())
+    for name in OURS
 ]
 # With three ranks, one wrapper of each kind.
 ON_THREE = [case for case in CASES if case.values[0] in ("flat", "sharded_optimizer", "fsdp")]

@@ -77,7 +77,7 @@ def replays_equal_launches(here: RankContext, name: str, accumulates: bool) -> N
 
 
 @two_gpus
-@pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "torch_fsdp2"])
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_replays_equal_launches(ranks, name):
     ranks.assert_passes(replays_equal_launches, name, False, repeats=1)
 
