@@ -27,20 +27,15 @@ from jobs.sweep.benchmarks import load_benchmark
 from tests.jobs.harness import ROOT
 
 FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submissions"))
-# Number of records by (benchmark, version) whose version is older than the benchmark's. Tables show
-# these records, but a sweep would measure their runs again. Version 4 of attention has the same
 # Folders in logs/h200 with records that were made before records had a source hash. These count as
 # older code.
 WITHOUT_SOURCE_HASH = {
     "all_reduce",
-    "checkpointing",
-    "compile",
     "ddp",
     "ddp_buckets",
     "flash",
     "flash_leaderboard",
     "fsdp",
-    "profile",
     "sharded_optimizer",
     "transformer",
 }
