@@ -47,7 +47,7 @@ SplitBy = Callable[[Record], tuple[Any, ...]]  # values for each of which a tabl
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
 TRIAL = "trial of its block"
-OLDER_CODE = "older code than that of the latest complete round"
+OLDER_CODE = "other code than that of the latest complete round"
 OLDER_ROUND = "another run of its round has older code"
 NO_BLOCK = "not measured in a block"
 

@@ -110,7 +110,7 @@ def test_attempts_in_rounds_have_the_reasons_of_rounds(
         ("0", "no", "its round was executed again"),
         ("0", "no", "its round was executed again"),
         ("0", "yes", "its round is complete"),
-        ("1", "no", "older code than that of the latest complete round"),
+        ("1", "no", "other code than that of the latest complete round"),
         ("1", "no", "its round is not complete"),
     ]
 

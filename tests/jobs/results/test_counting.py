@@ -168,7 +168,7 @@ def test_rounds_of_older_code_are_not_shown_beside_newer_ones(
     assert found["fast", 0] == [1.0, 2.0]
     assert found["fast", 2] == [1.0]
     notes = ". ".join(report_table(folder, **VIEW).notes)
-    assert "missing: older code than that of the latest complete round (1 run)" in notes
+    assert "missing: other code than that of the latest complete round (1 run)" in notes
 
 
 def test_a_round_of_older_code_is_hidden_for_all_of_its_runs_once_it_is_repeated(
