@@ -121,9 +121,9 @@ def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
         return "nothing to run"
     known = sum(_point(run) in earlier.by_point for run in most)
     highest, lowest = earlier.expected(most), earlier.expected(least, among=most)
-    if highest is None:
+    if highest is None or lowest is None:
         return "unknown: these runs have no earlier records"
-    expected = (lowest or Cost(0, 0)).up_to(highest)
+    expected = lowest.up_to(highest)
     return f"{expected} (from records of {known} of {len(most)} runs in {relative(earlier.folder)})"
 
 

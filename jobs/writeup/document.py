@@ -101,12 +101,19 @@ class View:
     def state(self) -> State:
         if self.of_sweep is not None:
             return self.of_sweep
-        state = State.partly if self.text == IMPOSSIBLE else _state_of(self.answer)
+        state = State.partly if self.is_impossible else _state_of(self.answer)
         if self.cells is None or not self.cells.measured or state is State.derived:
             return state
         if not self.cells.are_complete or state is State.missing:
             return State.partly
         return State.stale if self.cells.stale and state is State.answered else state
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether each paragraph of the answer needs a number that its run cannot have."""
+        answer = self.answer
+        is_left = bool(answer.missing or answer.complete_paragraphs)
+        return bool(self.device and answer.text) and not is_left
 
     @property
     def heading(self) -> str:
@@ -127,9 +134,9 @@ class View:
         answer = self.answer
         if not self.device:
             return answer.text
-        paragraphs = answer.complete_paragraphs
-        if answer.text and not paragraphs and not answer.missing:
+        if self.is_impossible:
             return IMPOSSIBLE
+        paragraphs = answer.complete_paragraphs
         if answer.missing:
             paragraphs.append(SOME_NUMBERS if paragraphs else NO_NUMBERS)
         return "\n\n".join(paragraphs)
