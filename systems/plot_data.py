@@ -1,6 +1,6 @@
 """The data of a figure that a benchmark draws, as a JSON file beside the PNG file.
 
-The report (`python aggregate.py report`) draws figures that zoom from these files. They are read
+The report (`python aggregate.py report`) draws its figures from these files. They are read
 with the models of this module, because a results folder can come from anybody.
 """
 

@@ -1,16 +1,24 @@
-"""Draws the plots of a sweep as PNG files."""
+"""Draws the plots of a sweep."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jobs.frame.rows import Interval
 from jobs.report.panels import Panel, Panels, log_base, make_panels
 from jobs.report.tables.notes import differing, several_of
 from jobs.report.views import Shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_GAP = 0.7  # between panels, in inches
+_LONG = 8  # number of letters from which names below an axis are rotated
+LETTER = 0.075  # average width of a letter of a legend, in inches
+_TICKS = 5  # largest number of labels on a logarithmic x axis
 
 
 def draw_plot(shown: Shown, folder: Path) -> Path | None:
@@ -21,10 +29,24 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
     Raises:
         TableError: if a prediction fails.
     """
-    import matplotlib
+    figure = plot_figure(shown, shown.title)
+    if figure is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{shown.view.name}.png"
+    figure.savefig(path, dpi=110)
+    return path
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+
+def plot_figure(shown: Shown, title: str = "") -> Figure | None:
+    """Return the figure of one plot, or None if no run has a value for it.
+
+    With a title, the figure names its devices, and in what its runs differ, below the title.
+
+    Raises:
+        TableError: if a prediction fails.
+    """
+    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     plot = make_panels(shown)
@@ -32,13 +54,12 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
         return None
     across = min(4, len(plot.panels))
     down = -(-len(plot.panels) // across)
-    figure, grid = plt.subplots(
-        down,
-        across,
-        figsize=(max(7.5, 3.6 * across), max(4, 3.1 * down)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = Figure()
+    grid = figure.subplots(down, across, squeeze=False)
+    arrange(
+        figure, (2.7, 2.3) if across > 1 else (5.5, 3.2), plot.names, down=down, across=across,
+        top=0.8 if title else 0.3, bottom=0.6 + _height_of_names(plot),
+    )  # fmt: skip
     for axes in grid.flat[len(plot.panels) :]:
         axes.set_visible(False)
     for axes, panel in zip(grid.flat, plot.panels, strict=False):
@@ -46,27 +67,58 @@ def draw_plot(shown: Shown, folder: Path) -> Path | None:
         axes.set_title(panel.title, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
         axes.set_xlabel(plot.x_label, parse_math=False)
+        axes.tick_params(labelsize=8)
     for first, *_ in grid:
         first.set_ylabel(plot.y_label, parse_math=False)
     marks = [Line2D([], [], color=color, marker="o") for color in plot.names.values()]
-    legend = figure.legend(marks, list(plot.names), loc="outside right upper", fontsize=8)
+    legend = figure.legend(marks, list(plot.names), loc="upper right", fontsize=8)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    figure.suptitle(f"{shown.title}\n{_basis(shown, plot)}", fontsize=10, parse_math=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{shown.view.name}.png"
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    if title:
+        figure.suptitle(f"{title}\n{_basis(shown, plot)}", fontsize=10, parse_math=False)
+    return figure
+
+
+def arrange(
+    figure: Figure,
+    panel: tuple[float, float],
+    names: Iterable[str],
+    *,
+    down: int = 1,
+    across: int = 1,
+    left: float = 0.7,
+    top: float = 0.3,
+    bottom: float = 0.6,
+) -> None:
+    """Set the size of a figure: its panels, their texts, and a legend of names at the right.
+
+    An automatic layout measures each text, which takes more time than to draw the figure.
+
+    Args:
+        panel: width and height of each panel, in inches.
+        down: number of panels below each other.
+        across: number of panels beside each other.
+        left: width of the texts at the left, in inches. `top` and `bottom` are heights.
+    """
+    right = 0.55 + max(map(len, names), default=0) * LETTER
+    width = left + across * panel[0] + (across - 1) * _GAP + right
+    height = top + down * panel[1] + (down - 1) * _GAP + bottom
+    figure.set_size_inches(width, height)
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - right / width,
+        bottom=bottom / height,
+        top=1 - top / height,
+        wspace=_GAP / panel[0],
+        hspace=_GAP / panel[1],
+    )
 
 
 def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
     for line in panel.lines:
         axes.plot(line.x, line.y, marker="o", markersize=3, color=line.color, label=line.name)
-        points = zip(line.x, line.y, line.intervals, line.labels, strict=True)
-        for x, y, interval, label in points:
-            if interval is not None:
-                axes.vlines(x, *interval, color=line.color, linewidth=1)
+        _draw_intervals(axes, line.x, line.intervals, line.color)
+        for x, y, label in zip(line.x, line.y, line.labels, strict=True):
             if label:
                 axes.annotate(
                     label, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3),
@@ -74,6 +126,10 @@ def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
                 )  # fmt: skip
     if base := log_base(panel.xs):
         axes.set_xscale("log", base=base)
+        every = -(-len(panel.xs) // _TICKS)
+        axes.set_xticks(
+            panel.xs, [f"{x:,g}" if i % every == 0 else "" for i, x in enumerate(panel.xs)]
+        )
     _scale_y(axes, panel)
 
 
@@ -84,19 +140,33 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
         shift = (list(plot.names).index(line.name) + 0.5) * width - 0.4
         at = [places[x] + shift for x in line.x]
         axes.bar(at, line.y, width, color=line.color, label=line.name)
-        for x, interval in zip(at, line.intervals, strict=True):
-            if interval is not None:
-                axes.vlines(x, *interval, color="black", linewidth=1)
+        _draw_intervals(axes, at, line.intervals, "black")
     axes.set_xticks(list(places.values()))
     for text, x in zip(axes.set_xticklabels(list(places)), places, strict=True):
         text.set_parse_math(False)
-        text.set(rotation=30 if len(str(x)) > 8 else 0, fontsize=8)
+        text.set(rotation=30 if len(str(x)) > 8 else 0)
     _scale_y(axes, panel)
+
+
+def _height_of_names(plot: Panels) -> float:
+    """Return the height, in inches, that rotated names below the lowest panels need."""
+    longest = max((len(str(x)) for panel in plot.panels for x in panel.xs), default=0)
+    return 0.5 * LETTER * longest if plot.has_bars and longest > _LONG else 0.0
+
+
+def _draw_intervals(
+    axes: Axes, xs: Sequence[float], intervals: Sequence[Interval | None], color: str
+) -> None:
+    found = [(x, *ends) for x, ends in zip(xs, intervals, strict=True) if ends is not None]
+    if found:
+        axes.vlines(*zip(*found, strict=True), color=color, linewidth=1)
 
 
 def _scale_y(axes: Axes, panel: Panel) -> None:
     if panel.has_log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
     else:
         heights = [y for line in panel.lines for y in line.y]
         axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)

@@ -1,4 +1,4 @@
-"""Builds the report: index.html, report.md and its plots, from results folders."""
+"""Builds the report: index.html, report.md and its figures, from results folders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
         (made / PAGE).write_text(page, encoding="utf-8")
         (made / MARKDOWN).write_text(text, encoding="utf-8")
         older = _linked_images(out / MARKDOWN)
-        images = {path.relative_to(made) for path in (made / PLOTS).rglob("*.png")}
+        images = {path.relative_to(made) for path in (made / PLOTS).rglob("*.*")}
         for file in (*sorted(images), Path(PAGE), Path(MARKDOWN)):
             (out / file).parent.mkdir(parents=True, exist_ok=True)
             (made / file).replace(out / file)
@@ -55,7 +55,7 @@ def _linked_images(report: Path) -> set[Path]:
     """Return the images in the folder `PLOTS` that an older report shows, as relative paths."""
     if not report.is_file():
         return set()
-    links = re.findall(rf"]\(({PLOTS}/[^)]*[.]png)\)", report.read_text(errors="replace"))
+    links = re.findall(rf"]\(({PLOTS}/[^)]*[.](?:png|svg))\)", report.read_text(errors="replace"))
     return {path for path in map(Path, map(unquote, links)) if ".." not in path.parts}
 
 

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import reduce
+from functools import cached_property, reduce
 from typing import TypeVar
 
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
-from jobs.report.views import Shown, select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, paragraphs_of, render_answer
 from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.drawings import Drawing, drawings_of
+from jobs.writeup.figures import Image, ShownPlot, draw
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
@@ -64,27 +64,6 @@ class ShownTable:
 
 
 @dataclass
-class ShownPlot:
-    """A plot of the document, as its declaration. The renderers draw it."""
-
-    study: Study
-    plot: Plot
-
-    @property
-    def title(self) -> str:
-        return self.shown.title
-
-    @property
-    def shown(self) -> Shown:
-        """What the plot shows.
-
-        Raises:
-            TableError: if the plot names an unknown parameter or has an invalid condition.
-        """
-        return select(self.study.observation, self.plot, self.study.results)
-
-
-@dataclass
 class View:
     """A part of a problem on one kind of device: its answer and its exhibits."""
 
@@ -92,8 +71,7 @@ class View:
     answer: Answer
     cells: Cells | None = None  # those asked for; None: not of a stock sweep, or on a CPU
     tables: list[ShownTable] = field(default_factory=list)
-    plots: list[ShownPlot] = field(default_factory=list)
-    drawings: list[Drawing] = field(default_factory=list)
+    figures: list[ShownPlot | Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
     of_sweep: State | None = None  # state of a sweep that answers no problem
 
@@ -150,6 +128,11 @@ class View:
     def rest(self) -> str:
         """The answer after its first paragraph."""
         return self.text.removeprefix(self.verdict).strip()
+
+    @cached_property
+    def images(self) -> list[Image]:
+        """The figures, drawn once for all renderers. Those without a value are left out."""
+        return [image for figure in self.figures if (image := draw(figure)) is not None]
 
     @property
     def basis(self) -> list[str]:
@@ -374,9 +357,9 @@ def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
         table = study.tables.get(exhibit.table)
         _add_table(view, study, table, exhibit.where, folded=False)
     elif exhibit.plot is not None and exhibit.plot in study.plots:
-        view.plots.append(ShownPlot(study, _only(study.plots[exhibit.plot], exhibit.where)))
+        view.figures.append(ShownPlot(study, _only(study.plots[exhibit.plot], exhibit.where)))
     elif exhibit.images is not None:
-        view.drawings += drawings_of(study, exhibit.images, exhibit.where)
+        view.figures += drawings_of(study, exhibit.images, exhibit.where)
 
 
 def _add_table(
@@ -427,8 +410,8 @@ def _own_sweeps(studies: list[Study]) -> ProblemResult:
             view = View(device or "", Answer(""), of_sweep=_state_of_sweep(here))
             for table in study.tables.values():
                 _add_table(view, here, table, None, folded=False)
-            view.plots = [ShownPlot(here, plot) for plot in study.plots.values()]
-            view.drawings = drawings_of(here, None, None)
+            view.figures += [ShownPlot(here, plot) for plot in study.plots.values()]
+            view.figures += drawings_of(here, None, None)
             views.append(view)
         part = Part(part=study.name, question=study.sweep.description, answer="")
         command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""

@@ -1,4 +1,4 @@
-"""Figures that runs have drawn: PNG files, and their data if the run has kept it."""
+"""Pictures that runs have drawn: PNG files, and their data if the run has kept it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from systems.plot_data import SUFFIX, Spans, Stack, read_figure
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that a run has drawn."""
+    """A picture that a run has drawn."""
 
     study: Study
     record: Record
-    label: str  # parameters in which the run differs from others with this figure
+    label: str  # parameters in which the run differs from others with this picture
     png: Path
     data: Stack | Spans | None  # None: the run has kept no data, or they are not valid
 
@@ -33,11 +33,17 @@ class Drawing:
         more = ", ".join(part for part in self.label.split(", ") if part not in what)
         return f"{self.study.name}: {what} ({more})" if more else f"{self.study.name}: {what}"
 
+    @property
+    def name(self) -> str:
+        """A name for its file, without suffix."""
+        parts = [self.study.name, self.png.stem, self.label[:120], self.record.run[:8]]
+        return "-".join(filter(None, parts))
+
 
 def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:
-    """Return the figures that the shown runs of a study have drawn, in the order of the sweep.
+    """Return the pictures that the shown runs of a study have drawn, in the order of the sweep.
 
-    Of several executions of a run, the figures of the first are returned.
+    Of several executions of a run, the pictures of the first are returned.
 
     Args:
         name: file name without suffix. None: all.

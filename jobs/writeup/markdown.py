@@ -1,30 +1,26 @@
-"""Renders the document as one Markdown file, with plots as PNG files beside it."""
+"""Renders the document as one Markdown file, with its figures as files beside it."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
-from jobs.report.plots import draw_plot
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
-from jobs.writeup.drawings import Drawing
 from jobs.writeup.problem import Problem
 from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import escaped, without_marks
 
-PLOTS = "plots"  # folder of the PNG files
+PLOTS = "plots"  # folder of the figures
 TITLE = "Systems for language models: the problems and their measured answers"
 
 
 def markdown_report(document: Document, folder: Path) -> str:
-    """Return the document as Markdown, and write its plots as PNG files.
+    """Return the document as Markdown, and write its figures as files.
 
     Args:
-        folder: folder of the document. The PNG files are written into its subfolder `PLOTS`.
+        folder: folder of the document. The figures are written into its subfolder `PLOTS`.
 
     Raises:
         OSError: if a file cannot be written.
@@ -83,11 +79,11 @@ def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
     names = names_of(problem)
     status = f"Status: {result.states_of_parts}."
     yield f"{escaped(names)}. {status}" if names else status
-    for part in result.parts:
-        yield from _part(part, folder)
+    for number, part in enumerate(result.parts, 1):
+        yield from _part(part, Path(PLOTS, f"{problem.id}-{number}"), folder)
 
 
-def _part(part: PartResult, folder: Path) -> Iterator[str]:
+def _part(part: PartResult, plots: Path, folder: Path) -> Iterator[str]:
     question = escaped(part.part.question)
     letter = f"({escaped(part.part.part)}) " if part.part.part else ""
     yield ""
@@ -107,13 +103,23 @@ def _part(part: PartResult, folder: Path) -> Iterator[str]:
             yield f"On {escaped(view.heading)}:"
             yield ""
         text = "" if part.not_measured else without_marks(view.text)
-        yield from _view(view, text, folder, has_exhibits=i == 0)
+        yield from _view(view, text, has_exhibits=i == 0)
+        for image in view.images if i == 0 else ():
+            yield f"**{escaped(image.title)}**"
+            yield ""
+            (folder / plots).mkdir(parents=True, exist_ok=True)
+            (folder / plots / image.name).write_bytes(image.content)
+            yield f"![{escaped(image.title)}]({plots / image.name})"
+            yield ""
+        for note in view.notes:
+            yield escaped(note)
+            yield ""
         if i:
             yield "</details>"
             yield ""
 
 
-def _view(view: View, text: str, folder: Path, has_exhibits: bool) -> Iterator[str]:
+def _view(view: View, text: str, has_exhibits: bool) -> Iterator[str]:
     yield text
     yield ""
     for note in view.basis if text else ():
@@ -127,46 +133,8 @@ def _view(view: View, text: str, folder: Path, has_exhibits: bool) -> Iterator[s
             yield ""
             yield escaped(". ".join(shown.table.notes))
             yield ""
-    for plot in view.plots if has_exhibits else ():
-        path = draw_plot(
-            plot.shown, folder / PLOTS / _as_name(plot.study.name) / _as_name(view.device)
-        )
-        if path is not None:
-            yield _image(plot.title, path, folder)
-            yield ""
-    for drawing in view.drawings:
-        if has_exhibits or drawing.data is None:  # a file that the page shows
-            yield _image(drawing.title, copied(drawing, folder), folder)
-            yield ""
-    for note in view.notes:
-        yield escaped(note)
-        yield ""
 
 
 def _compact(table: str) -> str:
     """Leave out the spaces and dashes that align columns, more than half of a table."""
     return re.sub(r"-{2,}", "--", re.sub(r" {2,}", " ", table))
-
-
-def _image(title: str, path: Path, folder: Path) -> str:
-    return f"![{escaped(title)}]({quote(str(path.relative_to(folder)))})"
-
-
-def copied(drawing: Drawing, folder: Path) -> Path:
-    """Copy the PNG file of a figure to the folder of the document, and return the copy."""
-    path = folder / path_of(drawing)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(drawing.png, path)
-    return path
-
-
-def path_of(drawing: Drawing) -> Path:
-    """Return the path of the copy of a figure, relative to the folder of the document."""
-    label = re.sub(r"[^A-Za-z0-9._-]+", "_", drawing.label)[:120]
-    name = "-".join(filter(None, [drawing.png.stem, label, drawing.record.run[:8]]))
-    device = _as_name(drawing.record.device)
-    return Path(PLOTS, _as_name(drawing.study.name), device, f"{name}.png")
-
-
-def _as_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") or ("_" if text else "")

@@ -1,7 +1,7 @@
 """Renders the document as one HTML file that needs no network.
 
-Plotly.js draws the figures and DataTables sorts and filters the tables. Both come from Python
-packages. They, the tables and the data of figures and records are compressed in the page.
+DataTables, which sorts and filters the tables, comes from a Python package. It, the tables, the
+figures and the data of records are compressed in the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -18,12 +17,12 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from jobs.errors import CommandError, TableError
+from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.results.record import Record
-from jobs.writeup.document import Document, ShownTable, View
-from jobs.writeup.figures import Figure, drawn_figure, plot_figure
-from jobs.writeup.markdown import TITLE, names_of, path_of
+from jobs.writeup.document import Document, ShownTable
+from jobs.writeup.figures import Image
+from jobs.writeup.markdown import TITLE, names_of
 from jobs.writeup.record_details import details
 from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import MARK
@@ -63,7 +62,6 @@ def html_report(document: Document) -> str:
     packed = {
         "cells": json.dumps(page.tables),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False),
-        "plotly": _from_package("plotly", "package_data/plotly.min.js"),
         "tables": _from_package("itables", "html/dt_bundle.js"),
     }
     scripts = "".join(
@@ -75,7 +73,7 @@ def html_report(document: Document) -> str:
 
 
 def unpacked(page: str, name: str) -> Any:
-    """Return the data of figures and records ("data") or the HTML of tables ("cells") of a page."""
+    """Return figures and the data of records ("data") or the HTML of tables ("cells") of a page."""
     found = re.search(rf'id="packed-{name}">([^<]*)<', page)
     assert found is not None
     return json.loads(gzip.decompress(base64.b64decode(found[1])))
@@ -85,7 +83,7 @@ class _Page:
     """Makes the parts of the page that its template asks for, and collects the figures."""
 
     def __init__(self, document: Document):
-        self.figures: list[Figure] = []
+        self.figures: list[str] = []  # their addresses
         self.tables: list[str] = []  # their HTML
         self._document = document
         self._markdown = _markdown_parser()
@@ -117,27 +115,9 @@ class _Page:
         self.tables.append(f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
         return len(self.tables) - 1
 
-    def plots(self, view: View) -> Iterator[tuple[int, str]]:
-        """Yield the number and the title of each figure of a part."""
-        for shown in view.plots:
-            try:
-                figure = plot_figure(shown)
-            except TableError:
-                continue
-            if figure is not None:
-                yield self._add(figure), shown.title
-        for drawing in view.drawings:
-            if drawing.data is not None:
-                yield self._add(drawn_figure(drawing.data)), drawing.title
-
-    def images(self, view: View) -> Iterator[tuple[str, str]]:
-        """Yield the source and the title of each figure of which the run kept no data."""
-        for drawing in view.drawings:
-            if drawing.data is None:
-                yield quote(str(path_of(drawing))), drawing.title
-
-    def _add(self, figure: Figure) -> int:
-        self.figures.append(figure)
+    def figure(self, image: Image) -> int:
+        """Return the number of a figure, whose content the page's script inserts."""
+        self.figures.append(f"data:{image.media_type},{quote(image.content)}")
         return len(self.figures) - 1
 
     def _cell(self, shown: ShownTable, text: str, records: list[Record]) -> Markup:

@@ -9,16 +9,6 @@ async function unpack(name) {
 const once = (work) => { let result; return () => (result ??= work()); };
 const asUrl = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
 const data = once(async () => JSON.parse(await unpack("data")));
-const plotly = once(async () => {
-  const script = document.createElement("script");
-  script.src = asUrl(await unpack("plotly"));
-  await new Promise((done, failed) => {
-    script.onload = done;
-    script.onerror = failed;
-    document.head.append(script);
-  });
-  return window.Plotly;
-});
 const tables = once(async () => import(asUrl(await unpack("tables"))));
 
 const cells = JSON.parse(await unpack("cells"));
@@ -31,13 +21,6 @@ function setTheme(isDark) {
   root.dataset.theme = isDark ? "dark" : "light";
   root.classList.toggle("dark", isDark); // read by DataTables
   $("#theme").setAttribute("aria-pressed", String(isDark));
-  for (const figure of all("figure.drawn")) {
-    if (figure.offsetParent) draw(figure);
-    else { // it has no width: it is drawn when it comes into view
-      figure.classList.remove("drawn");
-      nearFigure.observe(figure);
-    }
-  }
 }
 $("#theme").addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
 dark.addEventListener("change", (event) => setTheme(event.matches));
@@ -197,161 +180,14 @@ const nearTable = new IntersectionObserver((entries) => {
 for (const table of all("table.data")) nearTable.observe(table);
 
 // ---- figures ----------------------------------------------------------------------------------
-const LABEL_HEIGHT = 14; // in pixels
-const NARROW = 600; // figures that are narrower have only a legend, in pixels
-const hasLines = (trace) => trace.mode?.startsWith("lines+markers");
-const labelWidth = (traces) => Math.max(...traces.map((trace) => trace.name.length)) * 7 + 25;
-
-// Write the name of each visible line at its right end, in the rightmost panels. Labels that would
-// overlap are moved apart. A panel without room for its labels has none, and neither has a line that
-// ends before the others.
-async function label(Plotly, canvas, titles) {
-  canvas.titles = titles ?? canvas.titles ?? [];
-  const panels = Map.groupBy(
-    canvas.data.filter((trace) => hasLines(trace) && trace.visible !== "legendonly"), (trace) => trace.yaxis,
-  );
-  const { _fullLayout: full } = canvas;
-  const right = (name) => full[`xaxis${name.slice(1)}`].domain[1];
-  const rightmost = Math.max(0, ...[...panels.keys()].map(right));
-  const labels = [];
-  for (const [name, traces] of panels) {
-    const axis = full[`yaxis${name.slice(1)}`];
-    const end = traces.reduce((longest, { x }) => (x.length > longest.length ? x : longest), []).at(-1);
-    const wanted = traces.flatMap((trace) => {
-      const last = trace.y.findLastIndex((value) => value !== null);
-      return last < 0 || trace.x[last] !== end ? [] : [{ trace, at: axis.l2p(axis.d2l(trace.y[last])) }];
-    }).sort((a, b) => a.at - b.at);
-    const fits = wanted.length * LABEL_HEIGHT <= axis._length && full.width >= NARROW;
-    if (!fits || wanted.length < 2 || rightmost - right(name) > 0.01) continue;
-    wanted.forEach((each, i) => { each.to = Math.max(each.at, i ? wanted[i - 1].to + LABEL_HEIGHT : 0); });
-    wanted.reduceRight((below, each) => (each.to = Math.min(each.to, below)) - LABEL_HEIGHT, axis._length);
-    for (const { trace, to } of wanted) {
-      labels.push({
-        x: right(name), y: 1 - (axis._offset + to - full._size.t) / full._size.h, xref: "paper", yref: "paper",
-        text: `<span style="color:${trace.line.color}">\u25cf</span> ${trace.name}`, name: "label",
-        showarrow: false, xanchor: "left", yanchor: "middle", font: { size: 11 },
-      });
-    }
-  }
-  await Plotly.relayout(canvas, { annotations: [...canvas.titles, ...labels] });
-}
-// Put all panels of a layout below each other.
-function stack(layout) {
-  const axes = Object.keys(layout).filter((key) => key.startsWith("yaxis"));
-  const height = 1 / axes.length;
-  layout.height = 90 + 290 * axes.length;
-  axes.forEach((name, i) => {
-    const top = 1 - i * height;
-    layout[name].domain = [top - height + 80 / layout.height, top];
-    layout[name].title = layout.yaxis.title;
-    const across = layout[name.replace("y", "x")];
-    across.domain = [0, 1];
-    if (i < axes.length - 1) delete across.title; // the lowest panel has the title of all
-    Object.assign(layout.annotations[i], { x: 0.5, y: top });
-  });
-}
-const style = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-async function draw(figure) {
-  const spec = (await data()).figures[Number(figure.dataset.f)];
-  const Plotly = await plotly();
-  const { log, ratio } = figure.dataset;
-  const traces = spec.data.map((trace, i) => (
-    ratio ? { ...trace, y: spec.ratios.y[i], error_y: undefined } : { ...trace }
-  ));
-  const canvas = $(".canvas", figure);
-  const isWide = canvas.clientWidth >= NARROW;
-  const isLabelled = isWide && traces.every(hasLines) && new Set(traces.map((trace) => trace.name)).size > 1;
-  const axis = { gridcolor: style("--line"), linecolor: style("--line"), zerolinecolor: style("--line") };
-  const layout = {
-    ...structuredClone(spec.layout),
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: style("--text"), size: 12 },
-    margin: { l: 60, r: isLabelled ? labelWidth(traces) : 15, t: 70, b: 55 },
-    legend: { orientation: "h", y: 1.06, yanchor: "bottom" },
-    hoverlabel: { bgcolor: style("--panel"), font: { color: style("--text") } },
-    showlegend: true,
-  };
-  if (!isWide && layout.yaxis2) stack(layout);
-  else if (figure.closest(".figures") && !layout.yaxis2) layout.height = Math.min(layout.height, 290); // four on a screen
-  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-    layout[name] = { exponentformat: "none", ...axis, ...layout[name] };
-    if (name.startsWith("y") && log) layout[name].type = log;
-    if (name.startsWith("y") && ratio) {
-      layout[name] = { ...layout[name], type: log || "linear", rangemode: "normal" };
-      if (layout[name].title) layout[name].title = { text: spec.ratios.label };
-    }
-  }
-  await Plotly.react(canvas, traces, layout, {
-    responsive: true, displayModeBar: false,
-    toImageButtonOptions: { format: "svg", filename: $("figcaption", figure).textContent },
-  });
-  figure.classList.add("drawn");
-  await label(Plotly, canvas, layout.annotations);
-  if (!canvas.dataset.labelled) {
-    canvas.dataset.labelled = "1";
-    canvas.on("plotly_restyle", () => label(Plotly, canvas));
-    canvas.on("plotly_relayout", (changed) => {
-      if (Object.keys(changed).some((key) => key.includes("axis"))) label(Plotly, canvas);
-    });
-  }
-  const button = $('[data-do="ratio"]', figure);
-  if (spec.ratios) {
-    button.hidden = false;
-    button.textContent = `Relative to ${spec.ratios.to}`;
-  }
-  $('[data-do="log"]', figure).hidden = spec.data.some((trace) => trace.stackgroup || trace.type === "bar");
-  const first = Object.keys(layout).find((key) => key.startsWith("yaxis"));
-  $('[data-do="log"]', figure).setAttribute("aria-pressed", String(layout[first].type === "log"));
-  button.setAttribute("aria-pressed", String(Boolean(ratio)));
-}
-const nearFigure = new IntersectionObserver((entries) => {
+const nearFigure = new IntersectionObserver(async (entries) => {
   for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) {
-      nearFigure.unobserve(target);
-      draw(target);
-    }
+    if (!isIntersecting) continue;
+    nearFigure.unobserve(target);
+    target.src = (await data()).figures[Number(target.dataset.f)];
   }
 }, { rootMargin: "400px" });
-for (const figure of all("figure.plot")) nearFigure.observe(figure);
-
-function csv(traces) {
-  const quote = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
-  const lines = ["series,panel,x,y"];
-  for (const trace of traces) {
-    trace.x.forEach((x, i) => lines.push([
-      quote(trace.name), quote(trace.yaxis ?? ""), quote(trace.base ? trace.base[i] : x),
-      quote(trace.base ? `${trace.y[i]} ${x}` : trace.y[i]),
-    ].join(",")));
-  }
-  return lines.join("\n") + "\n";
-}
-function save(text, name, type) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.download = name;
-  link.click();
-}
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest(".tools button");
-  if (!button) return;
-  const figure = button.closest("figure");
-  const name = $("figcaption", figure).textContent.replace(/[^\w.-]+/g, "_").slice(0, 80);
-  const spec = (await data()).figures[Number(figure.dataset.f)];
-  switch (button.dataset.do) {
-    case "log":
-      figure.dataset.log = button.getAttribute("aria-pressed") === "true" ? "linear" : "log";
-      return draw(figure);
-    case "ratio":
-      if (figure.dataset.ratio) delete figure.dataset.ratio;
-      else figure.dataset.ratio = "1";
-      return draw(figure);
-    case "csv":
-      return save(csv(spec.data), `${name}.csv`, "text/csv");
-    case "svg":
-      await draw(figure);
-      return (await plotly()).downloadImage($(".canvas", figure), { format: "svg", filename: name });
-  }
-});
+for (const image of all("img[data-f]")) nearFigure.observe(image);
 
 // ---- records ----------------------------------------------------------------------------------
 function element(tag, text = "", children = []) {

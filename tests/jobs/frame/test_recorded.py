@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 
 from jobs.frame.results import list_results
-from jobs.report.plots import draw_plot
+from jobs.report.plots import draw_plot, plot_figure
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.views import Plot
@@ -183,18 +182,12 @@ def test_list_tables_and_plots_know_commits(tmp_path: Path, folder: ResultsFolde
         assert draw_plot(select(seen, plot, list_results(seen)), tmp_path) == tmp_path / "p.png"
 
 
-def test_a_plot_of_several_commits_says_so(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plot_of_several_commits_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
     loaded = load(tmp_path, TWO)
     folder.submit(loaded, lambda params, _: at(NEW if params["size"] == 1 else OLD, ok(1.0)))
     seen = observe(folder.path)
-    with monkeypatch.context() as patch:
-        patch.setattr(plt, "close", lambda figure: None)
-        draw_plot(select(seen, Plot(name="p", x="size"), list_results(seen)), tmp_path)
-    title = plt.gcf().get_suptitle()
-    plt.close("all")
-    assert title == f"p\n{CPU}. Results come from 2 commits"
+    figure = plot_figure(select(seen, Plot(name="p", x="size"), list_results(seen)), "p")
+    assert figure is not None and figure.get_suptitle() == f"p\n{CPU}. Results come from 2 commits"
 
 
 def test_a_parameter_named_commit_wins(

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +15,7 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from jobs.frame.results import list_results
-from jobs.report.plots import draw_plot
+from jobs.report.plots import plot_figure
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
@@ -355,18 +354,13 @@ def test_csv_tells_ratios_across_gpus(tmp_path: Path, folder: ResultsFolder) -> 
     }
 
 
-def test_plots_show_the_interval_of_each_point(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_show_the_interval_of_each_point(tmp_path: Path, folder: ResultsFolder) -> None:
     folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
     seen = observe(folder.path)
-    monkeypatch.setattr(plt, "close", lambda figure: None)
-    assert draw_plot(
-        select(seen, Plot(name="p", x="size", series=["mode"]), list_results(seen)), tmp_path
-    )
-    (axes,) = plt.gcf().axes
+    plot = Plot(name="p", x="size", series=["mode"])
+    figure = plot_figure(select(seen, plot, list_results(seen)))
+    assert figure is not None
+    (axes,) = figure.axes
     lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
-    monkeypatch.undo()
-    plt.close("all")
     np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])

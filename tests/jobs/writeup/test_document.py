@@ -130,7 +130,7 @@ def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: Resul
     folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
     shown = problem("", show=[Exhibit(images="timeline")])
     (result,) = document(shown, folders=[folder.path]).problems
-    assert [drawing.label for drawing in result.parts[0].views[0].drawings] == ["size 1", "size 2"]
+    assert [drawing.label for drawing in result.parts[0].views[0].figures] == ["size 1", "size 2"]
 
 
 def test_the_first_round_shows_the_figures_of_its_trial(
@@ -145,7 +145,7 @@ def test_the_first_round_shows_the_figures_of_its_trial(
     folder.submit_rounds(loaded, lambda *_: ok(4.0))
     shown = problem("", show=[Exhibit(images="timeline", where="size == 1")])
     (result,) = document(shown, folders=[folder.path]).problems
-    drawings = result.parts[0].views[0].drawings
+    drawings = result.parts[0].views[0].figures
     assert {drawing.label for drawing in drawings} == {"mode fast", "mode exact"}
     assert all(drawing.record.block.trial for drawing in drawings)
 
@@ -240,12 +240,15 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
     shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
     result = document(shown, folders=[folder.path, other.path])
     part = result.problems[0].parts[0]
-    assert [[plot.title for plot in view.plots] for view in part.views] == [["p"], ["p"]]
+    titles = [[image.title for image in view.images] for view in part.views]
+    assert titles == [["p", "toy: timeline"]] * 2
     text = markdown_report(result, tmp_path)
     files = [tmp_path / unquote(link) for link in re.findall(r"\]\((plots/.*?)\)", text)]
-    # The plot of the other device is only in the page, which needs the PNG files of figures.
-    assert len(files) == 3 and all(file.is_file() for file in files)
-    assert [file.read_bytes().decode() for file in files[1:]] == [H100, H200]
+    # The figures of the other device are only in the page.
+    assert len(files) == 2 and all(file.is_file() for file in files)
+    assert files[1].read_bytes().decode() == H100
+    figures = unpacked(html_report(result), "data")["figures"]
+    assert [unquote(each).partition(",")[2] for each in figures[1::2]] == [H100, H200]
 
 
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:

@@ -167,57 +167,12 @@ def test_numbers_and_rows_of_tables(open_page) -> None:
 
 
 def figure_of(page):
-    figure = own_section(page).locator("figure.plot")
+    figure = own_section(page).locator("figure")
     figure.scroll_into_view_if_needed()
-    figure.locator("svg.main-svg").first.wait_for()
+    page.wait_for_function(
+        "f => f.querySelector('img').naturalWidth > 0", arg=figure.element_handle()
+    )
     return figure
-
-
-def await_figure(figure, condition: str) -> None:
-    """Wait until a condition on the figure `f` holds, in JavaScript."""
-    canvas = figure.locator(".canvas").element_handle()
-    figure.page.wait_for_function(f"f => {condition}", arg=canvas)
-
-
-def label_boxes(figure) -> dict[str, tuple[float, float]]:
-    """Return the upper and the lower end of the name beside each line."""
-    texts = figure.locator(".annotation-text").all()
-    boxes = {
-        text.text_content().removeprefix("\u25cf").strip(): text.bounding_box() for text in texts
-    }
-    return {name: (box["y"], box["y"] + box["height"]) for name, box in boxes.items() if box}
-
-
-@pytest.mark.slow
-def test_a_figure_can_be_read_changed_and_saved(open_page) -> None:
-    page = open_page("#own_sweeps")
-    figure = figure_of(page)
-    assert figure.locator(".legendtext").all_text_contents() == ["fast", "exact"]
-    figure.locator(".annotation-text").nth(1).wait_for()
-    boxes = label_boxes(figure)
-    # The line `fast` ends at 40 ms, and `exact` at 3 ms.
-    assert list(boxes) == ["fast", "exact"] and boxes["fast"][1] <= boxes["exact"][0]
-    figure.locator(".nsewdrag").hover()
-    page.locator(".hoverlayer text").first.wait_for()
-    for button, start in (("csv", "series,panel,x,y"), ("svg", "<svg")):
-        with page.expect_download() as download:
-            figure.locator(f'[data-do="{button}"]').click()
-        assert Path(download.value.path()).read_text().startswith(start)
-
-    # Let all lines end at the same point, as a reader does who looks at a small part of an axis.
-    canvas = figure.locator(".canvas").element_handle()
-    page.evaluate("f => Plotly.relayout(f, {'yaxis.range': [-1e6, 1e6]})", canvas)
-    await_figure(figure, "f.layout.annotations.length === 2")
-    first, second = sorted(label_boxes(figure).values())
-    assert first[1] <= second[0] + 1
-
-    figure.locator('[data-do="log"]').click()
-    await_figure(figure, "f.layout.yaxis.type === 'log'")
-    figure.locator('[data-do="ratio"]').click()
-    await_figure(figure, "f.data[1].y[0] === 1")
-    figure.locator(".legendtoggle").first.click()
-    await_figure(figure, "f.data[0].visible === 'legendonly'")
-    await_figure(figure, "f.layout.annotations.length === 0")
 
 
 @pytest.mark.slow
@@ -239,9 +194,7 @@ def test_it_is_accessible_in_light_and_dark(open_page) -> None:
 @pytest.mark.exhaustive
 def test_on_a_phone_and_on_paper(open_page, tmp_path: Path) -> None:
     page = open_page("#own_sweeps", PHONE)
-    figure = figure_of(page)
-    figure.locator(".legendtext").first.wait_for()
-    assert label_boxes(figure) == {}
+    figure_of(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     page.click("#menu")
     assert page.locator("#sidebar a").first.is_visible()

@@ -1,0 +1,97 @@
+"""Draws timelines from the data that a run has kept beside its own picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs.report.panels import COLORS
+from jobs.report.plots import LETTER, arrange
+from systems.plot_data import Spans, Stack
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SPAN_COLORS = {
+    "computation, forward": "#56b4e9",
+    "computation, backward": "#009e73",
+    "computation, synchronize": "#8c6d31",
+    "computation, optimizer": "#cc79a7",
+    "communication, overlapped": "#e69f00",
+    "communication, exposed": "#d55e00",
+}
+_NARROWEST = 1 / 4000  # shorter gaps, as a part of the timeline, are not drawn
+
+
+def timeline_figure(data: Stack | Spans) -> Figure:
+    """Return the figure of a timeline."""
+    return _stack(data) if isinstance(data, Stack) else _spans(data)
+
+
+def _stack(stack: Stack) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axes = figure.subplots()
+    arrange(figure, (7.0, 3.4), stack.layers)
+    colors = [COLORS[i % len(COLORS)] for i in range(len(stack.layers))]
+    layers = []
+    if stack.layers:
+        values = stack.layers.values()
+        layers = axes.stackplot(stack.x, *values, colors=colors, step="post", linewidth=0)
+    for phase in stack.phases:
+        axes.axvline(phase.start, color="#888888", linewidth=1, linestyle=":")
+        axes.annotate(
+            phase.name, ((phase.start + phase.end) / 2, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 3), textcoords="offset points", ha="center", parse_math=False,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    axes.set_xlabel(stack.x_title, parse_math=False)
+    axes.set_ylabel(stack.y_title, parse_math=False)
+    legend = figure.legend(layers, list(stack.layers), loc="upper right", fontsize=8, reverse=True)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _spans(spans: Spans) -> Figure:
+    """Draw a bar for each span, from its start to its end."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure()
+    axes = figure.subplots()
+    names = dict.fromkeys(name for row in spans.rows.values() for name in row)
+    longest = max(map(len, spans.rows), default=0)
+    height = 0.3 * max(len(spans.rows), 1)
+    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER)
+    colors = {name: _SPAN_COLORS.get(name, COLORS[i % len(COLORS)]) for i, name in enumerate(names)}
+    ends = [end for row in spans.rows.values() for found in row.values() for _, end in found]
+    gap = max(ends, default=0.0) * _NARROWEST
+    for i, row in enumerate(spans.rows.values()):
+        for name, found in row.items():
+            bars = [(start, end - start) for start, end in _joined(found, gap)]
+            axes.broken_barh(bars, (i - 0.4, 0.8), color=colors[name], linewidth=0)
+    axes.set_yticks(range(len(spans.rows)))
+    for label, name in zip(axes.set_yticklabels(list(spans.rows)), spans.rows, strict=True):
+        label.set(text=name, parse_math=False, fontsize=8)
+    axes.set_ylim(len(spans.rows) - 0.4, -0.6)
+    axes.margins(x=0)
+    axes.set_xlabel(spans.x_title, parse_math=False)
+    legend = figure.legend(
+        [Patch(color=color) for color in colors.values()], list(colors),
+        loc="upper right", fontsize=8,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _joined(spans: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
+    """Join neighbours with a smaller gap, which no screen shows. A step has thousands of spans."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if joined and start - joined[-1][1] < gap:
+            start, end = joined[-1][0], max(end, joined.pop()[1])
+        joined.append((start, end))
+    return joined
