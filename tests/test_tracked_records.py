@@ -33,7 +33,6 @@ WITHOUT_SOURCE_HASH = {
     "all_reduce",
     "ddp",
     "ddp_buckets",
-    "flash",
     "flash_leaderboard",
     "fsdp",
     "sharded_optimizer",
