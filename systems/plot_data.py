@@ -1,7 +1,7 @@
-"""The data of a figure that a benchmark draws, as a JSON file beside the PNG file.
+"""The data of a picture of a run, as a JSON file among its artifacts.
 
-The report (`python aggregate.py report`) draws its figures from these files. They are read
-with the models of this module, because a results folder can come from anybody.
+`aggregate.py --plot` and the report draw them. They are read with the models of this module,
+because a results folder can come from anybody.
 """
 
 from __future__ import annotations

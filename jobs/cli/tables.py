@@ -16,7 +16,7 @@ from jobs.cli.output import fail, note, width
 from jobs.errors import TableError
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
-from jobs.report.images import Image, copy_run_images, draw_plots
+from jobs.report.images import Image, draw_plots, save_run_pictures
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
 from jobs.report.views import plots_of, tables_of
@@ -37,7 +37,7 @@ def tables(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the plots of the sweep and the PNG files of its runs.",
+            help="Folder for the plots of the sweep and the pictures of its runs.",
             parser=as_path,
         ),
     ] = None,
@@ -110,11 +110,11 @@ def _print_tables(
 def _collect_images(
     observation: Observation, sweep: Sweep, results: list[Result], folder: Path
 ) -> list[Image]:
-    """Draw the plots of the sweep, copy the PNG files of runs, and print all paths to stderr."""
+    """Draw the plots of the sweep and the pictures of runs, and print all paths to stderr."""
     try:
         drawn = draw_plots(observation, plots_of(sweep), folder, results)
         declared = [f"{plot.name}.png" for plot in sweep.plots]
-        images = drawn + copy_run_images(observation, results, folder, declared)
+        images = drawn + save_run_pictures(observation, results, folder, declared)
     except TableError as error:
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Collects the images of a report: the plots of the sweep, and PNG files that runs produced."""
+"""Collects the images of a report: the plots of the sweep, and the pictures of its runs."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from jobs.formatting import format_scalar
 from jobs.frame.metrics import metrics_of
 from jobs.frame.results import Result, with_artifacts
 from jobs.report.plots import draw_plot
+from jobs.report.run_pictures import pictures_in
 from jobs.report.views import select
 from jobs.results.run_states import Observation
 from jobs.run import varying
@@ -41,36 +41,36 @@ def draw_plots(
     return drawn
 
 
-def copy_run_images(
+def save_run_pictures(
     observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
 ) -> list[Image]:
-    """Copy PNG files, which runs produced, to a folder.
+    """Write the pictures of runs to a folder as PNG files.
 
-    The file name of a copy contains the parameters, the repeat and the device if they differ
-    between the runs that produced PNG files. The folder is created if needed. `taken` names are
-    reserved for other images in it.
+    The file name of a picture contains the parameters, the repeat and the device if they differ
+    between the runs with pictures. The folder is created if needed. `taken` names are reserved for
+    other images in it.
     """
     found = [
-        (result, path)
+        (result, picture)
         for result, record in with_artifacts(results, observation.records)
-        for path in sorted((observation.folder / str(record.artifacts)).glob("*.png"))
+        for picture in pictures_in(observation.folder / str(record.artifacts))
     ]
     names = set(taken)
-    copied = []
+    saved = []
     with_images = [result for result, _ in found]
     references = {reference for result in with_images for reference in result.run.code}
     values = [value for result in with_images for value in result.run.params.values()]
     short = short_names(references, values)
-    for result, path in found:
+    for result, picture in found:
         labels = _distinguishing_labels(result, with_images)
         labels = {what: short.get(value, value) for what, value in labels.items()}
-        stem = "-".join([path.stem, *labels.values()])
+        stem = "-".join([picture.name, *labels.values()])
         name = _unique(re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_LONGEST], names)
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / name)
-        title = ", ".join([path.stem, *(f"{what} {value}" for what, value in labels.items())])
-        copied.append(Image(folder / name, title))
-    return copied
+        picture.save(folder / name)
+        title = ", ".join([picture.name, *(f"{what} {value}" for what, value in labels.items())])
+        saved.append(Image(folder / name, title))
+    return saved
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_GAP = 0.7  # between panels, in inches
+_GAP = 0.7  # between panels beside each other, in inches
 _LONG = 8  # number of letters from which names below an axis are rotated
 LETTER = 0.075  # average width of a letter of a legend, in inches
 _TICKS = 5  # largest number of labels on a logarithmic x axis
@@ -102,7 +102,8 @@ def arrange(
     """
     right = 0.55 + max(map(len, names), default=0) * LETTER
     width = left + across * panel[0] + (across - 1) * _GAP + right
-    height = top + down * panel[1] + (down - 1) * _GAP + bottom
+    between = bottom + 0.1  # a row has texts below it, and the next one a title
+    height = top + down * panel[1] + (down - 1) * between + bottom
     figure.set_size_inches(width, height)
     figure.subplots_adjust(
         left=left / width,
@@ -110,7 +111,7 @@ def arrange(
         bottom=bottom / height,
         top=1 - top / height,
         wspace=_GAP / panel[0],
-        hspace=_GAP / panel[1],
+        hspace=between / panel[1],
     )
 
 
@@ -142,9 +143,11 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
         axes.bar(at, line.y, width, color=line.color, label=line.name)
         _draw_intervals(axes, at, line.intervals, "black")
     axes.set_xticks(list(places.values()))
-    for text, x in zip(axes.set_xticklabels(list(places)), places, strict=True):
+    is_long = any(len(str(x)) > _LONG for x in places)
+    for text in axes.set_xticklabels(list(places)):
         text.set_parse_math(False)
-        text.set(rotation=30 if len(str(x)) > 8 else 0)
+        if is_long:
+            text.set(rotation=30, ha="right")
     _scale_y(axes, panel)
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from jobs.errors import TableError
 from jobs.report.plots import plot_figure
+from jobs.report.timelines import timeline_figure
 from jobs.report.views import Shown, select
 from jobs.sweep.views import Plot
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.studies import Study
-from jobs.writeup.timelines import timeline_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,9 +53,10 @@ class Image:
 def draw(given: ShownPlot | Drawing) -> Image | None:
     """Draw a figure. Return None if no run has a value for it."""
     if isinstance(given, Drawing):
-        if given.data is None:
-            return Image(given.title, _file_name(given.name, ".png"), given.png.read_bytes())
-        drawn = _svg(timeline_figure(given.data))
+        picture = given.picture
+        if picture.data is None:
+            return Image(given.title, _file_name(given.name, ".png"), picture.path.read_bytes())
+        drawn = _svg(timeline_figure(picture.data))
         return Image(given.title, _file_name(given.name, ".svg"), drawn)
     try:
         shown = given.shown

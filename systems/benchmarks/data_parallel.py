@@ -6,8 +6,8 @@ Run it on this machine, without Slurm:
 
 Each rank measures the time of a training step, and the time of the same step without communication.
 Then each rank profiles a few steps and measures the communication in them. Communication is called
-exposed during the time in which the rank computes nothing. Rank 0 draws one profiled step of every
-rank into the file timeline.png.
+exposed during the time in which the rank computes nothing. Rank 0 keeps one profiled step of every
+rank in the file timeline.plot.json, which `aggregate.py FOLDER --plot DIR` and the report draw.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Params(ParallelParams):
     # Bucket size in MB (10^6 bytes), for BUCKETED (default: 100) and for a wrapper of your own with
     # a parameter bucket_size_mb. Not allowed with other strategies.
     bucket_size_mb: Annotated[float, Field(gt=0)] | None = None
-    # A second strategy to profile for comparison. timeline.png shows it above `strategy`. None
+    # A second strategy to profile for comparison. The picture has it above `strategy`. None
     # profiles `strategy` only.
     beside: Literal["naive", "flat", "overlapped", "torch", "torch_tuned"] | None = None
 
@@ -168,7 +168,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.parallel.peer_memory import live_bytes
-    from systems.training.parallel_timing import draw_timeline, exposed_facts, facts_of_ranks
+    from systems.training.parallel_timing import exposed_facts, facts_of_ranks, keep_timeline
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     # In the forward of torch's DistributedDataParallel, torch.compile would split each block into
@@ -194,7 +194,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
                 del training
                 gc.collect()
                 panels = {params.beside: _step_of(params.beside, params, device), **panels}
-            draw_timeline(panels, params, device)
+            keep_timeline(panels, params, device)
     of_ranks = all_gather_objects(samples)
     return {
         "samples_ms": samples,

@@ -7,7 +7,8 @@ Run it on this machine, without Slurm:
 Each rank measures the time of a training step, the peak memory of a step, and the share of
 all-gathers in time. An all-gather is in time if it ends while computation is running, so that
 nothing waits for it. Tables of results compare the peak memory with a prediction of
-`systems.accounting`. Rank 0 draws one profiled step of every rank into the file timeline.png.
+`systems.accounting`. Rank 0 keeps one profiled step of every rank in the file timeline.plot.json,
+which `aggregate.py FOLDER --plot DIR` and the report draw.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.measure.windows import during
     from systems.training.parallel_timing import (
         alternating_rounds,
-        draw_timeline,
         facts_of_ranks,
+        keep_timeline,
         profiled_steps,
     )
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
@@ -203,7 +204,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             steps = profiled_steps(training)
             samples["communication"] = [step.communication_ms for step in steps]
             samples["exposed"] = [step.exposed_ms for step in steps]
-            draw_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
+            keep_timeline({params.strategy: all_gather_objects(steps[-1])}, params, device)
         if params.strategy != "peer":  # a trace does not tell which copies gather weights
             gathers_of_rank = gather_facts(steps)
     for either in (training, alone):

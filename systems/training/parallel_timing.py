@@ -17,7 +17,6 @@ from systems.benchmark import artifacts_folder
 from systems.measure.profiler.communication_timeline import (
     STEP,
     StepTimeline,
-    draw_steps,
     read_steps,
     steps_data,
 )
@@ -105,20 +104,20 @@ def host_ms(training: ParallelTraining) -> float:
     return statistics.median(times)
 
 
-def draw_timeline(
+def keep_timeline(
     panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
 ) -> None:
-    """Draw one training step of every rank into the file timeline.png. Only rank 0 draws.
+    """Write one training step of every rank to the file timeline.plot.json, on rank 0.
 
-    The file is stored in the folder that `artifacts_folder` returns, with a file of the drawn data.
-    A panel has the timelines of a strategy, for example a data-parallel wrapper, in rank order.
+    The file is stored in the folder that `artifacts_folder` returns. `aggregate.py --plot` and the
+    report draw it. A panel has the timelines of a strategy, for example a data-parallel wrapper, in
+    rank order.
     """
     if dist.get_rank() != 0:
         return
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU, Gloo"
     size = f"{params.size}, batch {params.batch_size} per rank, {params.precision}"
     title = f"A training step of {size}; {where}"
-    draw_steps(panels, title, artifacts_folder() / "timeline.png")
     write_figure(steps_data(panels, title), artifacts_folder() / f"timeline{SUFFIX}")
 
 

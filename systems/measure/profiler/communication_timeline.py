@@ -1,4 +1,4 @@
-"""Measure and draw the communication of training steps, from a profiler trace.
+"""Measure the communication of training steps, from a profiler trace.
 
 The communication time includes the wait for slower ranks. Communication is exposed while the rank
 computes nothing.
@@ -34,7 +34,6 @@ PHASES = ("forward", "backward", "synchronize", "optimizer", "graph")
 PEER_COPY = "peer_copy"  # name of copies from and to the memory of other ranks
 STEP = "train_step"  # name of the annotated range that contains one step
 GAP_MS = 0.02  # `steps_data` fills shorter gaps in the computation
-_COLOURS = dict(zip(PHASES, ("#4c72b0", "#55a868", "#937860", "#8172b3", "#64798f"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -188,54 +187,16 @@ def _within(spans: Iterable[Span], start: float, end: float) -> list[Span]:
     ]
 
 
-def draw_steps(panels: Mapping[str, Sequence[StepTimeline]], title: str, path: Path) -> None:
-    """Draw the timelines of training steps on all ranks as a PNG file.
-
-    Each panel shows one step of one variant of training. All panels have the same time scale. Each
-    rank has two rows. The upper row shows computation, colored by phase. The lower row shows
-    communication: orange while the rank computes, and red while the rank computes nothing
-    (exposed). `panels` has the timelines in rank order, by the name of the panel.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    figure = Figure(figsize=(11, 0.9 + 0.8 * sum(map(len, panels.values()))), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    longest = max(step.length for steps in panels.values() for step in steps) / 1e3
-    for panel, (name, steps) in zip(axes, panels.items(), strict=True):
-        for rank, step in enumerate(steps):
-            for phase, spans in step.computation.items():
-                panel.broken_barh(_bars(spans), (rank, 0.4), color=_COLOURS[phase], lw=0)
-            panel.broken_barh(_bars(step.communication), (rank + 0.42, 0.4), color="#f0b07c", lw=0)
-            panel.broken_barh(_bars(step.exposed), (rank + 0.42, 0.4), color="#c44e52", lw=0)
-        exposed_ms = max(step.exposed_ms for step in steps)
-        panel.set_title(
-            f"{name}: step {max(step.length for step in steps) / 1e3:.4g} ms, exposed "
-            f"communication {exposed_ms:.3g} ms",
-            fontsize=9, loc="left",
-        )  # fmt: skip
-        panel.set_yticks([rank + 0.41 for rank in range(len(steps))])
-        panel.set_yticklabels([f"rank {rank}" for rank in range(len(steps))])
-        panel.invert_yaxis()
-        panel.set_xlim(0, longest)
-    axes[-1].set_xlabel("time in the profiled step (ms)")
-    figure.suptitle(title, fontsize=10)
-    used = [p for p in PHASES if any(s.computation.get(p) for ss in panels.values() for s in ss)]
-    handles = [Patch(color=_COLOURS[phase], label=f"computation, {phase}") for phase in used]
-    handles.append(Patch(color="#f0b07c", label="communication, overlapped"))
-    handles.append(Patch(color="#c44e52", label="communication, exposed"))
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
 def steps_data(panels: Mapping[str, Sequence[StepTimeline]], title: str) -> Spans:
-    """Return what `draw_steps` draws: time spans in milliseconds, two rows for each rank.
+    """Return time spans in milliseconds to draw, two rows for each rank.
 
-    To keep the data small, a gap in the computation of a phase that is shorter than `GAP_MS` counts
-    as computation. So a little less communication is exposed than in the picture. The timelines of
-    each panel are in rank order.
+    The upper row is computation, by phase. The lower row is communication: overlapped while the
+    rank computes, and exposed while it computes nothing. To keep the data small, a gap in the
+    computation of a phase that is shorter than `GAP_MS` counts as computation. So a little less
+    communication is exposed than in `StepTimeline`.
+
+    Args:
+        panels: timelines in rank order, by name, such as that of a wrapper.
     """
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name, steps in panels.items():
@@ -268,8 +229,3 @@ def _closed(spans: Iterable[Span]) -> list[Span]:
 
 def _in_ms(spans: Iterable[Span]) -> list[tuple[float, float]]:
     return [(round(start / 1e3, 4), round(end / 1e3, 4)) for start, end in spans]
-
-
-def _bars(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Merge overlapping time spans, and return the start and width of each merged span in ms."""
-    return [(start / 1e3, (end - start) / 1e3) for start, end in merged(spans)]

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.code.short_names import short_names
 from jobs.frame.results import list_results
-from jobs.report.images import copy_run_images
+from jobs.report.images import save_run_pictures
 from jobs.report.plots import plot_figure
 from jobs.report.views import select
 from jobs.results.run_states import observe
@@ -103,7 +103,7 @@ def test_plots_comparisons_and_labels_show_short_names(
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
     (folder.path / "artifacts" / "a" / "image.png").touch()
-    images = copy_run_images(seen, list_results(seen), sources / "images", [])
+    images = save_run_pictures(seen, list_results(seen), sources / "images", [])
     assert [image.title for image in images] == ["image, kernel naive", "image, kernel Mine"]
     other = shutil.copytree(folder.path, sources / "copy")
     _, out, _ = cli("compare", folder.path, other, "--all")

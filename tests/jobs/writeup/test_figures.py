@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from jobs.report.run_pictures import pictures_in
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.figures import Image, ShownPlot, draw
 from jobs.writeup.studies import Study, read_studies
-from systems.plot_data import Interval, Spans, Stack
+from systems.plot_data import SUFFIX, Interval, Spans, Stack, write_figure
 from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
 
 PLOTS = """\
@@ -86,11 +87,18 @@ def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFold
     ],
 )  # fmt: skip
 def test_timelines(study: Study, tmp_path: Path, data: Stack | Spans, named: set[str]) -> None:
+    write_figure(data, tmp_path / f"timeline{SUFFIX}")
     (tmp_path / "timeline.png").write_bytes(b"png")
-    record = study.observation.records[0]
-    drawing = Drawing(study, record, "size 1/../2", tmp_path / "timeline.png", data)
+    (picture,) = pictures_in(tmp_path)
+    drawing = Drawing(study, study.observation.records[0], "size 1/../2", picture)
     image = draw(drawing)
     assert named <= set(texts(image))
     assert image is not None and "/" not in image.name
-    kept = draw(replace(drawing, data=None))
-    assert kept is not None and (kept.media_type, kept.content) == ("image/png", b"png")
+    picture.save(tmp_path / "other.png")
+    assert (tmp_path / "other.png").read_bytes().startswith(b"\x89PNG")
+
+    short = Stack(title="t", x_title="x", y_title="y", x=[0], layers={"a": []}, phases=[])
+    for damaged in ('{"kind": "stack"}', short.model_dump_json()):
+        (tmp_path / f"timeline{SUFFIX}").write_text(damaged)
+        kept = draw(replace(drawing, picture=pictures_in(tmp_path)[1]))
+        assert kept is not None and (kept.media_type, kept.content) == ("image/png", b"png")

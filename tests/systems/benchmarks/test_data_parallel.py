@@ -24,6 +24,7 @@ from systems.benchmarks.data_parallel import BUCKETED, Params, compared_with_alo
 from systems.check.parallel_training import TOLERANCE, check_parallel
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
+from systems.plot_data import read_figure
 from systems.training.parallel_timing import (
     alternating_rounds,
     exposed_facts,
@@ -67,7 +68,7 @@ def strategies_are_measured(here: RankContext, folder: str, strategies: list[str
         assert facts["model"].get("buckets") == buckets
         assert facts["model"]["all_reduce_gb_per_second"] > 0
         if here.rank == 0:
-            assert Path(folder, strategy, "timeline.png").exists()
+            assert read_figure(Path(folder, strategy, "timeline.plot.json")).rows
 
 
 def master_weights_are_checked(here: RankContext, strategy: str, right: bool) -> None:

@@ -16,6 +16,7 @@ from systems.benchmark import WrongOutput
 from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
 from systems.check.parallel_training import CHECK_STEPS, check_parallel
 from systems.check.sharded_training import gathered
+from systems.plot_data import read_figure
 from systems.training.parallel_training import ParallelTraining
 from tests.systems.parallel.ranks import RankContext, two_ranks
 from tests.systems.training.tiny_training import PARALLEL
@@ -73,7 +74,7 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
 )
 def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
     ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
-    assert (tmp_path / "timeline.png").exists()
+    assert len(read_figure(tmp_path / "timeline.plot.json").rows) == 4  # of two ranks
 
 
 @two_ranks

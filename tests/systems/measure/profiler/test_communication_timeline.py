@@ -8,7 +8,6 @@ import pytest
 
 from systems.measure.profiler.communication_timeline import (
     StepTimeline,
-    draw_steps,
     steps_data,
     steps_of,
 )
@@ -129,19 +128,6 @@ def test_a_gather_that_ends_beside_computation_was_waited_for_by_nobody():
 def test_a_trace_without_steps_is_refused():
     with pytest.raises(ValueError, match="no range named train_step"):
         steps_of([event("cpu_op", "aten::mm", 0, 1)])
-
-
-def test_the_picture_has_a_row_for_every_rank(tmp_path):
-    step = StepTimeline(
-        100.0, {"all_reduce": [(50, 80)]}, {"forward": [(10, 30)], "backward": [(40, 60)]}
-    )
-    sizes = []
-    for ranks in (1, 4):
-        path = tmp_path / f"{ranks}.png"
-        draw_steps({"naive": [step] * ranks, "overlapped": [step] * ranks}, "a step", path)
-        assert path.read_bytes().startswith(b"\x89PNG")
-        sizes.append(int.from_bytes(path.read_bytes()[20:24], "big"))  # height
-    assert sizes[1] > 1.5 * sizes[0]
 
 
 def test_the_drawn_data_can_be_read_again(tmp_path):

@@ -1,4 +1,4 @@
-"""Draws timelines from the data that a run has kept beside its own picture."""
+"""Draws timelines from the data that a run has kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _SPAN_COLORS = {
 _NARROWEST = 1 / 4000  # shorter gaps, as a part of the timeline, are not drawn
 
 
-def timeline_figure(data: Stack | Spans) -> Figure:
+def timeline_figure(data: Stack | Spans, title: str = "") -> Figure:
     """Return the figure of a timeline."""
-    return _stack(data) if isinstance(data, Stack) else _spans(data)
+    figure = _stack(data) if isinstance(data, Stack) else _spans(data)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    return figure
 
 
 def _stack(stack: Stack) -> Figure:
@@ -32,7 +34,7 @@ def _stack(stack: Stack) -> Figure:
 
     figure = Figure()
     axes = figure.subplots()
-    arrange(figure, (7.0, 3.4), stack.layers)
+    arrange(figure, (7.0, 3.4), stack.layers, top=0.6)
     colors = [COLORS[i % len(COLORS)] for i in range(len(stack.layers))]
     layers = []
     if stack.layers:
@@ -44,7 +46,13 @@ def _stack(stack: Stack) -> Figure:
             phase.name, ((phase.start + phase.end) / 2, 1), xycoords=("data", "axes fraction"),
             xytext=(0, 3), textcoords="offset points", ha="center", parse_math=False,
         )  # fmt: skip
-    axes.set_ylim(bottom=0)
+    totals = [sum(values) for values in zip(*stack.layers.values(), strict=True)]
+    if totals:
+        peak = max(totals)
+        axes.set_ylim(0, 1.15 * peak or 1)
+        at = stack.x[totals.index(peak)]
+        axes.annotate(f"peak {peak:.4g}", (at, peak), (0, 6), textcoords="offset points")
+        axes.plot(at, peak, marker="v", color="black", markersize=5)
     axes.margins(x=0)
     axes.set_xlabel(stack.x_title, parse_math=False)
     axes.set_ylabel(stack.y_title, parse_math=False)
@@ -64,7 +72,7 @@ def _spans(spans: Spans) -> Figure:
     names = dict.fromkeys(name for row in spans.rows.values() for name in row)
     longest = max(map(len, spans.rows), default=0)
     height = 0.3 * max(len(spans.rows), 1)
-    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER)
+    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, top=0.5)
     colors = {name: _SPAN_COLORS.get(name, COLORS[i % len(COLORS)]) for i, name in enumerate(names)}
     ends = [end for row in spans.rows.values() for found in row.values() for _, end in found]
     gap = max(ends, default=0.0) * _NARROWEST
