@@ -102,7 +102,7 @@ def arrange(
     """
     right = 0.55 + max(map(len, names), default=0) * LETTER
     width = left + across * panel[0] + (across - 1) * _GAP + right
-    between = bottom + 0.1  # a row has texts below it, and the next one a title
+    between = bottom + 0.25  # a row has texts below it, and the next one a title
     height = top + down * panel[1] + (down - 1) * between + bottom
     figure.set_size_inches(width, height)
     figure.subplots_adjust(
