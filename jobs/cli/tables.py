@@ -114,13 +114,16 @@ def _collect_images(
     try:
         drawn = draw_plots(observation, plots_of(sweep), folder, results)
         declared = [f"{plot.name}.png" for plot in sweep.plots]
-        images = drawn + save_run_pictures(observation, results, folder, declared)
+        pictures, left_out = save_run_pictures(observation, results, folder, declared)
     except TableError as error:
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         fail(f"--plot {folder}: {error.strerror}: {error.filename}")
     for name in sorted({*declared} - {image.path.name for image in drawn}, key=declared.index):
         note(f"plot {name.removesuffix('.png')} is not drawn: no run has a value for it")
+    for problem in left_out:
+        note(f"a picture is left out: {problem}")
+    images = drawn + pictures
     for image in images:
         print(image.path, file=sys.stderr)
     if not images and not declared:

@@ -12,7 +12,7 @@ from jobs.formatting import format_scalar
 from jobs.frame.metrics import metrics_of
 from jobs.frame.results import Result, with_artifacts
 from jobs.report.plots import draw_plot
-from jobs.report.run_pictures import pictures_in
+from jobs.report.run_pictures import pictures_of
 from jobs.report.views import select
 from jobs.results.run_states import Observation
 from jobs.run import varying
@@ -43,18 +43,18 @@ def draw_plots(
 
 def save_run_pictures(
     observation: Observation, results: list[Result], folder: Path, taken: Iterable[str]
-) -> list[Image]:
-    """Write the pictures of runs to a folder as PNG files.
+) -> tuple[list[Image], list[str]]:
+    """Write the pictures of runs to a folder as PNG files. Return them, and what was left out.
 
     The file name of a picture contains the parameters, the repeat and the device if they differ
     between the runs with pictures. The folder is created if needed. `taken` names are reserved for
     other images in it.
     """
-    found = [
-        (result, picture)
-        for result, record in with_artifacts(results, observation.records)
-        for picture in pictures_in(observation.folder / str(record.artifacts))
-    ]
+    found, left_out = [], []
+    for result, record in with_artifacts(results, observation.records):
+        pictures, problems = pictures_of(record, observation.folder)
+        found += [(result, picture) for picture in pictures]
+        left_out += problems
     names = set(taken)
     saved = []
     with_images = [result for result, _ in found]
@@ -65,12 +65,12 @@ def save_run_pictures(
         labels = _distinguishing_labels(result, with_images)
         labels = {what: short.get(value, value) for what, value in labels.items()}
         stem = "-".join([picture.name, *labels.values()])
-        name = _unique(re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_LONGEST], names)
+        name = unique_name(stem, ".png", names)
         folder.mkdir(parents=True, exist_ok=True)
         picture.save(folder / name)
         title = ", ".join([picture.name, *(f"{what} {value}" for what, value in labels.items())])
         saved.append(Image(folder / name, title))
-    return saved
+    return saved, left_out
 
 
 def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, str]:
@@ -89,14 +89,15 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
     return labels
 
 
-def _unique(stem: str, names: set[str]) -> str:
-    """Return a file name for a PNG file that is not in `names`, and add it to `names`.
+def unique_name(text: str, suffix: str, taken: set[str]) -> str:
+    """Return a file name for a text that is not taken, and add it to those that are.
 
-    If `stem` is in use, a number is appended to it.
+    If the name is taken, a number is appended to it.
     """
-    name, number = f"{stem}.png", 1
-    while name in names:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".")[:_LONGEST]
+    name, number = f"{stem}{suffix}", 1
+    while name in taken:
         number += 1
-        name = f"{stem}-{number}.png"
-    names.add(name)
+        name = f"{stem}-{number}{suffix}"
+    taken.add(name)
     return name

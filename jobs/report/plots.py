@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from jobs.frame.rows import Interval
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_GAP = 0.7  # between panels beside each other, in inches
-_LONG = 8  # number of letters from which names below an axis are rotated
+_LONG = 40  # number of letters of all names below an axis from which they are rotated
 LETTER = 0.075  # average width of a letter of a legend, in inches
 _TICKS = 5  # largest number of labels on a logarithmic x axis
 
@@ -56,15 +56,19 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
     down = -(-len(plot.panels) // across)
     figure = Figure()
     grid = figure.subplots(down, across, squeeze=False)
+    beside, below = _room_of_names(plot)
+    titles = [fill(panel.title, 45) for panel in plot.panels]
+    above = 0.15 * max(text.count("\n") for text in titles)
     arrange(
         figure, (2.7, 2.3) if across > 1 else (5.5, 3.2), plot.names, down=down, across=across,
-        top=0.8 if title else 0.3, bottom=0.6 + _height_of_names(plot),
+        left=0.85 + beside, gap=0.7 + beside, top=(0.8 if title else 0.3) + above,
+        bottom=0.6 + below, between=0.85 + below + above,
     )  # fmt: skip
     for axes in grid.flat[len(plot.panels) :]:
         axes.set_visible(False)
-    for axes, panel in zip(grid.flat, plot.panels, strict=False):
+    for axes, panel, text in zip(grid.flat, plot.panels, titles, strict=False):
         (_draw_bars if plot.has_bars else _draw_lines)(axes, plot, panel)
-        axes.set_title(panel.title, fontsize=9, parse_math=False)
+        axes.set_title(text, fontsize=9, parse_math=False)
         axes.grid(alpha=0.3)
         axes.set_xlabel(plot.x_label, parse_math=False)
         axes.tick_params(labelsize=8)
@@ -72,10 +76,11 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         first.set_ylabel(plot.y_label, parse_math=False)
     marks = [Line2D([], [], color=color, marker="o") for color in plot.names.values()]
     legend = figure.legend(marks, list(plot.names), loc="upper right", fontsize=8)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    for label in legend.get_texts():
+        label.set_parse_math(False)
     if title:
-        figure.suptitle(f"{title}\n{_basis(shown, plot)}", fontsize=10, parse_math=False)
+        heading = f"{title}\n{_basis(shown, plot)}"
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=10, parse_math=False)
     return figure
 
 
@@ -86,9 +91,11 @@ def arrange(
     *,
     down: int = 1,
     across: int = 1,
-    left: float = 0.7,
+    left: float = 0.85,
     top: float = 0.3,
     bottom: float = 0.6,
+    gap: float = 0.0,
+    between: float = 0.0,
 ) -> None:
     """Set the size of a figure: its panels, their texts, and a legend of names at the right.
 
@@ -99,18 +106,22 @@ def arrange(
         down: number of panels below each other.
         across: number of panels beside each other.
         left: width of the texts at the left, in inches. `top` and `bottom` are heights.
+        gap: width between panels beside each other, in inches.
+        between: height between panels below each other, in inches.
     """
+    names = list(names)
     right = 0.55 + max(map(len, names), default=0) * LETTER
-    width = left + across * panel[0] + (across - 1) * _GAP + right
-    between = bottom + 0.25  # a row has texts below it, and the next one a title
+    width = left + across * panel[0] + (across - 1) * gap + right
     height = top + down * panel[1] + (down - 1) * between + bottom
+    if (more := 0.2 + 0.17 * len(names) - height) > 0:  # the legend is higher than the panels
+        bottom, height = bottom + more, height + more
     figure.set_size_inches(width, height)
     figure.subplots_adjust(
         left=left / width,
         right=1 - right / width,
         bottom=bottom / height,
         top=1 - top / height,
-        wspace=_GAP / panel[0],
+        wspace=gap / panel[0],
         hspace=between / panel[1],
     )
 
@@ -125,13 +136,15 @@ def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
                     label, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3),
                     parse_math=False,
                 )  # fmt: skip
-    if base := log_base(panel.xs):
+    base = log_base(panel.xs)
+    if base is not None:
         axes.set_xscale("log", base=base)
+    if base is not None or (len(panel.xs) <= _TICKS and all(isinstance(x, int) for x in panel.xs)):
         every = -(-len(panel.xs) // _TICKS)
-        axes.set_xticks(
-            panel.xs, [f"{x:,g}" if i % every == 0 else "" for i, x in enumerate(panel.xs)]
-        )
+        labels = [f"{x:,g}" if i % every == 0 else "" for i, x in enumerate(panel.xs)]
+        axes.set_xticks(panel.xs, labels)
     _scale_y(axes, panel)
+    axes.minorticks_off()
 
 
 def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
@@ -143,7 +156,7 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
         axes.bar(at, line.y, width, color=line.color, label=line.name)
         _draw_intervals(axes, at, line.intervals, "black")
     axes.set_xticks(list(places.values()))
-    is_long = any(len(str(x)) > _LONG for x in places)
+    is_long = _are_long(panel)
     for text in axes.set_xticklabels(list(places)):
         text.set_parse_math(False)
         if is_long:
@@ -151,10 +164,16 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
     _scale_y(axes, panel)
 
 
-def _height_of_names(plot: Panels) -> float:
-    """Return the height, in inches, that rotated names below the lowest panels need."""
-    longest = max((len(str(x)) for panel in plot.panels for x in panel.xs), default=0)
-    return 0.5 * LETTER * longest if plot.has_bars and longest > _LONG else 0.0
+def _are_long(panel: Panel) -> bool:
+    """Return whether the names below an axis must be rotated."""
+    return len(panel.xs) * max(len(str(x)) for x in panel.xs) > _LONG
+
+
+def _room_of_names(plot: Panels) -> tuple[float, float]:
+    """Return width and height, in inches, that rotated names need at the left and below."""
+    names = [len(str(x)) for panel in plot.panels if _are_long(panel) for x in panel.xs]
+    longest = max(names, default=0) * LETTER if plot.has_bars else 0.0
+    return max(0.0, 0.87 * longest - 0.7), 0.5 * longest
 
 
 def _draw_intervals(
@@ -166,10 +185,14 @@ def _draw_intervals(
 
 
 def _scale_y(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import LogLocator
+
     if panel.has_log_y:
         axes.set_yscale("log")
+        heights = [y for line in panel.lines for y in line.y]
+        is_short = max(heights) / min(heights) < 100
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,)))
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
     else:
         heights = [y for line in panel.lines for y in line.y]
         axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.errors import shown
+from jobs.formatting import on_one_line
 from jobs.report.timelines import timeline_figure
+from jobs.results.record import Record
 from systems.plot_data import SUFFIX, Spans, Stack, read_figure
+
+MAX_BYTES = 5_000_000  # of a file; a larger one is not drawn
+MAX_VALUE = 1e15  # of the data of a timeline
+_PNG = b"\x89PNG"  # first bytes of a PNG file
 
 
 @dataclass(frozen=True)
@@ -16,32 +21,59 @@ class RunPicture:
     """A picture among the artifacts of a run."""
 
     name: str  # of its file, without suffix
-    path: Path
-    data: Stack | Spans | None  # None: the file is a PNG file
+    content: Stack | Spans | bytes  # of a timeline, or of a PNG file
 
     def save(self, path: Path) -> None:
         """Write the picture as a PNG file."""
-        if self.data is None:
-            shutil.copyfile(self.path, path)
+        if isinstance(self.content, bytes):
+            path.write_bytes(self.content)
         else:
-            timeline_figure(self.data, self.data.title).savefig(path, dpi=110)
+            timeline_figure(self.content, self.content.title).savefig(path, dpi=110)
 
 
-def pictures_in(folder: Path) -> list[RunPicture]:
-    """Return the pictures in the folder of a run, by name.
+def pictures_of(record: Record, folder: Path) -> tuple[list[RunPicture], list[str]]:
+    """Return the pictures of a run by name, and what is wrong with files that are left out.
 
     Of a picture with data, a PNG file is used only if the data are of another version or damaged.
+    Files that are not in the results folder, or links, are left out.
     """
-    found = {path.stem: RunPicture(path.stem, path, None) for path in folder.glob("*.png")}
-    for path in folder.glob(f"*{SUFFIX}"):
-        name = path.name.removesuffix(SUFFIX)
-        with suppress(ValueError):
-            found[name] = RunPicture(name, path, _read(path))
-    return [found[name] for name in sorted(found)]
+    artifacts = (folder / str(record.artifacts)).resolve()
+    if not artifacts.is_relative_to(folder.resolve()):
+        return [], [f"{artifacts} is not in the results folder"]
+    pictures: dict[str, RunPicture] = {}
+    problems: dict[str, str] = {}
+    for suffix in (".png", SUFFIX):
+        for path in sorted(artifacts.glob(f"*{suffix}")):
+            name = path.name.removesuffix(suffix)
+            try:
+                pictures[name] = RunPicture(name, _read(path))
+            except (OSError, ValueError) as error:
+                problems[name] = f"{shown(str(path))}: {shown(on_one_line(str(error)))}"
+    left_out = [text for name, text in problems.items() if name not in pictures]
+    return [pictures[name] for name in sorted(pictures)], left_out
 
 
-def _read(path: Path) -> Stack | Spans:
+def _read(path: Path) -> Stack | Spans | bytes:
+    if path.is_symlink() or not path.is_file() or not path.name.isprintable():
+        raise ValueError("not a regular file with a printable name")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+    if path.suffix == ".png":
+        content = path.read_bytes()
+        if not content.startswith(_PNG):
+            raise ValueError("not a PNG file")
+        return content
     data = read_figure(path)
+    if any(abs(value) > MAX_VALUE for value in _values(data)):
+        raise ValueError(f"has a value larger than {MAX_VALUE:g}")
     if isinstance(data, Stack) and any(len(each) != len(data.x) for each in data.layers.values()):
-        raise ValueError(f"{path}: each layer must have one value per x")
+        raise ValueError("each layer must have one value per x")
     return data
+
+
+def _values(data: Stack | Spans) -> list[float]:
+    if isinstance(data, Spans):
+        spans = [span for row in data.rows.values() for found in row.values() for span in found]
+        return [value for span in spans for value in span]
+    phases = [value for phase in data.phases for value in (phase.start, phase.end)]
+    return [*data.x, *phases, *(value for each in data.layers.values() for value in each)]

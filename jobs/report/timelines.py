@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from jobs.report.panels import COLORS
@@ -11,13 +13,21 @@ from systems.plot_data import Spans, Stack
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SPAN_COLORS = {
+# A layer or a class of spans has the same color in all figures.
+_COLOR_OF = {
     "computation, forward": "#56b4e9",
     "computation, backward": "#009e73",
     "computation, synchronize": "#8c6d31",
     "computation, optimizer": "#cc79a7",
+    "computation, graph": "#0072b2",
     "communication, overlapped": "#e69f00",
     "communication, exposed": "#d55e00",
+    "weights": "#0072b2",
+    "optimizer state": "#d55e00",
+    "gradients": "#009e73",
+    "activations": "#cc79a7",
+    "temporaries": "#e69f00",
+    "before": "#56b4e9",
 }
 _NARROWEST = 1 / 4000  # shorter gaps, as a part of the timeline, are not drawn
 
@@ -35,28 +45,33 @@ def _stack(stack: Stack) -> Figure:
     figure = Figure()
     axes = figure.subplots()
     arrange(figure, (7.0, 3.4), stack.layers, top=0.6)
-    colors = [COLORS[i % len(COLORS)] for i in range(len(stack.layers))]
     layers = []
-    if stack.layers:
-        values = stack.layers.values()
-        layers = axes.stackplot(stack.x, *values, colors=colors, step="post", linewidth=0)
+    if stack.layers and stack.x:
+        # The last value lasts as long as the others do on average.
+        x = [*stack.x, stack.x[-1] + ((stack.x[-1] - stack.x[0]) / len(stack.x) or 1)]
+        values = [[*each, each[-1]] for each in stack.layers.values()]
+        colors = list(_colors(stack.layers).values())
+        layers = axes.stackplot(x, *values, colors=colors, step="post", linewidth=0)
     for phase in stack.phases:
         axes.axvline(phase.start, color="#888888", linewidth=1, linestyle=":")
         axes.annotate(
             phase.name, ((phase.start + phase.end) / 2, 1), xycoords=("data", "axes fraction"),
-            xytext=(0, 3), textcoords="offset points", ha="center", parse_math=False,
+            xytext=(0, 3), textcoords="offset points", fontsize=8, ha="center", parse_math=False,
         )  # fmt: skip
     totals = [sum(values) for values in zip(*stack.layers.values(), strict=True)]
     if totals:
         peak = max(totals)
         axes.set_ylim(0, 1.15 * peak or 1)
         at = stack.x[totals.index(peak)]
-        axes.annotate(f"peak {peak:.4g}", (at, peak), (0, 6), textcoords="offset points")
+        side = "right" if at > (stack.x[0] + stack.x[-1]) / 2 else "left"
+        axes.annotate(f"peak {peak:.4g}", (at, peak), (0, 6), textcoords="offset points", ha=side)
         axes.plot(at, peak, marker="v", color="black", markersize=5)
     axes.margins(x=0)
     axes.set_xlabel(stack.x_title, parse_math=False)
     axes.set_ylabel(stack.y_title, parse_math=False)
-    legend = figure.legend(layers, list(stack.layers), loc="upper right", fontsize=8, reverse=True)
+    legend = figure.legend(
+        layers, list(stack.layers)[: len(layers)], loc="upper right", fontsize=8, reverse=True
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)
     return figure
@@ -73,9 +88,10 @@ def _spans(spans: Spans) -> Figure:
     longest = max(map(len, spans.rows), default=0)
     height = 0.3 * max(len(spans.rows), 1)
     arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, top=0.5)
-    colors = {name: _SPAN_COLORS.get(name, COLORS[i % len(COLORS)]) for i, name in enumerate(names)}
-    ends = [end for row in spans.rows.values() for found in row.values() for _, end in found]
-    gap = max(ends, default=0.0) * _NARROWEST
+    colors = _colors(names)
+    found = [span for row in spans.rows.values() for each in row.values() for span in each]
+    times = [time for span in found for time in span]
+    gap = (max(times, default=0.0) - min(times, default=0.0)) * _NARROWEST
     for i, row in enumerate(spans.rows.values()):
         for name, found in row.items():
             bars = [(start, end - start) for start, end in _joined(found, gap)]
@@ -93,6 +109,12 @@ def _spans(spans: Spans) -> Figure:
     for text in legend.get_texts():
         text.set_parse_math(False)
     return figure
+
+
+def _colors(names: Iterable[str]) -> dict[str, str]:
+    known = {name: _COLOR_OF.get(name) for name in names}
+    free = cycle([color for color in COLORS if color not in known.values()] or COLORS)
+    return {name: color or next(free) for name, color in known.items()}
 
 
 def _joined(spans: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:

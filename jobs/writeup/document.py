@@ -132,7 +132,9 @@ class View:
     @cached_property
     def images(self) -> list[Image]:
         """The figures, drawn once for all renderers. Those without a value are left out."""
-        return [image for figure in self.figures if (image := draw(figure)) is not None]
+        taken: set[str] = set()
+        drawn = (draw(figure, taken) for figure in self.figures)
+        return [image for image in drawn if image is not None]
 
     @property
     def basis(self) -> list[str]:
@@ -359,7 +361,13 @@ def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
     elif exhibit.plot is not None and exhibit.plot in study.plots:
         view.figures.append(ShownPlot(study, _only(study.plots[exhibit.plot], exhibit.where)))
     elif exhibit.images is not None:
-        view.figures += drawings_of(study, exhibit.images, exhibit.where)
+        _add_drawings(view, study, exhibit.images, exhibit.where)
+
+
+def _add_drawings(view: View, study: Study, name: str | None, where: str | None) -> None:
+    drawings, problems = drawings_of(study, name, where)
+    view.figures += drawings
+    view.notes += problems
 
 
 def _add_table(
@@ -411,7 +419,7 @@ def _own_sweeps(studies: list[Study]) -> ProblemResult:
             for table in study.tables.values():
                 _add_table(view, here, table, None, folded=False)
             view.figures += [ShownPlot(here, plot) for plot in study.plots.values()]
-            view.figures += drawings_of(here, None, None)
+            _add_drawings(view, here, None, None)
             views.append(view)
         part = Part(part=study.name, question=study.sweep.description, answer="")
         command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""

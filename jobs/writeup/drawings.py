@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
 from jobs.frame.results import Result, with_artifacts
-from jobs.report.run_pictures import RunPicture, pictures_in
+from jobs.report.run_pictures import RunPicture, pictures_of
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.run import varying
@@ -27,8 +27,8 @@ class Drawing:
     @property
     def title(self) -> str:
         """What the picture shows, and of which run."""
-        data = self.picture.data
-        what = data.title if data else self.picture.name.replace("_", " ")
+        content, name = self.picture.content, self.picture.name.replace("_", " ")
+        what = name if isinstance(content, bytes) else content.title
         more = ", ".join(part for part in self.label.split(", ") if part not in what)
         return f"{self.study.name}: {what} ({more})" if more else f"{self.study.name}: {what}"
 
@@ -39,10 +39,12 @@ class Drawing:
         return "-".join(filter(None, parts))
 
 
-def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawing]:
-    """Return the pictures that the shown runs of a study have drawn, in the order of the sweep.
+def drawings_of(
+    study: Study, name: str | None, where: str | None
+) -> tuple[list[Drawing], list[str]]:
+    """Return the pictures of the shown runs of a study, and what is wrong with those left out.
 
-    Of several executions of a run, the pictures of the first are returned.
+    They are in the order of the sweep. Of several executions of a run, those of the first count.
 
     Args:
         name: file name without suffix. None: all.
@@ -60,15 +62,19 @@ def drawings_of(study: Study, name: str | None, where: str | None) -> list[Drawi
                 continue
         results = chosen
     found: dict[tuple[str, str], tuple[Result, Record, RunPicture]] = {}
+    left_out: list[str] = []
     for result, record in with_artifacts(results, study.observation.records):
-        for picture in pictures_in(study.folder_of(record) / str(record.artifacts)):
+        pictures, problems = pictures_of(record, study.folder_of(record))
+        left_out += [f"A picture is left out: {problem}" for problem in problems]
+        for picture in pictures:
             if name is None or picture.name == name:
                 found.setdefault((result.run.id, picture.name), (result, record, picture))
     differing = varying([result.run for result, _, _ in found.values()])
-    return [
+    drawings = [
         Drawing(study, record, _label(result, differing), picture)
         for result, record, picture in found.values()
     ]
+    return drawings, left_out
 
 
 def _label(result: Result, differing: list[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from jobs.errors import TableError
+from jobs.report.images import unique_name
 from jobs.report.plots import plot_figure
 from jobs.report.timelines import timeline_figure
 from jobs.report.views import Shown, select
@@ -18,6 +19,10 @@ from jobs.writeup.studies import Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# Characters that XML must not contain
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass
@@ -50,14 +55,18 @@ class Image:
         return "image/svg+xml" if PurePath(self.name).suffix == ".svg" else "image/png"
 
 
-def draw(given: ShownPlot | Drawing) -> Image | None:
-    """Draw a figure. Return None if no run has a value for it."""
+def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
+    """Draw a figure. Return None if no run has a value for it.
+
+    Args:
+        taken: names of files that other figures have. That of the figure is added.
+    """
     if isinstance(given, Drawing):
-        picture = given.picture
-        if picture.data is None:
-            return Image(given.title, _file_name(given.name, ".png"), picture.path.read_bytes())
-        drawn = _svg(timeline_figure(picture.data))
-        return Image(given.title, _file_name(given.name, ".svg"), drawn)
+        content = given.picture.content
+        if isinstance(content, bytes):
+            return Image(given.title, unique_name(given.name, ".png", taken), content)
+        name = unique_name(given.name, ".svg", taken)
+        return Image(given.title, name, _svg(timeline_figure(content)))
     try:
         shown = given.shown
         figure = plot_figure(shown)
@@ -65,19 +74,15 @@ def draw(given: ShownPlot | Drawing) -> Image | None:
         return None
     if figure is None:
         return None
-    name = _file_name(f"{given.study.name}-{given.plot.name}", ".svg")
+    name = unique_name(f"{given.study.name}-{given.plot.name}", ".svg", taken)
     return Image(shown.title, name, _svg(figure))
-
-
-def _file_name(text: str, suffix: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".") + suffix
 
 
 def _svg(figure: Figure) -> bytes:
     """Return a figure as SVG, whose texts are texts. The same figure gives the same bytes."""
     import matplotlib
 
-    file = io.BytesIO()
+    file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return _NOT_XML.sub("\ufffd", file.getvalue()).encode()

@@ -1,4 +1,4 @@
-// Unpacks the data of the page, draws figures when they come into view, and shows records.
+// Unpacks the data of the page, searches it, and shows tables, figures and records.
 const $ = (selector, node = document) => node.querySelector(selector);
 const all = (selector, node = document) => [...node.querySelectorAll(selector)];
 
@@ -164,13 +164,17 @@ async function enhance(table) {
   if (rows > 25) paged.push(enhanced);
 }
 const paged = []; // tables that show a part of their rows; paper shows all
+let theme;
 let unfolded = []; // answers that are open on paper only
 window.addEventListener("beforeprint", () => {
+  theme = root.dataset.theme;
+  root.dataset.theme = "light";
   unfolded = all("details.more:not([open])");
   for (const details of unfolded) details.open = true;
   for (const table of paged) table.page.len(-1).draw();
 });
 window.addEventListener("afterprint", () => {
+  root.dataset.theme = theme;
   for (const details of unfolded) details.open = false;
   for (const table of paged) table.page.len(25).draw();
 });
@@ -180,14 +184,13 @@ const nearTable = new IntersectionObserver((entries) => {
 for (const table of all("table.data")) nearTable.observe(table);
 
 // ---- figures ----------------------------------------------------------------------------------
-const nearFigure = new IntersectionObserver(async (entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (!isIntersecting) continue;
-    nearFigure.unobserve(target);
-    target.src = (await data()).figures[Number(target.dataset.f)];
+// All at once, because a page must have its figures before it is printed.
+data().then(({ figures }) => {
+  for (const image of all("img[data-f]")) {
+    image.addEventListener("load", () => image.style.setProperty("--natural", `${image.naturalWidth}px`));
+    image.src = figures[Number(image.dataset.f)];
   }
-}, { rootMargin: "400px" });
-for (const image of all("img[data-f]")) nearFigure.observe(image);
+});
 
 // ---- records ----------------------------------------------------------------------------------
 function element(tag, text = "", children = []) {

@@ -102,8 +102,8 @@ def test_plots_comparisons_and_labels_show_short_names(
         ticks = [text.get_text() for text in axes.get_xticklabels()]
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
-    (folder.path / "artifacts" / "a" / "image.png").touch()
-    images = save_run_pictures(seen, list_results(seen), sources / "images", [])
+    (folder.path / "artifacts" / "a" / "image.png").write_bytes(b"\x89PNG")
+    images, _ = save_run_pictures(seen, list_results(seen), sources / "images", [])
     assert [image.title for image in images] == ["image, kernel naive", "image, kernel Mine"]
     other = shutil.copytree(folder.path, sources / "copy")
     _, out, _ = cli("compare", folder.path, other, "--all")

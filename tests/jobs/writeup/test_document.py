@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 
@@ -35,6 +35,7 @@ ON_GPU_AND_CPU = TOY + (
 )
 HOSTILE = "<script>document.title='run'</script>\"'&|*`"
 H100 = "NVIDIA H100"
+PNG = b"\x89PNG"
 SPEED = '{{ value("time", "forward", size=1, mode="fast") | n(3) }} ms'
 
 
@@ -124,7 +125,7 @@ def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: Resul
     def outcome(params: dict[str, object], repeat: int) -> dict[str, object]:
         artifacts = f"artifacts/{params['size']}-{repeat}"
         (folder.path / artifacts).mkdir(parents=True)
-        (folder.path / artifacts / "timeline.png").touch()
+        (folder.path / artifacts / "timeline.png").write_bytes(PNG)
         return ok(4.0) | {"artifacts": artifacts}
 
     folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
@@ -139,7 +140,7 @@ def test_the_first_round_shows_the_figures_of_its_trial(
     blocks = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 2}\n"
     loaded = load(tmp_path, TOY + GRID + blocks)
     (folder.path / "artifacts").mkdir(parents=True)
-    (folder.path / "artifacts" / "timeline.png").touch()
+    (folder.path / "artifacts" / "timeline.png").write_bytes(PNG)
     drawn = ok(4.0) | {"artifacts": "artifacts"}
     folder.submit_rounds(loaded, lambda *_: drawn, rounds=[0], trial=True)
     folder.submit_rounds(loaded, lambda *_: ok(4.0))
@@ -232,7 +233,7 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
     plot = "plots: [{name: p, x: size, series: [mode], phase: forward}]\n"
     for one, device in ((folder, H200), (other, H100)):
         (one.path / "artifacts").mkdir(parents=True)
-        (one.path / "artifacts" / "timeline.png").write_bytes(device.encode())
+        (one.path / "artifacts" / "timeline.png").write_bytes(PNG + device.encode())
         drawn = ok(4.0) | {"artifacts": "artifacts"}
         one.submit(
             load(tmp_path, TOY + "grid: {size: [1, 2]}\n" + plot), lambda *_, d=drawn: d, device
@@ -246,9 +247,10 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
     files = [tmp_path / unquote(link) for link in re.findall(r"\]\((plots/.*?)\)", text)]
     # The figures of the other device are only in the page.
     assert len(files) == 2 and all(file.is_file() for file in files)
-    assert files[1].read_bytes().decode() == H100
+    assert files[1].read_bytes() == PNG + H100.encode()
     figures = unpacked(html_report(result), "data")["figures"]
-    assert [unquote(each).partition(",")[2] for each in figures[1::2]] == [H100, H200]
+    shown_pngs = [unquote_to_bytes(each).partition(b",")[2] for each in figures[1::2]]
+    assert shown_pngs == [PNG + H100.encode(), PNG + H200.encode()]
 
 
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
@@ -482,7 +484,7 @@ def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFol
     (out / "plots" / "mine.png").touch()
     measured.submit(load(tmp_path, TOY + GRID), lambda *_: drawn, H200)
     (measured.path / "artifacts").mkdir()
-    (measured.path / "artifacts" / "timeline.png").touch()
+    (measured.path / "artifacts" / "timeline.png").write_bytes(PNG)
     build_report([measured.path], out)
     assert len(list(out.rglob("*.png"))) > 1
     (measured.path / "artifacts" / "timeline.png").unlink()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from jobs.report.run_pictures import pictures_in
+from jobs.report.run_pictures import RunPicture, pictures_of
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.figures import Image, ShownPlot, draw
 from jobs.writeup.studies import Study, read_studies
@@ -24,6 +24,7 @@ plots:
 """
 
 
+PNG = b"\x89PNG"
 ROWS = {"rank 0": {"a$": [(1.0, 3.0)]}, "rank $1$": {}, 99 * "long ": {}}
 
 
@@ -47,14 +48,14 @@ def texts(image: Image | None) -> list[str]:
 
 
 def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
-    lines = draw(ShownPlot(study, study.plots["p"]))
+    lines = draw(ShownPlot(study, study.plots["p"]), set())
     assert {"causal true", "causal false", "size", "fast", "exact", "4"} <= set(texts(lines))
     assert texts(lines).count("fast") == 1 and "8" not in texts(lines)  # no run of size 8 succeeded
-    assert draw(ShownPlot(study, study.plots["p"])) == lines  # the same bytes
+    assert draw(ShownPlot(study, study.plots["p"]), set()) == lines  # the same bytes
     assert {"fast", "exact", "size 1", "size 4"} <= set(
-        texts(draw(ShownPlot(study, study.plots["bars"])))
+        texts(draw(ShownPlot(study, study.plots["bars"]), set()))
     )
-    frontier = texts(draw(ShownPlot(study, study.plots["frontier"])))
+    frontier = texts(draw(ShownPlot(study, study.plots["frontier"]), set()))
     assert frontier.count("4") >= 4  # the points of four lines are labelled
     assert {"fast, causal", "exact, no causal"} <= set(frontier)
 
@@ -62,9 +63,9 @@ def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
 def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFolder) -> None:
     folder.submit(load(tmp_path, TOY + PLOTS), lambda *_: failed("error"), H200)
     study = read_studies([folder.path])[0]["toy"]
-    assert draw(ShownPlot(study, study.plots["p"])) is None
+    assert draw(ShownPlot(study, study.plots["p"]), set()) is None
     wrong = study.plots["p"].model_copy(update={"where": "no_such == 1"})
-    assert draw(ShownPlot(study, wrong)) is None
+    assert draw(ShownPlot(study, wrong), set()) is None
 
 
 @pytest.mark.parametrize(
@@ -87,18 +88,42 @@ def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFold
     ],
 )  # fmt: skip
 def test_timelines(study: Study, tmp_path: Path, data: Stack | Spans, named: set[str]) -> None:
-    write_figure(data, tmp_path / f"timeline{SUFFIX}")
-    (tmp_path / "timeline.png").write_bytes(b"png")
-    (picture,) = pictures_in(tmp_path)
-    drawing = Drawing(study, study.observation.records[0], "size 1/../2", picture)
-    image = draw(drawing)
+    picture = RunPicture("timeline", data)
+    taken: set[str] = set()
+    drawing = Drawing(study, study.observation.records[0], "size 1/../2 " * 99, picture)
+    image, again = draw(drawing, taken), draw(drawing, taken)
     assert named <= set(texts(image))
-    assert image is not None and "/" not in image.name
-    picture.save(tmp_path / "other.png")
-    assert (tmp_path / "other.png").read_bytes().startswith(b"\x89PNG")
+    assert image is not None and again is not None and taken == {image.name, again.name}
+    assert len(taken) == 2 and all((tmp_path / name).parent == tmp_path for name in taken)
+    picture.save(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
 
-    short = Stack(title="t", x_title="x", y_title="y", x=[0], layers={"a": []}, phases=[])
-    for damaged in ('{"kind": "stack"}', short.model_dump_json()):
-        (tmp_path / f"timeline{SUFFIX}").write_text(damaged)
-        kept = draw(replace(drawing, picture=pictures_in(tmp_path)[1]))
-        assert kept is not None and (kept.media_type, kept.content) == ("image/png", b"png")
+
+def test_pictures_of_a_run(study: Study) -> None:
+    folder = study.observation.folder
+    artifacts = folder / "artifacts"
+    artifacts.mkdir()
+    right = Stack(title="t", x_title="x", y_title="y", x=[0], layers={"a": [1]}, phases=[])
+    damaged = [
+        '{"kind": "stack"}',
+        right.model_copy(update={"layers": {"a": []}}).model_dump_json(),
+        right.model_copy(update={"layers": {"a": [1e308]}}).model_dump_json(),
+    ]
+    for i, text in enumerate(damaged):
+        (artifacts / f"damaged{i}{SUFFIX}").write_text(text)
+    (artifacts / "damaged0.png").write_bytes(PNG)
+    write_figure(right, artifacts / f"right{SUFFIX}")
+    (artifacts / "right.png").write_bytes(PNG)  # drawn from the data
+    (artifacts / "text.png").write_text("<svg onload=alert()>")
+    (artifacts / "link.png").symlink_to(artifacts / "right.png")
+    (artifacts / "folder.png").mkdir()
+    os.mkfifo(artifacts / f"pipe{SUFFIX}")
+    (artifacts / os.fsdecode(b"\xff.png")).write_bytes(PNG)
+    record = study.observation.records[0]
+    pictures, problems = pictures_of(record.model_copy(update={"artifacts": "artifacts"}), folder)
+    assert {p.name: p.content for p in pictures} == {"damaged0": PNG, "right": right}
+    named = {"damaged1", "damaged2", "text", "link", "folder", "pipe", "\\udcff"}
+    assert len(problems) == len(named)
+    assert all(any(name in problem for problem in problems) for name in named)
+    outside, problems = pictures_of(record.model_copy(update={"artifacts": "../x"}), folder)
+    assert not outside and len(problems) == 1
