@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Characters that XML must not contain
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONG = 40  # number of letters of all names below an axis from which they are rotated
 LETTER = 0.075  # average width of a letter of a legend, in inches
 _TICKS = 5  # largest number of labels on a logarithmic x axis
@@ -82,6 +86,16 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         heading = f"{title}\n{_basis(shown, plot)}"
         figure.suptitle(heading, x=0.01, ha="left", fontsize=10, parse_math=False)
     return figure
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, whose texts are texts. The same figure gives the same bytes."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return _NOT_XML.sub("\ufffd", file.getvalue()).encode()
 
 
 def arrange(

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from jobs.errors import TableError
 from jobs.report.images import unique_name
-from jobs.report.plots import plot_figure
+from jobs.report.plots import plot_figure, svg
 from jobs.report.timelines import timeline_figure
 from jobs.report.views import Shown, select
 from jobs.sweep.views import Plot
 from jobs.writeup.drawings import Drawing
 from jobs.writeup.studies import Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-# Characters that XML must not contain
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass
@@ -66,7 +56,7 @@ def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
         if isinstance(content, bytes):
             return Image(given.title, unique_name(given.name, ".png", taken), content)
         name = unique_name(given.name, ".svg", taken)
-        return Image(given.title, name, _svg(timeline_figure(content)))
+        return Image(given.title, name, svg(timeline_figure(content)))
     try:
         shown = given.shown
         figure = plot_figure(shown)
@@ -75,14 +65,4 @@ def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
     if figure is None:
         return None
     name = unique_name(f"{given.study.name}-{given.plot.name}", ".svg", taken)
-    return Image(shown.title, name, _svg(figure))
-
-
-def _svg(figure: Figure) -> bytes:
-    """Return a figure as SVG, whose texts are texts. The same figure gives the same bytes."""
-    import matplotlib
-
-    file = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return _NOT_XML.sub("\ufffd", file.getvalue()).encode()
+    return Image(shown.title, name, svg(figure))
