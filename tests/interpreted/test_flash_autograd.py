@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import library
@@ -64,27 +66,6 @@ def test_a_second_derivative_is_refused():
         gradient.sum().backward()
 
 
-@pytest.mark.parametrize("layout", [slow("dense"), "rows", slow("expanded"), slow("five")])
-def test_ops_are_what_torch_is_told_of_them(layout):
-    q, k, v, dout = inputs((6, 5), 16, F16, (2, 2))
-    if layout == "rows":
-        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    elif layout == "expanded":
-        k, v = (x[:, :1].expand(2, 2, -1, -1) for x in (k, v))
-    elif layout == "five":
-        q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
-    call = Call(True, -0.5)
-    options = operator_arguments(call)
-    results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
-    assert set(results.values()) == {"SUCCESS"}
-    out, lse = flash_forward(q, k, v, call)
-    wanted = [(True, True), (True, False), (False, True)]
-    for needs in wanted if layout == "dense" else wanted[:1]:
-        tensors = q, k, v, out, lse, dout, None
-        results = library.opcheck(flash_backward_op, (*tensors, False, *needs, *options))
-        assert set(results.values()) == {"SUCCESS"}
-
-
 def test_one_graph_serves_all_windows():
     q = inputs((18, 18), 16, F16)[0]
     graphs = []
@@ -105,49 +86,56 @@ def test_one_graph_serves_all_windows():
 FEATURES = Call(True, 0.3, window_left=7, lower_right=True, softcap=3.0)
 
 
+@pytest.mark.parametrize(
+    "case", ["rows", *map(slow, ("dense", "expanded", "five dimensions", "every feature"))]
+)
+def test_ops_are_what_torch_is_told_of_them(case):
+    q, k, v, dout = inputs((6, 5), 16, F16, (2, 2))
+    call = Call(True, -0.5)
+    if case == "rows":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif case == "expanded":
+        k, v = (x[:, :1].expand(2, 2, -1, -1) for x in (k, v))
+    elif case == "five dimensions":
+        q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
+    elif case == "every feature":
+        (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
+        call = FEATURES._replace(packing=packing)
+    options = operator_arguments(call)
+    results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
+    assert set(results.values()) == {"SUCCESS"}
+    out, lse = flash_forward(q, k, v, call)
+    dlse = lse if case == "every feature" else None
+    wanted = [(True, True), (True, False), (False, True)]
+    for needs in wanted if case == "dense" else wanted[:1]:
+        tensors = q, k, v, out, lse, dout, dlse
+        results = library.opcheck(flash_backward_op, (*tensors, False, *needs, *options))
+        assert set(results.values()) == {"SUCCESS"}
+
+
 def _packed(q, k, v, starts):
     call = FEATURES._replace(packing=Packing(starts, starts, 20, 20), return_lse=True)
     return FlashAttentionTriton.apply(q, k, v, call)
 
 
+CHANGED = {
+    "compiled": torch.compile(_packed, fullgraph=True, backend="aot_eager"),
+    "checkpointed": partial(checkpoint, _packed, use_reentrant=False),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.depends
-def test_compiled_with_every_feature():
+@pytest.mark.parametrize("way", CHANGED)
+def test_every_feature_in_a_function_that_torch_changes(way):
     (q, k, v, dout), packing = packed_inputs([(17, 17), (20, 20)], (4, 2), 16, F16, 8)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    whole = torch.compile(_packed, fullgraph=True, backend="aot_eager")
     results = []
-    for function in (_packed, whole):
+    for function in (_packed, CHANGED[way]):
         out, lse = function(*leaves, packing.starts_q)
         gradients = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
         results.append([out, lse, *gradients])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.depends
-def test_ops_with_every_feature():
-    (q, k, v, dout), packing = packed_inputs([(6, 5), (3, 4)], (4, 2), 16, F16, 8)
-    call = FEATURES._replace(packing=packing)
-    options = operator_arguments(call)
-    results = library.opcheck(flash_forward_op, (q, k, v, False, *options))
-    assert set(results.values()) == {"SUCCESS"}
-    out, lse = flash_forward(q, k, v, call)
-    tensors = q, k, v, out, lse, dout, lse
-    results = library.opcheck(flash_backward_op, (*tensors, False, True, True, *options))
-    assert set(results.values()) == {"SUCCESS"}
-
-
-@pytest.mark.slow
-@pytest.mark.depends
-def test_checkpointed_with_every_feature():
-    (q, k, v, dout), packing = packed_inputs([(6, 6), (3, 3)], (4, 2), 16, F32)
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    out, lse = checkpoint(_packed, *leaves, packing.starts_q, use_reentrant=False)
-    found = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
-    out, lse = _packed(*leaves, packing.starts_q)
-    expected = torch.autograd.grad((out, lse), leaves, (dout, lse.detach()))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_selective_checkpointing_keeps_it(monkeypatch):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from systems.kernels.flash_attention.call import PLAIN, Call
+from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.triton import layout
 from tests.systems.kernels.flash_cases import (
     BF16,
@@ -27,8 +27,6 @@ pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 
 WINDOW = Call(window_left=9, window_right=3)
 MASKS = {
-    "full": (False, PLAIN),
-    "causal": (True, PLAIN),
     "causal lower right": (True, Call(lower_right=True)),
     "window": (False, WINDOW),
     "window lower right": (False, WINDOW._replace(lower_right=True)),

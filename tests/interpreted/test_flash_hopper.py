@@ -127,15 +127,6 @@ def contiguous(
     return tuple((x,) * 3 for x in one)
 
 
-def backward_plan(
-    call: Call, heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16, **options: Any
-) -> backward_launch.HopperBackwardPlan:
-    shapes, strides, dtypes, devices = contiguous(heads, n, head_dim, dtype)
-    return backward_launch.HopperBackwardPlan(
-        shapes, strides, dtypes, devices, strides[0], strides[0], call, **options
-    )
-
-
 @pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))
 def test_against_float64(dims, mask, shape):
     """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
@@ -192,8 +183,10 @@ def test_small_probabilities(head_dim, dtype):
 )
 def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
     monkeypatch.undo()  # the fixture `blocks_of_96_keys`
+    tensors = contiguous(heads, n, 192, dtype)
+    stride = tensors[1][0]
     with emulated_gpu(multiprocessors=132, seed=0):
-        plan = backward_plan(Call(True), heads, n, 192, dtype)
+        plan = backward_launch.HopperBackwardPlan(*tensors, stride, stride, Call(True))
     assert plan.differentiate.kernel.fn.__name__ == kernel
 
 
@@ -241,29 +234,21 @@ def test_three_heads_of_q_have_one_head_of_k():
         assert_right(*inputs((130, 130), 64, BF16, (1, 6), kv_heads=2), True, by=by_hopper)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "value_dim"),
-    [(64, 64), *map(slow, (128, 192, 192, 256), (128, 192, 128, 256))],
-)
-def test_packed_sequences_with_a_work_item_for_each_head(monkeypatch, head_dim, value_dim):
-    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
-    share_keys(monkeypatch, q_per_item=1)
-    with emulated_gpu(multiprocessors=2, seed=0):
-        assert_right_packed(given, packing, True, by=by_hopper)
-
-
-def share_keys(monkeypatch: pytest.MonkeyPatch, **options: int) -> None:
+def share_keys(monkeypatch: pytest.MonkeyPatch, **options: int | None) -> None:
     """Let backward divide the heads of q and the queries in this way."""
     backward = partial(backward_launch.flash_backward, **options)
     monkeypatch.setattr(backward_launch, "flash_backward", backward)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "value_dim"),
-    [(64, 64), (128, 128), slow(192, 192), slow(192, 128), (256, 256)],
-)
-def test_packed_sequences(head_dim, value_dim):
-    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), head_dim, BF16, value_dim)
+# With the default work items, and with one for each head of q
+PACKED = [((64, 64), None), ((128, 128), None), ((256, 256), None), ((64, 64), 1)]
+PACKED_DIMS = [(64, 64), (128, 128), (192, 192), (192, 128), (256, 256)]
+
+
+@pytest.mark.parametrize(("dims", "q_per_item"), matrix(PACKED, PACKED_DIMS, (None, 1)))
+def test_packed_sequences(monkeypatch, dims, q_per_item):
+    given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), dims[0], BF16, dims[1])
+    share_keys(monkeypatch, q_per_item=q_per_item)
     with emulated_gpu(multiprocessors=2, seed=0):
         assert_right_packed(given, packing, True, by=by_hopper)
 

@@ -71,14 +71,12 @@ def arange(start: int, end: int, layout: Any = None) -> Tile:
     return Tile.of(torch.arange(start, end, dtype=torch.int32))
 
 
-def full(shape: Sequence[int], value: Any, dtype: DType, layout: Any = None) -> Any:
-    if len(shape) == 0:
-        return to_tensor(value)
+def full(shape: Sequence[int], value: Any, dtype: DType, layout: Any = None) -> Tile:
     return Tile.of(torch.full(tuple(shape), value, dtype=dtype.torch))
 
 
 def zeros(shape: Sequence[int], dtype: DType, layout: Any = None) -> Tile:
-    return full(shape, 0, dtype)  # type: ignore[no-any-return]
+    return full(shape, 0, dtype)
 
 
 def reduce_max(x: Tile, axis: int) -> Any:

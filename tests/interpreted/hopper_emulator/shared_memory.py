@@ -56,10 +56,6 @@ class SharedTile:
     def shape(self) -> list[int]:
         return list(self.elements.shape)
 
-    @property
-    def handle(self) -> SharedTile:
-        return self
-
     def _view(self, elements: Tensor) -> SharedTile:
         return SharedTile(self.allocation, elements, self.dtype)
 
@@ -210,10 +206,6 @@ class Descriptor:
         self.dtype, self.layout = DTYPES[dtype], descriptor.layout
         shape = list(descriptor.block_shape)
         self.block_type = SimpleNamespace(shape=shape, nbytes=math.prod(shape) * dtype.itemsize)
-
-    @property
-    def handle(self) -> Descriptor:
-        return self
 
     def read(self, coord: Sequence[int]) -> Tensor:
         """Return the tile at `coord`. Elements outside of the tensor are zeros."""

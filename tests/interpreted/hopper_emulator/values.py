@@ -61,10 +61,8 @@ def _define_operator_of_integers(name: str, of: Callable[[int, int], int]) -> No
             return Int(of(int(self), int(other)))
         return getattr(int(self), f"__{name}__")(other)  # float, or NotImplemented for a tile
 
-    def reflected(self: Int, other: Any) -> Any:
-        if isinstance(other, int):
-            return Int(of(int(other), int(self)))
-        return getattr(int(self), f"__r{name}__")(other)
+    def reflected(self: Int, other: int) -> Int:
+        return Int(of(int(other), int(self)))
 
     setattr(Int, f"__{name}__", forward)
     setattr(Int, f"__r{name}__", reflected)
@@ -116,9 +114,6 @@ class Tile:
 
     def __getitem__(self, key: Any) -> Tile:
         return Tile.of(self.data[key])
-
-    def __neg__(self) -> Tile:
-        return Tile.of(-self.data)
 
 
 def data_of(x: Any) -> Any:
@@ -180,12 +175,9 @@ class Pointer:
 
     __radd__ = __add__
 
-    def load(self) -> Any:
-        """Return a tile, or a scalar if this is one address."""
-        offset = self._checked(self.offset)
-        if isinstance(offset, Tensor):
-            return Tile.of(self.memory[offset])
-        return Int(self.memory[offset].item())
+    def load(self) -> Int:
+        """Return the integer at this address."""
+        return Int(self.memory[self._checked(self.offset)].item())
 
     def load_masked(self, mask: Any, other: float) -> Tile:
         """Return a tile. Elements for which the mask is False are `other` and are not read."""

@@ -15,7 +15,7 @@ from systems.benchmark import WrongOutput
 from systems.benchmarks.train_step import Params, run
 from systems.check.gradients import TOLERANCE, check_training
 from systems.kernels.flash_attention import naive
-from systems.training.training import Training, make_training, new_model
+from systems.training.training import Training, make_training
 from tests.systems.training.tiny_training import CPU, GPU, ON_CPU, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,8 +57,10 @@ def test_the_check_passes_what_is_right(precision):
     assert all(0 < errors[name] < 0.5 * limit for name, limit in TOLERANCE[precision].items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sabotage", GRADIENTS)
+@pytest.mark.parametrize(
+    "sabotage",
+    [x if x == "5 % too short" else pytest.param(x, marks=pytest.mark.slow) for x in GRADIENTS],
+)
 def test_the_check_finds_a_wrong_gradient_of_any_parameter(sabotage):
     for name, precision in zip(PARAMETERS, cycle(ON_CPU)):
         training = _trained(precision)
@@ -67,14 +69,6 @@ def test_the_check_finds_a_wrong_gradient_of_any_parameter(sabotage):
         weight.register_hook(GRADIENTS[sabotage])
         with pytest.raises(WrongOutput, match=rf"of {name}"):
             check_training(training)
-
-
-@pytest.mark.parametrize("precision", ON_CPU)
-def test_the_check_finds_a_parameter_without_gradient(precision):
-    training = _trained(precision)
-    training.model.blocks[1].feed_forward.down.weight.requires_grad_(False)
-    with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.feed_forward\.down\.weight"):
-        check_training(training)
 
 
 class _Scaled(torch.autograd.Function):
@@ -137,9 +131,8 @@ def test_the_right_attention_through_the_same_door_passes():
     check_training(_trained("fp32", attention=_attention()))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_check_finds_a_block_that_is_left_out(precision):
-    training = _trained(precision)
+def test_the_check_finds_a_block_that_is_left_out():
+    training = _trained("bf16")
     training.model.apply_blocks = lambda blocks, x: blocks[2](blocks[0](x))
     with pytest.raises(WrongOutput, match=r"no gradient for blocks\.1\.attention_norm"):
         check_training(training)
@@ -169,26 +162,6 @@ def test_a_wrong_training_is_no_result(monkeypatch):
     monkeypatch.setitem(by_name, "naive", changed)
     with pytest.raises(WrongOutput, match=r"attention\.qkv\.weight k"):
         run(params(precision="bf16"))
-
-
-def test_exact_gradients_are_those_of_float64_autograd():
-    from systems.check.gradients import _exact
-    from systems.model import cross_entropy
-
-    training = _trained("fp32", steps=0)
-    training.forward()
-    training.backward()
-    model = new_model(training.params, CPU, naive).double()
-    loss = cross_entropy(model(training.tokens), training.targets)
-    loss.backward()
-    found = {name: (given, exact.clone()) for name, given, exact in _exact(training)}
-    assert found.pop("loss")[1].item() == pytest.approx(loss.item(), rel=1e-13)
-    own = dict(training.model.named_parameters())
-    assert set(found) == set(own)
-    for name, parameter in model.named_parameters():
-        given, exact = found[name]
-        assert given is own[name].grad
-        torch.testing.assert_close(exact, parameter.grad, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.gpu

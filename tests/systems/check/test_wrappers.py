@@ -159,8 +159,6 @@ def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> 
         ("Right", "ddp"),
         pytest.param("get_ddp", "ddp", marks=pytest.mark.slow),
         pytest.param("Buckets", "ddp", marks=pytest.mark.slow),
-        pytest.param("MyFSDP", "fsdp", marks=pytest.mark.slow),
-        pytest.param("MyOptimizer", "optimizer", marks=pytest.mark.slow),
         *(
             pytest.param(f"{HOOKS}:{hook}", kind, marks=pytest.mark.slow)
             for hook, kind in (

@@ -41,7 +41,6 @@ if torch.cuda.is_available():
 alias = attend
 """
 WRONG = [  # (source, name, kind, words of the error)
-    ("class P: ...", "P", "attention", "x.py:P is a class; attention must be a function"),
     (
         "import torch\nclass M(torch.nn.Module): ...",
         "M",
@@ -71,7 +70,6 @@ WRONG = [  # (source, name, kind, words of the error)
         "(params, optimizer_cls, **options)",
     ),
     ("def f(q, k, v): ...", "g", "attention", "x.py has no 'g' (it defines f)"),
-    ("def flash(q, k, v): ...", "flahs", "attention", "did you mean 'flash'?"),
     ("def f(q k): ...", "f", "attention", "x.py:1: "),
     ("import no_such_one\ndef f(q, k, v): ...", "f", "attention", "x.py:1: there is no module"),
     ("\nfrom helper import missing\ndef f(q, k, v): ...", "f", "attention", "has no 'missing'"),

@@ -24,11 +24,6 @@ from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and several, ragged and whole, more queries than keys and fewer
 LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (50, 83)]
-# (batch, heads, queries, keys): whole and ragged tiles, more queries than keys and fewer
-HOPPER_SHAPES = [
-    (1, 2, 384, 384), (2, 3, 768, 768), (1, 2, 1000, 1000), (1, 1, 113, 203), (1, 2, 640, 128),
-    (2, 1, 300, 1111), (1, 1, 1, 1), (1, 1, 1, 500), (1, 2, 65, 129), (1, 2, 4224, 4224),
-]  # fmt: skip
 # Tiles with more keys than queries and the opposite: the diagonal crosses several of both kinds.
 WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {

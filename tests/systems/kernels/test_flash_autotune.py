@@ -83,6 +83,7 @@ def test_what_is_empty_or_not_wanted_is_not_searched(monkeypatch):
     for sizes in ((0, 5, 2), (5, 0, 2), (5, 5, 0)):
         found = tuned_tiles(64, torch.bfloat16, "fp16x3", True, *sizes, gpu)
         assert found == configuration(64, torch.bfloat16)
+    assert tuned_tiles(64, torch.bfloat16, "fp16x3", True, 100, 100, 1, CPU) == found
     monkeypatch.setenv(AUTOTUNE, "0")
     assert tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, gpu) == found
 
@@ -91,12 +92,6 @@ def test_an_unknown_wish_is_an_error_that_says_which_there_are(monkeypatch):
     monkeypatch.setenv(AUTOTUNE, "off")
     with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'off'"):
         tuned_tiles(64, torch.bfloat16, "fp16x3", True, 5, 5, 1, CPU)
-
-
-def test_without_a_gpu_the_table_is_taken_whatever_is_wanted(monkeypatch):
-    monkeypatch.setenv(AUTOTUNE, "1")
-    found = tuned_tiles(64, torch.bfloat16, "fp16x3", True, 100, 100, 1, CPU)
-    assert found == configuration(64, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["forward", "dkdv", "dq"])

@@ -5,7 +5,6 @@ On a Hopper GPU, their gradients are compared with float64, and with those of 20
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import pytest
@@ -19,13 +18,14 @@ from systems.kernels.flash_attention.hopper.backward_launch import flash_backwar
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import (
-    HOPPER_SHAPES,
     assert_right_packed,
     by_hopper,
     inputs,
     on_hopper,
     packed_inputs,
 )
+
+pytestmark = [on_hopper, pytest.mark.gpu]
 
 BF16 = torch.bfloat16
 REPEATS = 200
@@ -59,8 +59,6 @@ def assert_gradients_never_vary(
     return out, lse, *first
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), HEADS)
 def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, heads, kv_heads, form):
@@ -70,8 +68,6 @@ def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, head
     assert_within_limits(found, *tensors, call.is_causal, variant=call)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
     """Work items wait for some that ran before, and must never wait for one that cannot start."""
@@ -81,18 +77,6 @@ def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
         assert_gradients_never_vary(*tensors, Call(is_causal))
 
 
-@on_hopper
-@pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_gpu_many_shapes(outputs_hold_nan, head_dim):
-    for (_, heads, *lengths), is_causal in itertools.product(HOPPER_SHAPES, (True, False)):
-        tensors = inputs(tuple(lengths), head_dim, BF16, (1, heads), "cuda")
-        found = by_hopper(*tensors, is_causal, deterministic=True)
-        assert_within_limits(dict(zip(NAMES, found, strict=True)), *tensors, is_causal)
-
-
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize(("head_dim", "heads"), [(64, (4, 4)), (128, (4, 2))])
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
     lengths = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
@@ -109,8 +93,6 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
         assert_right_packed(tensors, packing, True, variant=call, by=by)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_gpu_torch_asks_for_it(head_dim):
     q, k, v, dout = (
@@ -125,12 +107,3 @@ def test_gpu_torch_asks_for_it(head_dim):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
-
-
-@on_hopper
-@pytest.mark.gpu
-def test_gpu_a_split_has_no_fixed_order():
-    q, k, v, dout = inputs((1000, 1000), 64, BF16, (1, 1), "cuda")
-    out, lse = flash_forward(q, k, v, Call(True))
-    with pytest.raises(AssertionError, match="n_splits"):
-        flash_backward(q, k, v, out, lse, dout, Call(True), deterministic=True, n_splits=2)

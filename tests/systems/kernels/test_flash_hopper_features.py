@@ -1,21 +1,16 @@
-"""Tests of windows, alignment, softcap and packed sequences in the Hopper kernels.
-
-On a Hopper GPU, the results are compared with float64.
-"""
+"""Tests of windows, alignment, softcap and packed sequences on a Hopper GPU, against float64."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
-from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes, Packing
-from systems.kernels.flash_attention.hopper import forward_launch, support
-from systems.kernels.flash_attention.hopper.kernel_options import kernel_options
+from systems.kernels.flash_attention.call import PLAIN, Call, Packing
+from systems.kernels.flash_attention.hopper import forward_launch
 from systems.kernels.flash_attention.hopper.tiles import HopperTile
 from tests.systems.kernels.attention_error import assert_within_limits
 from tests.systems.kernels.flash_cases import (
@@ -27,7 +22,7 @@ from tests.systems.kernels.flash_cases import (
     packed_inputs,
 )
 
-pytestmark = pytest.mark.usefixtures("blocks_of_96_keys")
+pytestmark = [on_hopper, pytest.mark.gpu, pytest.mark.usefixtures("blocks_of_96_keys")]
 
 BF16 = torch.bfloat16
 VARIANTS = {
@@ -51,42 +46,6 @@ PACKED_FORMS = [(64, (2, 2)), (64, (4, 1)), (128, (4, 2)), (192, (2, 2)), (256, 
 PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
 
 
-def test_plain_masks_do_not_use_bounds():
-    """A causal mask may be given in several forms, of which only one has fast kernels."""
-
-    def is_bounded(lengths: tuple[int, int] = (9, 9), **options: Any) -> bool:
-        return kernel_options(Call(**options), lengths, 64).is_bounded
-
-    assert not any(is_bounded(is_causal=x) for x in (True, False))
-    assert not is_bounded(window_right=0)
-    assert not is_bounded(is_causal=True, lower_right=True)
-    assert is_bounded((8, 9), is_causal=True, lower_right=True)
-    assert is_bounded(is_causal=True, window_left=5) and is_bounded(window_right=3)
-    assert not is_bounded(is_causal=True, window_left=9)
-    assert is_bounded(is_causal=True, window_left=8)
-    assert not is_bounded(window_left=9, window_right=100)
-
-
-def test_what_the_kernels_lack_has_a_reason(monkeypatch):
-    monkeypatch.setattr(support, "is_hopper", lambda device: True)
-    capped, packed = Call(softcap=30.0), Call(packing=PackedSizes(2, 9, 9))
-
-    def reason(head_dim: int, call: Call = PLAIN, value_dim: int | None = None) -> str | None:
-        dims = head_dim, value_dim or head_dim
-        return support.reason_for(torch.device("cuda"), BF16, *dims, call)
-
-    assert "softcap of at most 512, got 600" in (reason(64, Call(softcap=600.0)) or "")
-    expected = "head_dim 64, 128, 192 or 256 for packed sequences, got 96"
-    assert expected in (reason(96, packed) or "")
-    expected = "v to have the head_dim of q, or 128 if that of q is above 128, got 64 for v"
-    assert expected in (reason(128, value_dim=64) or "")
-    assert reason(192, packed, 128) is None
-    assert reason(96, capped) is None
-    assert reason(128, capped._replace(packing=packed.packing)) is None
-
-
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(("head_dim", "heads"), PACKED_FORMS)
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
@@ -98,8 +57,6 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
         assert_right_packed(tensors, packing, call.is_causal, variant=call, by=by_hopper)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
     """More sequences than the kernel that lists the blocks compares at a time."""
@@ -111,8 +68,6 @@ def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
         assert_right_packed(tensors, of, True, by=by_hopper)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), FORMS)
 def test_gpu_splits(outputs_hold_nan, head_dim, heads, kv_heads):
     call = VARIANTS["lower right"]
@@ -121,30 +76,6 @@ def test_gpu_splits(outputs_hold_nan, head_dim, heads, kv_heads):
         assert_right(*given, True, variant=call, by=by_hopper, n_splits=n_splits)
 
 
-@on_hopper
-@pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
-@pytest.mark.parametrize("name", ["window", "causal softcap"])
-def test_gpu_two_hundred_launches(head_dim, name):
-    """out, dK and dV are bitwise equal in all launches."""
-    call = VARIANTS[name]
-    lengths = [(n, n) for n in (900, 64, 500, 130)] * 6
-    tensors, packing = packed_inputs(lengths, (4, 2), head_dim, BF16, device="cuda")
-
-    def results() -> tuple[Tensor, ...]:
-        out, lse, _, dk, dv = by_hopper(*tensors, call.is_causal, variant=call, packing=packing)
-        return out, lse, dk, dv
-
-    first = results()
-    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(200):
-        for x, known in zip(results(), first, strict=True):
-            unequal += (x != known).any()
-    assert unequal.item() == 0
-
-
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_through_the_api_compiled_and_in_a_graph(head_dim):
     torch._dynamo.reset()
@@ -170,8 +101,6 @@ def test_gpu_through_the_api_compiled_and_in_a_graph(head_dim):
     assert torch.equal(got, want)
 
 
-@on_hopper
-@pytest.mark.gpu
 def test_gpu_packed_through_the_api_in_a_graph():
     (q, k, v, _), packing = packed_inputs([(100, 100), (250, 250)], (4, 2), 64, BF16, device="cuda")
     rows = [x.transpose(0, 1) for x in (q, k, v)]
@@ -194,8 +123,6 @@ def test_gpu_packed_through_the_api_in_a_graph():
         assert torch.equal(got, want)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("head_dim", "deterministic"),
     [(64, False), (64, True), (128, False), (128, True), (192, False), (256, False)],
@@ -218,8 +145,6 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
     assert all((x[::2] == 7.0).all() for x in buffers)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     """The gradient of a log-sum-exp of -inf may not be finite, and has no effect."""
@@ -233,8 +158,6 @@ def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     assert found[2].isfinite().all()
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize(("consumers", "block_k"), [(2, 64), (3, 64), (2, 128), (3, 128)])
 def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block_k):
     registers = (160, 32) if consumers == 3 else (240, 24)
@@ -247,27 +170,9 @@ def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block
         assert_within_limits(found, q, k, v, dout, False, variant=call)
 
 
-@on_hopper
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
     call = VARIANTS[name]
     given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
     assert_right(*given, call.is_causal, variant=call, by=by_hopper)
-
-
-@on_hopper
-@pytest.mark.gpu
-def test_gpu_narrower_values_many_times_and_split(outputs_hold_nan):
-    tensors = inputs((900, 900), 192, BF16, (2, 40), "cuda", value_dim=128)
-    _, lse, _, *first = by_hopper(*tensors, True)
-    unequal = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(200):
-        _, again, _, *gradients = by_hopper(*tensors, True)
-        for x, known in zip((again, *gradients), (lse, *first), strict=True):
-            unequal += (x != known).any()
-    assert unequal.item() == 0
-    q, k, v, dout = inputs((300, 420), 192, BF16, (2, 4), "cuda", kv_heads=2, value_dim=128)
-    out, lse = forward_launch.flash_forward(q, k, v, Call(True), n_splits=3)
-    assert_within_limits({"out": out, "lse": lse}, q, k, v, dout, True)

@@ -18,8 +18,9 @@ from systems.kernels.flash_attention.hopper.tiles import (
     SHORT,
     forward_tile,
 )
+from tests.systems.kernels.hopper import cuobjdump
 from tests.systems.kernels.selection import slow
-from tests.systems.kernels.wgmma_descriptors import machine_code, wrong_matmuls
+from tests.systems.kernels.wgmma_descriptors import wrong_matmuls
 
 FORMS = ["full", "causal", "split", "window", "packed", "softcap"]
 TILES = {
@@ -96,7 +97,7 @@ def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
     resident = tile.resident if tile else 1
     assert resident * (found.shared + 1024) <= SHARED_LIMIT + 1024
     assert_barrier_before_release(found.ptx, of_loads=not is_forward and given["head_dim"] > 64)
-    sass = machine_code(found.compiled, tmp_path)
+    sass = cuobjdump(found.compiled, tmp_path, "-sass")
     n_matmuls, wrong = wrong_matmuls(sass)
     assert n_matmuls >= 8 and not wrong
     # Warps exchange registers (setmaxnreg), and WGMMAs are waited for in groups. If ptxas cannot

@@ -8,19 +8,22 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.flash_pytorch import tiled_backward, tiled_forward
 from tests.systems.kernels.attention_error import NAMES, attention_shares
-from tests.systems.kernels.flash_cases import BF16, F16, F32, by_hopper, by_triton, inputs
+from tests.systems.kernels.flash_cases import (
+    BF16,
+    F16,
+    F32,
+    by_hopper,
+    by_triton,
+    inputs,
+    on_hopper,
+)
 from tests.systems.margins import assert_margin
 
 CASES = list(
     itertools.product(((1, 1), (17, 3), (64, 33), (33, 64), (1, 40), (200, 150)), (1, 16, 64))
 )
-gpu_margins = [
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
 
 
 def by_tiles(q, k, v, dout, is_causal=False, scale=None):
@@ -77,32 +80,21 @@ def test_flash_pytorch_stays_under_half_of_its_limits(dtype):
 GPU_CASES = list(itertools.product(((113, 203), (640, 128), (1000, 1000), (1, 500)), (64, 128)))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("by", [by_triton, pytest.param(by_hopper, marks=on_hopper)])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("large", [False, True])
-class TestOnAGpu:
-    pytestmark = gpu_margins
+def test_gpu_kernels_stay_under_half_of_their_limits(by, dtype, large):
+    if by is by_hopper and dtype == F32:
+        pytest.skip("the Hopper kernels need 16-bit inputs")
 
-    def test_flash_triton_stays_under_half_of_its_limits(self, dtype, large):
-        def shares_of(seed):
-            lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
-            given = inputs(lengths, head_dim, dtype, (2,), "cuda", seed)
-            given = [5 * given[0], 3 * given[1], *given[2:]] if large else given
-            is_causal = seed % 16 > 7
-            found = dict(zip(NAMES, by_triton(*given, is_causal), strict=True))
-            return attention_shares(found, *given, is_causal, split_float32=True)
+    def shares_of(seed):
+        lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
+        q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
+        q, k = (5 * q, 3 * k) if large else (q, k)
+        is_causal = seed % 16 > 7
+        found = dict(zip(NAMES, by(q, k, v, dout, is_causal), strict=True))
+        return attention_shares(found, q, k, v, dout, is_causal, split_float32=True)
 
-        assert_margin(shares_of)
-
-    def test_flash_hopper_stays_under_half_of_its_limits(self, dtype, large):
-        if dtype == F32 or not is_hopper(torch.device("cuda")):
-            pytest.skip("the Hopper kernels need 16-bit inputs and a Hopper GPU")
-
-        def shares_of(seed):
-            lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
-            q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
-            q, k = (5 * q, 3 * k) if large else (q, k)
-            is_causal = seed % 16 > 7
-            found = dict(zip(NAMES, by_hopper(q, k, v, dout, is_causal), strict=True))
-            return attention_shares(found, q, k, v, dout, is_causal)
-
-        assert_margin(shares_of)
+    assert_margin(shares_of)

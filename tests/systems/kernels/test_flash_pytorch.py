@@ -184,19 +184,6 @@ def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
     assert counted.frame_count == 1
 
 
-@pytest.mark.slow
-@pytest.mark.depends
-def test_a_caller_that_is_compiled_takes_it_in(small_tiles):
-    *tensors, dout = inputs((9, 7), 16, F64)
-    leaves = [x.requires_grad_() for x in tensors]
-    function = torch.compile(FlashAttentionPyTorch.apply, fullgraph=True, backend="aot_eager")
-    out = function(*leaves, True)
-    known, _, *gradients = by_pytorch(*leaves, dout, True)
-    torch.testing.assert_close(out, known, rtol=1e-12, atol=1e-12)
-    found = torch.autograd.grad(out, leaves, dout)
-    torch.testing.assert_close(list(found), gradients, rtol=1e-12, atol=1e-12)
-
-
 # ---- on a GPU ------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,9 @@ from tests.systems.kernels.flash_cases import (
     inputs,
 )
 
-pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
+pytestmark = [ignore_overflow, pytest.mark.gpu, pytest.mark.usefixtures("outputs_hold_nan")]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("lengths", [*LENGTHS, (799, 3), (1023, 1024), (4224, 4224)])
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
@@ -40,7 +39,6 @@ def test_gpu_against_float64(lengths, head_dim, dtype, is_causal):
 UNEQUAL = [(59, 3), (59, 28), (120, 10), (168, 10), (168, 28), (250, 20), (100, 40)]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("head_dims", [*UNEQUAL, *(dims[::-1] for dims in UNEQUAL)])
@@ -51,7 +49,6 @@ def test_gpu_another_head_dim_of_v(head_dims, dtype, is_causal):
     )
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("kind", "columns"), TABLE)
 def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(kind, columns, is_causal):
@@ -68,7 +65,6 @@ def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(kind, columns, i
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.gpu
 def test_gpu_one_product_of_tf32():
     given_inputs = inputs((1024, 1024), 64, F32, (2,), "cuda")
     exact = attention_reference(*given_inputs, Call(True))
@@ -79,7 +75,6 @@ def test_gpu_one_product_of_tf32():
         assert 1e-6 < error < 3e-3  # tf32 rounds to 2^-11
 
 
-@pytest.mark.gpu
 def test_gpu_heads_past_two_to_the_31_elements():
     heads = (1 << 31) // (128 * 64) + 2
     if torch.cuda.mem_get_info()[0] < 10 * heads * 128 * 64 * 2:
@@ -91,7 +86,6 @@ def test_gpu_heads_past_two_to_the_31_elements():
     assert_within_limits(found_last, q[last], k[last], v[last], dout[last], True)
 
 
-@pytest.mark.gpu
 def test_gpu_rows_past_two_to_the_31_elements():
     stride = 1 << 19
     rows = (1 << 31) // stride + 100
@@ -102,7 +96,6 @@ def test_gpu_rows_past_two_to_the_31_elements():
     assert_right(q, k, v, dout, True)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_gpu_compiled_by_torch_gives_the_same(dtype, monkeypatch):
     monkeypatch.undo()  # the fixture that fills new tensors with NaN breaks torch.compile
@@ -117,7 +110,6 @@ def test_gpu_compiled_by_torch_gives_the_same(dtype, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.gpu
 def test_gpu_in_a_cuda_graph():
     q, k, v, dout = inputs((300, 257), 64, BF16, (2,), "cuda")
     by_triton(q, k, v, dout, True)  # compile before the capture
@@ -132,7 +124,6 @@ def test_gpu_in_a_cuda_graph():
         assert torch.equal(found, known)
 
 
-@pytest.mark.gpu
 def test_gpu_unaligned_addresses_after_aligned_ones():
     """Tensors of one shape share a plan, whose kernels Triton compiles for each alignment."""
     made = inputs((257, 257), 64, BF16, (2,), "cuda")

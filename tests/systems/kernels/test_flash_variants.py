@@ -19,6 +19,7 @@ from systems.kernels.flash_attention import (
     attention_reference,
     flash_attention,
     flash_attention_packed,
+    flash_pytorch,
     scaled_dot_product_attention,
     unsupported_reason,
 )
@@ -82,16 +83,23 @@ def test_scores_beyond_the_range_of_float16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch"])
-def test_compiled_with_one_tensor_and_changing_options(implementation):
+@pytest.mark.parametrize("implementation", ["auto", "naive", "sdpa", "flash_pytorch"])
+def test_compiled_as_a_whole(implementation, monkeypatch):
+    """One tensor is q, k and v. `flash_pytorch` has several tiles."""
+    monkeypatch.setattr(flash_pytorch, "QUERY_TILE", 4)
+    monkeypatch.setattr(flash_pytorch, "KEY_TILE", 3)
     torch._dynamo.reset()  # functions of other tests count as recompilations of this one
-    x = inputs((9, 9), 8, F64, (2,))[0].requires_grad_()
-    compiled = torch.compile(
-        lambda a, scale: flash_attention(a, a, a, True, scale, implementation),
-        fullgraph=True, backend="aot_eager",
-    )  # fmt: skip
-    for scale in (0.3, 0.4, 0.5):
-        assert_close(compiled(x, scale), flash_attention(x, x, x, True, scale))
+
+    def attend(x: Tensor, scale: float) -> Tensor:
+        return flash_attention(x, x, x, True, scale, implementation)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for leading, scale in (((2,), 0.3), ((2,), 0.4), ((2,), 0.5), ((), 0.3), ((2, 1, 3), 0.3)):
+        x = inputs((9, 9), 8, F64, leading)[0].requires_grad_()
+        found, expected = compiled(x, scale), attend(x, scale)
+        assert_close(found, expected)
+        gradients = [torch.autograd.grad(out.square().sum(), x)[0] for out in (found, expected)]
+        assert_close(*gradients)
 
 
 def test_numbers_of_other_libraries_are_numbers():

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 # A symbol and a constant that is added to it. The symbol of a constant is "", and that of an
@@ -94,16 +92,6 @@ class State(dict[str, Value]):
         if operand == f"-{found[0]}" and not symbol:
             return "", -constant & MASK
         return operand.replace(found[0], str((symbol, constant))), 0  # such as -R1 or |R1|
-
-
-def machine_code(compiled: Any, folder: Path) -> str:
-    """Return the SASS of a kernel that Triton has compiled."""
-    import triton
-
-    path = folder / "kernel.cubin"
-    path.write_bytes(compiled.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def parse(sass: str) -> list[Instruction]:
