@@ -72,14 +72,25 @@ def start(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start `python -m ARGUMENTS` in the project's root folder with its output captured."""
+    return start_python("-m", *arguments, environment=environment)
+
+
+def start_python(
+    *arguments: str | Path,
+    environment: dict[str, str] | None = None,
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.STDOUT,
+) -> subprocess.Popen[str]:
+    """Start `python ARGUMENTS` in the project's root folder."""
     return subprocess.Popen(
-        [sys.executable, "-m", *map(str, arguments)],
+        [sys.executable, *map(str, arguments)],
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if k != TESTS_OWN} | (environment or {}),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
+        errors="replace",
         preexec_fn=restore_signals,
     )
 

@@ -43,14 +43,6 @@ def is_loopback(address: str) -> bool:
     return ip.is_loopback
 
 
-def addresses_of_this_machine() -> list[str]:
-    """Return the addresses of this machine that other machines can reach, if any are known."""
-    try:
-        return subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()
-    except FileNotFoundError:
-        return []
-
-
 def connect(address: tuple[str, int]) -> socket.socket:
     connected = socket.create_connection(address, PATIENCE_S, source_address=(STRANGER, 0))
     connected.settimeout(None)

@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.block import Block, block_id
-from jobs.run import Run, Shape
+from jobs.block import Block
 
 blocks = st.builds(
     Block,
@@ -49,13 +48,3 @@ def test_places_are_balanced(block: Block) -> None:
             assert not block.aa or 2 * (own[1] - own[0]) in range(size - 1, size + 2)
         assert set(places.values()) <= {size - 1}
     assert set(firsts.values()) == {2} and len(firsts) == size
-
-
-def test_id_depends_on_the_parameters_that_are_not_compared() -> None:
-    def run(**params: object) -> Run:
-        return Run("0", "toy", 1, params, Shape(), 60.0)
-
-    one = block_id(run(size=1, mode="fast"), ("mode",))
-    assert block_id(run(mode="exact", size=1), ("mode",)) == one
-    assert block_id(run(size=2, mode="fast"), ("mode",)) != one
-    assert block_id(run(size=1), ("mode",)) == one  # a benchmark may lack the parameter

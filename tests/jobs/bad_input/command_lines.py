@@ -8,11 +8,26 @@ from pathlib import Path
 from tests.jobs.bad_input.case import HEAD, ONE, PLAN, Case, Content
 
 GRID = HEAD + "grid: {size: [1, 2]}\ncases: [{fixed: {mode: fast}}]\n"
-MIXED = HEAD + ONE + "cases: [{}, {benchmark: tests.benchmarks.counter}]\n"
-# tests/jobs/sweep/test_overrides.py has the other kinds of wrong overrides.
+COUNTER = "tests.benchmarks.counter"
+MIXED = HEAD + f"{ONE}cases: [{{}}, {{benchmark: {COUNTER}, grid: {{depth: [1, 3]}}}}]\n"
+BLOCKS = (
+    HEAD + "grid: {size: [1, 2], mode: [fast, exact]}\n"
+    "blocks: {interleave: [mode], baseline: {mode: exact}}\n"
+)
 _OVERRIDES = [
     (["size"], "command line: size: expected key=value"),
-    (["size=large"], "size: got 'large'"),
+    (["=5"], "command line: =5: expected key=value"),
+    (["sise=5"], "did you mean 'size'?"),
+    (["slrum.partition=a"], "'slrum' is neither a parameter nor a key of a sweep"),
+    (["size=[1,large]"], "command line: size=[1,large]: size: got 'large', expected a valid"),
+    (["causal=on"], "boolean"),
+    (["size=[1"], "not valid YAML"),
+    (["size="], "got None"),
+    (["size=[]"], "at least 1 item"),
+    (["cases.0.fixed.size=1"], "cases is not a mapping"),
+    (["filter=size == 1"], "'filter' is neither"),
+    (["base=other.yaml"], "'base' is neither"),
+    (["window=4"], "the window is larger than the size"),
     (["size=1\0"], "U+0000"),
     (["size=\udcff"], "size=\\udcff: "),
     (["label=" + "x" * 3000, "repeats=x"], "repeats: got 'x'"),
@@ -54,6 +69,21 @@ _VARIABLES = [
     ("no.yaml", "no.yaml: cannot be read"),
     ("x" * 256, "at most 255 bytes"),
 ]
+_FILTERS = [
+    (MIXED, "dept == 1", "did you mean 'depth'?"),
+    (MIXED, "mode == exakt or depth == 1", "mode: got 'exakt'"),
+    (MIXED, "scale > 1 and depth > 1", "no runs (3 left out by the filter)"),
+    (MIXED, "benchmark == tests.benchmarks.toy", "text in quotes"),
+    (MIXED, "benchmark == 'tests.benchmarks.countr'", "did you mean 'tests.benchmarks.counter'?"),
+    (MIXED, f"benchmark == '{COUNTER}' and scale == 2", "no runs (3 left out by the filter)"),
+    (MIXED, f"benchmark == '{COUNTER}' and depth == 2", "depth has the values [1, 3]"),
+    (BLOCKS, "mode == fast", "(valid: fast); the filter must keep the baseline"),
+    (
+        BLOCKS,
+        "size == 1 or mode == fast",
+        "the filter must keep the baseline for mode=exact in the block tests.benchmarks.toy size=2",
+    ),
+]
 SUBMIT = ("jobs.submit", "sweep.yaml")
 CASES = [
     *(Case((*SUBMIT, *PLAN, *w), m, {"sweep.yaml": GRID}) for w, m in (*_OVERRIDES, *_OPTIONS)),
@@ -67,11 +97,12 @@ CASES = [
         for value, message in _VARIABLES
     ),
     *(
-        Case((*SUBMIT, *PLAN, "--filter", text), message, {"sweep.yaml": MIXED})
-        for text, message in (
-            ("scale > 1 and depth > 1", "no runs (2 left out by the filter)"),
-            ("benchmark == 'tests.benchmarks.countr'", "did you mean 'tests.benchmarks.counter'?"),
-        )
+        Case((*SUBMIT, *PLAN, "--filter", text), message, {"sweep.yaml": sweep})
+        for sweep, text, message in _FILTERS
+    ),
+    Case((*SUBMIT, *PLAN, "size=1"), "sweep.yaml:3:7: ", {"sweep.yaml": HEAD + "grid: [1]\n"}),
+    Case(
+        (*SUBMIT, "--local", "--out", "/proc/new"), "/proc/new: No such file", {"sweep.yaml": GRID}
     ),
     Case(("jobs.submit",), "Missing argument"),
 ]

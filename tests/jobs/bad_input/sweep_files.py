@@ -93,19 +93,60 @@ REFUSED = {
 PUBLISHED = (
     "tables: [{name: t, rows: [size], published: [{file: %s, value: %s, on: {%s}, where: {%s}}]}]"
 )
+MIXED = "cases: [{}, {benchmark: tests.benchmarks.counter}]"
 _FLASH = ("flash.csv", "source", "size: seq_len")
+GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"
+BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}%s}"
+_BLOCKS = [
+    ("blocks: {interleave: [mood], baseline: {mood: a}}", "got 'mood'; did you mean 'mode'?"),
+    ("blocks: {interleave: [mode], baseline: {size: 1}}", "got 'size' (valid: mode)"),
+    (
+        "blocks: {interleave: [mode], baseline: {mode: fsat}}",
+        "sweep.yaml:4:47: blocks.baseline: no run has mode=fsat; did you mean 'fast'?",
+    ),
+    (
+        "blocks: {interleave: [mode, causal], baseline: {causal: false}}",
+        "got 2 runs (mode=fast causal=false and mode=exact causal=false)",
+    ),
+    (BLOCKS % ", rounds: 1, margin: 0.02", "blocks.margin requires at least 2 rounds"),
+    (BLOCKS % ", sustained: {seconds: 3, where: sise == 2}", "did you mean 'size'?"),
+    (BLOCKS % "" + "\nrepeats: 3", "repeats must be 1 together with blocks"),
+    ("baseline: {mode: fast}", "unknown key 'baseline'; it is a key of blocks"),
+]
+_SIZES = str([*range(1, 1001)])
 _CASES = [
+    *((GRID + text, message) for text, message in _BLOCKS),
     (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
+    (ONE + "filter: size == 1", "sweep.yaml:4:1: 'filter' is not a key of a sweep file"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),
     (
         "grid:\n  size: [1, 8]\n  window: [1, 2, 4]",
         "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)",
     ),
     ("grid: {size: [1, 2]}\nexclude: [size > 0]", "no runs (2 left out by exclude)"),
+    (
+        f"grid: {{size: {_SIZES}, window: {_SIZES}, ranks: {_SIZES}}}",
+        "at most 1000000 runs, got 1000000000 combinations",
+    ),
+    (
+        "grid: {size: [1], ranks: [1, 2]}\nlaunch: {nproc_per_node: $ranks}\n"
+        "blocks: {interleave: [ranks], baseline: {ranks: 1}}",
+        "the same resources, got 1 node, 2 processes per node for ranks=2 and 1 node, 1 process",
+    ),
     (ONE + "cases: [{}, {resources: {nodes: 2}}]", "the same run is in cases.0"),
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
     (ONE + "exclude: ['window > 5']", "have no order"),
+    (ONE + "exclude: [commit == 'a']", "'commit' is not a parameter"),
+    *(
+        (f"{ONE}tables: [{{name: t, rows: [device], {keys}}}]", message)
+        for keys, message in (
+            ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
+            ("where: commit == 4bb999b", "write 4bb999b in quotes"),
+            ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
+            ("columns: [gpu], baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
+        )
+    ),
     (ONE + "tables: [{name: t, titel: hello}]", "did you mean 'title'?"),
     (ONE + "tables: [{name: t}, {name: t}]", "'t' is used twice"),
     (ONE + "tables: [{name: t, limit: 5}]", "together with the key 'list'"),
@@ -115,6 +156,20 @@ _CASES = [
     (ONE + PUBLISHED % ("flash.csv", "source", "mode: seq_len", ""), "'mode' is not one of"),
     (ONE + PUBLISHED % (*_FLASH, "colour: red"), "no column 'colour'"),
     (ONE + PUBLISHED % (*_FLASH, "seq_len: 7"), "no row with seq_len '7'"),
+    # ---- several benchmarks
+    (
+        "fixed: {size: 1, dept: 2}\n" + MIXED,
+        "sweep.yaml:3:18: benchmarks 'tests.benchmarks.toy' and 'tests.benchmarks.counter' have no "
+        "parameter 'dept'; did you mean 'depth'?",
+    ),
+    (
+        ONE + "grid: {mode: [exact]}\n" + MIXED,
+        "4:15: mode: got 'exact', expected 'fast' or 'slow' (benchmark 'tests.benchmarks.counter')",
+    ),
+    (
+        ONE + "launch: {nproc_per_node: $ranks}\n" + MIXED,
+        "4:26: nproc_per_node: '$ranks' does not name a parameter of benchmark 'tests.benchmarks.c",
+    ),
     # ---- YAML that is not allowed; tests/jobs/sweep/test_strict_yaml.py has all kinds
     ("fixed: {size: 1, causal: yes}", "'yes': YAML 1.1"),
     ("fixed: {size: 1", "not valid YAML"),
@@ -128,6 +183,8 @@ _BASES = [
     sweep(BASE, "sweep.yaml -> base.yaml -> sweep.yaml", base="base: sweep.yaml"),
     sweep(BASE, "base.yaml:1:9: not valid YAML", base="fixed: {"),
     sweep(BASE, "base.yaml:1:9: ", base="fixed: {sise: 1}"),
+    sweep(BASE, "base.yaml:1:10: repeats", base=f"repeats: 0\n{ONE}"),
+    sweep(BASE + "repeats: 0\n", "sweep.yaml:4:10: repeats", base=ONE),
 ]
 _BENCHMARK_MODULES = [
     ("bad_raises", "1 / 0", "bad_raises/module.py:1)"),
@@ -150,6 +207,7 @@ _BENCHMARKS = [
 _FILES: list[tuple[str, str, dict[str, Content]]] = [
     ("no.yaml", "No such file or directory", {}),
     ("sweeps/flahs.yaml", "did you mean 'sweeps/flash.yaml'?", {}),
+    ("sweeps/cpu/flahs.yaml", "did you mean 'sweeps/cpu/flash.yaml'?", {}),
     (".", "Is a directory", {}),
     ("loop", "Too many levels of symbolic links", {"loop": link_to("loop")}),
     ("a.yaml/b.yaml", "Not a directory", {"a.yaml": HEAD}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
 import subprocess
 import sys
@@ -141,57 +140,3 @@ def test_completion_of_results(elsewhere: Path) -> None:
     assert complete("replay", "--in", "nowhere", ids[0][:6]) == []
     assert complete("status", "--watch", "lo") == ["logs/my"]
     assert "--follow" in complete("logs", ids[0], "--")
-
-
-@pytest.mark.slow
-def test_tab_key(elsewhere: Path) -> None:
-    """Bash completes a word as the function `complete` says, and adds a space."""
-    script = elsewhere / "bin" / "sweeps"
-    script.parent.mkdir()
-    start = "from jobs.console import main; main()"
-    script.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{start}' \"$@\"\n")
-    script.chmod(0o755)
-    setup = elsewhere / "bashrc"  # Ctrl-T prints the input line
-    setup.write_text(
-        sweeps(_SWEEPS_COMPLETE="source_bash") + "bind 'set enable-bracketed-paste off'\n"
-        """bind -x '"\\C-t": printf "LINE<%s>" "$READLINE_LINE"'\n"""
-    )
-    path = os.pathsep.join([str(script.parent), os.environ.get("PATH", os.defpath)])
-    given = {"PYTHONPATH": str(ROOT), "PATH": path, "TERM": "dumb", "PS1": "", "HISTFILE": ""}
-    ours, its = pty.openpty()
-    shell = subprocess.Popen(
-        ["bash", "--noprofile", "--rcfile", str(setup), "-i"],
-        env=os.environ | given | {"COLUMNS": "200"},
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        start_new_session=True,
-    )
-    os.close(its)
-    try:
-        os.write(ours, b"sweeps submit sweeps/quick\t\x14")
-        shown = ""
-        while "LINE<" not in shown or not shown.partition("LINE<")[2].count(">"):
-            shown += os.read(ours, 1000).decode()
-    finally:
-        shell.kill()
-        shell.wait()
-        os.close(ours)
-    line = shown.partition("LINE<")[2].partition(">")[0]
-    assert line == "sweeps submit sweeps/quickstart.yaml "
-
-
-@pytest.mark.slow
-def test_printed_commands_in_a_checkout(tmp_path: Path) -> None:
-    """In the checkout, with `python` from PATH, the commands are those of the documentation."""
-    sweep, out = tmp_path / "toy.yaml", tmp_path / "out"
-    sweep.write_text("{name: toy, benchmark: tests.benchmarks.toy, fixed: {size: 1}}")
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-    done = subprocess.run(
-        ["python", "-m", "jobs.submit", str(sweep), "--local", "--out", str(out)],
-        cwd=ROOT,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.endswith(f"\n  python aggregate.py {out}\n"), done.stdout + done.stderr

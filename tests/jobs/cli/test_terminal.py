@@ -24,33 +24,28 @@ from tests.jobs.harness import (
     records,
     restore_signals,
     run,
+    start,
+    start_python,
     waiting_sweep,
     write_sweep,
 )
 
+CLEAR = "\x1b[H\x1b[2J"
 INTERRUPT = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
 
 
 def start_command(
     command: list[str], stdout: int = subprocess.PIPE, **environment: str
 ) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        preexec_fn=restore_signals,
-    )
+    return start_python(*command, environment=environment, stdout=stdout, stderr=subprocess.PIPE)
 
 
 def on_terminal(
     command: list[str], react: Callable[[str], int | None] = lambda text: None, width: int = 150
 ) -> str:
     """Run a command on a terminal with `width` columns and return its output.
+
+    A form feed stands for what clears the terminal. Other escape sequences are left out.
 
     Args:
         command: the arguments of the interpreter.
@@ -65,14 +60,16 @@ def on_terminal(
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
-    text = ""
+    raw, text = b"", ""
     while True:
         assert select.select([ours], [], [], PATIENCE_S)[0], text
         try:
             data = os.read(ours, 100_000)
         except OSError:  # the command has closed the terminal
             break
-        text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", data.decode(errors="replace"))
+        raw += data
+        shown = raw.decode(errors="replace").replace(CLEAR, "\f")
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
         number = react(text)
         if number is not None:
             process.send_signal(number)
@@ -200,7 +197,7 @@ def test_texts_of_the_user_are_no_markup(done: Path) -> None:
     (log,) = done.glob("submissions/*/jobs/0/worker.log")
     assert f"{shown}\n" in log.read_text()
     command = [str(done.parent / "sweep.yaml"), "--local", "--force", "--out", str(done)]
-    assert f"{shown}\r\n" in on_terminal(["-m", "jobs.submit", *command], lambda text: None)
+    assert f"{shown}\r\n" in on_terminal(["-m", "jobs.submit", *command])
 
 
 @pytest.mark.slow
@@ -215,3 +212,20 @@ def test_the_bar_shows_the_time_left_and_what_is_running(tmp_path: Path) -> None
 
     command = ["-m", "jobs.submit", str(sweep), "--local", "--out", str(tmp_path / "out")]
     assert "interrupted: " in on_terminal(command, stop_when_shown)
+
+
+@pytest.mark.slow
+def test_watch_redraws_a_terminal(tmp_path: Path) -> None:
+    sweep, fifo = waiting_sweep(tmp_path)
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    waiting = [fifo.pids()[0]]
+
+    def kill_when_drawn_twice(text: str) -> None:
+        if waiting and text.count("Ctrl-C ends this") >= 2:
+            os.kill(waiting.pop(), signal.SIGKILL)
+
+    shown = on_terminal(["-m", "jobs", "status", str(out), "--watch=0.5"], kill_when_drawn_twice)
+    _, first, *_, last = shown.split("\f")
+    assert "running" in first and "killed" in last and "Ctrl-C" not in last
+    assert queue.wait(PATIENCE_S) == 1

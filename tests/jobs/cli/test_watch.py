@@ -1,32 +1,20 @@
-"""`status --watch` and `logs --follow` while a local submission runs."""
+"""`status --watch` and `logs --follow` while a local submission runs.
+
+test_terminal.py has `--watch` on a terminal.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.jobs.harness import (
-    PATIENCE_S,
-    ROOT,
-    Fifo,
-    await_true,
-    call,
-    records,
-    restore_signals,
-    start,
-    statuses,
-    write_sweep,
-)
+from tests.jobs.harness import PATIENCE_S, Fifo, call, start, write_sweep
 
 
 def sweep_of(folder: Path, *cases: dict[str, Any]) -> tuple[Path, Fifo]:
@@ -109,44 +97,3 @@ def test_follow_goes_on_after_a_moment_in_which_the_folder_cannot_be_read(tmp_pa
 def run_id(out: Path, what: str) -> str:
     tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
     return next(str(task["run"]) for task in tasks if task["params"]["what"] == what)
-
-
-def read_to_end(terminal: int) -> str:
-    """Read what processes write to a pseudo-terminal, until the last of them ends, and close it."""
-    data = b""
-    with suppress(OSError):  # EIO: no process has the other end open
-        while select.select([terminal], [], [], PATIENCE_S)[0]:
-            data += os.read(terminal, 65536)
-    os.close(terminal)
-    return data.decode()
-
-
-@pytest.mark.slow
-def test_watch_redraws_a_terminal(tmp_path: Path) -> None:
-    sweep, fifo = sweep_of(tmp_path)
-    out = tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    waiting, _ = fifo.pids()
-    ours, its = pty.openpty()
-    command = [sys.executable, "-m", "jobs", "status", str(out), "--watch=0.5"]
-    watching = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "300"},
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        preexec_fn=restore_signals,
-    )
-    os.close(its)
-    shown = ""
-    while shown.count("Ctrl-C ends this") < 2:
-        shown += os.read(ours, 1000).decode()
-    os.kill(waiting, signal.SIGKILL)
-    shown += read_to_end(ours)  # a terminal that nobody reads would hold up the process
-    assert watching.wait(PATIENCE_S) == 1
-    screens = shown.split("\x1b[H\x1b[2J")
-    assert "running" in screens[1] and "killed" in screens[-1] and "Ctrl-C" not in screens[-1]
-    assert queue.wait(PATIENCE_S) == 1
-    await_true(lambda: statuses(out) == {"wait0": "killed"}, "the run has its record")
-    assert len(records(out)) == 1

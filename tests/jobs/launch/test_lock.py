@@ -153,11 +153,3 @@ def test_file_that_no_process_wrote(tmp_path: Path) -> None:
     os.utime(tmp_path / LOCK, (0, 0))
     SubmitLock(tmp_path).__enter__().release()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_created_is_an_error() -> None:
-    with (
-        pytest.raises(FileNotFoundError, match="/proc/no-such-folder"),
-        SubmitLock(Path("/proc/no-such-folder")),
-    ):
-        pass

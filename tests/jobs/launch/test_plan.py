@@ -9,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.block import Block
-from jobs.launch.packing import STARTUP_MIN, local_slots, pack, worst_case_gpu_hours
+from jobs.launch.packing import local_slots, pack
 from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import tasks_of
 from jobs.provenance import cpu_device
-from jobs.results.manifest import Executor, Job
+from jobs.results.manifest import Executor
 from jobs.results.record_writer import RecordWriter
 from jobs.run import Run, Shape
 from jobs.sweep.load import load_sweep
@@ -25,7 +24,6 @@ from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok, reco
 
 
 def test_resume_in_a_folder(tmp_path: Path) -> None:
-    """`prepare` plans only the unfinished runs of a folder for a second submission."""
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\nrepeats: 2\n")
     folder = ResultsFolder(tmp_path / "out")
 
@@ -83,23 +81,11 @@ def test_results_of_older_code_are_measured_again(tmp_path: Path) -> None:
 # ---- packing -------------------------------------------------------------------------------------
 
 
-def test_a_job_asks_for_the_time_that_its_runs_may_take() -> None:
-    runs = {i: Run(i, "toy", 1, {}, Shape(), 90.0) for i in "012"}
-    (job,) = pack(tasks_of([*runs], 1), runs, 5)
-    assert job.timeout_min == 5 + STARTUP_MIN  # 4.5 min of runs, rounded up
-    block = Block("b", "0", ("0", "1"), 2, aa=False, trial=True)
-    (job,) = pack(block.all_tasks(), runs, 5, blocks=[block])
-    assert job.timeout_min == 9 + STARTUP_MIN  # two rounds and the trial
-    given = Run("x", "toy", 1, {}, Shape(timeout_min=3), 90.0)
-    assert pack([("x", 0)], {"x": given}, 5)[0].timeout_min == 3
-
-
 @pytest.mark.parametrize(
     ("gpus_per_node", "gpus", "parallel", "sizes"),
     [
         (0, 8, None, [20]),  # a job without GPUs runs alone
         (0, 0, 2, [3, 3, 3, 3, 3, 3, 2]),  # ceil(20 / (4 * 2 slots))
-        (1, 1, None, [20]),
         (1, 2, None, [3, 3, 3, 3, 3, 3, 2]),
         (2, 3, None, [20]),
         (1, 8, 1, [20]),
@@ -120,11 +106,6 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     assert [len(job.tasks) for job in pack(tasks, runs, None)] == [1] * 20  # Slurm and debug
     alone = Shape(gpus_per_node=gpus_per_node, exclusive=True)
     assert slots(alone) == 1
-
-
-def test_worst_case_gpu_hours() -> None:
-    jobs = [Job(0, Shape(nodes=2, gpus_per_node=4), 90, []), Job(1, Shape(), 600, [])]
-    assert worst_case_gpu_hours(jobs) == 12.0  # 1.5 h x 2 nodes x 4 GPUs; the second has no GPUs
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -153,6 +134,24 @@ def test_packing_keeps_every_task_once_with_its_likes(
     for shape in set(shapes):  # no more jobs than necessary
         count = sum(job.shape == shape for job in jobs)
         assert count == -(-shapes.count(shape) * repeats // runs_per_job)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "minutes"),
+    [
+        (["blocks=null", "runs_per_job=2"], 3 + 2),  # of runs, and to start
+        ([], 9 + 2),  # two rounds and the trial
+        (["resources.timeout_min=3"], 3),
+    ],
+)
+def test_a_job_asks_for_the_time_that_its_runs_may_take(
+    tmp_path: Path, overrides: list[str], minutes: int
+) -> None:
+    text = "grid: {size: [1], mode: [fast, exact]}\ntimeout_s: 90\n"
+    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
+    sweep = write(tmp_path, TOY + text + blocks)
+    plan = call("jobs.submit", sweep, "--dry-run", *overrides).stdout
+    assert f"  1 job of 1 node, at most {minutes} min each\n" in plan, plan
 
 
 def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from jobs import slurm_client
-from jobs.launch.slurm_executor import Array, arrays, restarting_srun, sbatch_texts
+from jobs.launch.slurm_executor import Array, arrays, restarting_srun
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import ROOT, call
+from tests.jobs.results_folder import TOY, write
 
 
 def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:
@@ -52,36 +53,6 @@ def test_another_limit_shares_and_another_shape_does_not(tmp_path: Path) -> None
     jobs = some(9) + some(1, timeout_min=3, first=9) + some(3, gpu, first=10)
     result = drawn(arrays(manifest(tmp_path, jobs, array_parallelism=1), 1001))
     assert result == [(9, 1, None), (1, 1, 0), (3, 1, None)]
-
-
-def test_sbatch_text(tmp_path: Path) -> None:
-    shape = Shape(nodes=2, gpus_per_node=4, gpu_type="h100", cpus_per_task=6, mem_gb=0.0005)
-    wanted = manifest(
-        tmp_path,
-        some(3, shape, timeout_min=1),
-        account="it's mine",
-        python="apptainer exec --nv 'my image.sif' python3",
-        srun_args=["--cpu-bind=none"],
-        additional_parameters={"reservation": "bench", "requeue": False},
-    )
-    (text,) = sbatch_texts(wanted)
-    lines = text.splitlines()
-    for line in (
-        "--array=0-2%3",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--gpus-per-node=h100:4",
-        "--cpus-per-task=6",
-        "--mem=1MB",  # with --mem=0 a job has all the memory of its nodes
-        "--time=1",
-        "--signal=USR2@15",
-        "--reservation=bench",
-        """--account='it'"'"'s mine'""",
-    ):
-        assert f"#SBATCH {line}" in lines
-    assert not {"#SBATCH --requeue", "#SBATCH --exclusive"} & set(lines)
-    assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in text
-    assert " apptainer exec --nv 'my image.sif' python3 -u -m jobs.launch.worker_task " in text
 
 
 # Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
@@ -156,19 +127,52 @@ def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path, stuck: bool
     assert ("raise resources.timeout_min" in done.stderr) == stuck
 
 
+RESOURCES = """\
+resources:
+  {nodes: 2, gpus_per_node: 4, gpu_type: h100, cpus_per_task: 6, mem_gb: 1.5, timeout_min: 1}
+"""
+CLUSTER = """\
+slurm:
+  partition: h100
+  account: it's mine
+  qos: long
+  constraint: nvlink
+  python: apptainer exec --nv 'my image.sif' python3
+  srun_args: [--cpu-bind=none]
+  additional_parameters: {reservation: bench, requeue: false}
+"""
 QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
 
 
-def test_dry_run_shows_the_cluster_file(tmp_path: Path) -> None:
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text("slurm: {partition: h100, account: lab, qos: long, constraint: nvlink}\n")
-    out = tmp_path / "out"
+def test_dry_run_shows_the_sbatch_scripts_with_the_settings_of_the_cluster(tmp_path: Path) -> None:
+    cluster, out = tmp_path / "cluster.yaml", tmp_path / "out"
+    cluster.write_text(CLUSTER)
+    sweep = write(tmp_path, TOY + "grid: {size: [1, 2, 3]}\n" + RESOURCES)
     options = ["--dry-run", "--sbatch", "--cluster-file", cluster, "--out", out]
-    done = call("jobs.submit", QUICKSTART, *options)
+    done = call("jobs.submit", sweep, *options)
     assert done.returncode == 0, done.stderr
-    for option in ("partition=h100", "account=lab", "qos=long", "constraint=nvlink"):
-        assert f"#SBATCH --{option}\n" in done.stdout
     assert f"settings of {cluster}" in done.stdout
+    assert " 0.4 GPU-hours" in done.stdout  # 3 jobs of 1 minute on 2 nodes of 4 GPUs
+    lines = done.stdout.splitlines()
+    for line in (
+        "--array=0-2%3",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=h100:4",
+        "--cpus-per-task=6",
+        "--mem=1536MB",
+        "--time=1",
+        "--signal=USR2@15",
+        "--partition=h100",
+        "--qos=long",
+        "--constraint=nvlink",
+        "--reservation=bench",
+        """--account='it'"'"'s mine'""",
+    ):
+        assert f"#SBATCH {line}" in lines
+    assert not {"#SBATCH --requeue", "#SBATCH --exclusive"} & set(lines)
+    assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in done.stdout
+    assert " apptainer exec --nv 'my image.sif' python3 -u -m jobs.launch.wor" in done.stdout
     assert not out.exists()
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from jobs.errors import InputError
+from jobs.run import Shape
 from jobs.run_id import run_id
 from jobs.sweep import benchmarks
 from jobs.sweep.benchmarks import Benchmark, load_benchmark
@@ -49,44 +50,26 @@ def test_order_of_the_product(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_cases_are_a_union_and_replace_what_the_sweep_says(tmp_path: Path) -> None:
-    loaded = load(
-        tmp_path,
-        TOY
-        + """\
-grid: {size: [1, 2]}
-zip: {ranks: [1, 2], scale: [1.5, 2.5]}
+def test_cases_replace_what_the_sweep_says(tmp_path: Path) -> None:
+    text = """\
 resources: {nodes: 3, gpus_per_node: $ranks}
 timeout_s: 50
 cases:
-  - fixed: {mode: exact}
+  - fixed: {size: 1, ranks: 2}
   - fixed: {size: 9, ranks: 7}
     resources: {gpus_per_node: 0}
     launch: {nproc_per_node: $ranks}
     timeout_s: 5
-""",
-    )
-    runs = expand(loaded).runs
-    shown = [
-        (r.params["mode"], r.params["size"], r.params["ranks"], r.params["scale"], r.shape.nodes,
-         r.shape.gpus_per_node, r.shape.nproc_per_node, r.timeout_s)
-        for r in runs
-    ]  # fmt: skip
-    assert shown == [
-        ("exact", 1, 1, 1.5, 3, 1, None, 50),
-        ("exact", 2, 1, 1.5, 3, 1, None, 50),
-        ("exact", 1, 2, 2.5, 3, 2, None, 50),
-        ("exact", 2, 2, 2.5, 3, 2, None, 50),
-        ("fast", 9, 7, 1.5, 3, 0, 7, 5),
-        ("fast", 9, 7, 2.5, 3, 0, 7, 5),
+"""
+    runs = expand(load(tmp_path, TOY + text)).runs
+    assert [(run.shape, run.timeout_s) for run in runs] == [
+        (Shape(nodes=3, gpus_per_node=2), 50),
+        (Shape(nodes=3, gpus_per_node=0, nproc_per_node=7), 5),
     ]
 
 
 def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
-    """A sweep read from a manifest expands to the same runs, with the resources of its cases.
-
-    `jobs retry` depends on this.
-    """
+    """`jobs retry` depends on this."""
     for path in sorted((ROOT / "sweeps").glob("*.yaml")):
         loaded = load_sweep(path)
         data = json.loads(json.dumps(loaded.sweep.model_dump(mode="json", by_alias=True)))
@@ -95,7 +78,6 @@ def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
 
 
 def test_doubles_are_counted_and_run_once(tmp_path: Path) -> None:
-    """Duplicate combinations are counted and run once."""
     expansion = expand(load(tmp_path, TOY + "grid: {size: [1, 2, 1], scale: [1, 1.0]}\n"))
     assert [run.params["size"] for run in expansion.runs] == [1, 2]
     assert expansion.duplicates == 4
@@ -120,8 +102,6 @@ def test_type_of_gpu(tmp_path: Path) -> None:
     assert run.shape.gpu_type is None
     with pytest.raises(InputError, match=r"gpu_type must be text that matches .* got .label = "):
         expand(load(tmp_path, text, 'label="a\'b"'))
-    with pytest.raises(InputError, match=r"gpu_type: got 'h100:2', expected text"):
-        load(tmp_path, text, "resources.gpu_type=h100:2")
 
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -256,13 +236,6 @@ def test_ids_are_those_of_the_first_release() -> None:
     assert id_of(attention, params.model_dump(mode="json")) == "1b489d212f4032ae"
 
 
-def test_what_equals_the_default_is_left_out_of_the_id(tmp_path: Path) -> None:
-    """Parameters that are equal to their defaults do not change the id."""
-    plain = expand(load(tmp_path, TOY + "fixed: {size: 1}\n")).runs
-    defaults = "fixed: {size: 1, mode: fast, scale: 1, window: null, causal: false, label: ''}\n"
-    assert expand(load(tmp_path, TOY + defaults)).runs == plain
-
-
 def test_a_new_parameter_with_a_default_keeps_ids_and_a_new_version_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +328,6 @@ sys.exit(f"{code} {loaded}" if code or loaded else 0)
 """
 
 
-@pytest.mark.slow
 def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
     seeds = list(range(1250))
     path = write(
@@ -382,14 +354,6 @@ def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_of_a_study_imports_nothing_slow(tmp_path: Path) -> None:
-    path = ROOT / "sweeps" / "flash.yaml"
-    done = python(DRY_RUN, str(path), "--dry-run", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-
-
 def test_known_benchmarks_are_the_modules_that_have_a_run() -> None:
     assert {"all_reduce", "attention"} <= set(benchmarks.known_benchmarks())
     assert not {"base", "timing", "__init__"} & set(benchmarks.known_benchmarks())
-    for name in benchmarks.known_benchmarks():
-        load_benchmark(name)

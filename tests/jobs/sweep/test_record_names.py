@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from jobs.sweep.expand import expand
-from tests.jobs.results_folder import TOY, errors, load, write
+from tests.jobs.results_folder import TOY, load
 
 TABLE = TOY + "fixed: {size: 1}\ntables:\n  - {name: t, rows: [device, commit], columns: [gpu]"
 
@@ -20,33 +18,7 @@ def test_a_condition_on_records_is_not_evaluated_before_the_submission(tmp_path:
     assert len(expand(load(tmp_path, text)).runs) == 1
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
-        ("where: commit == 4bb999b", "write 4bb999b in quotes"),
-        ("where: run.triton == 3.6", "triton: got 3.6, expected text; write it in quotes"),
-        ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
-        ("baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
-    ],
-)
-def test_a_value_that_no_record_can_have_is_an_error(tmp_path: Path, more: str, words: str) -> None:
-    (problem,) = errors(write(tmp_path, f"{TABLE}, {more}}}\n"))
-    assert problem.startswith("sweep.yaml:5:") and words in problem
-
-
-def test_runs_are_not_excluded_by_records(tmp_path: Path) -> None:
-    text = TOY + "fixed: {size: 1}\n"
-    for path, filter in (
-        (write(tmp_path, text + "exclude: [commit == 'a']\n"), None),
-        (write(tmp_path, text, "plain.yaml"), "commit == 'a'"),
-    ):
-        (problem,) = errors(path, filter=filter)
-        assert "'commit' is not a parameter" in problem
-
-
 def test_a_word_may_have_the_name_of_a_value_of_records(tmp_path: Path) -> None:
-    """A sweep file may compare a parameter with the words gpu and torch."""
     text = TOY + "grid: {size: [1], label: [gpu, torch]}\n"
     loaded = load(
         tmp_path, text + 'tables: [{name: t, where: "label in [gpu, torch] and label != host"}]\n'

@@ -26,7 +26,6 @@ from tests.jobs.harness import (
 )
 from tests.jobs.open_ports import (
     Bomb,
-    addresses_of_this_machine,
     attack,
     connect,
     is_loopback,
@@ -49,10 +48,6 @@ def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
     rank, _ = fifo.pids()
     found = listening(queue.pid)
     assert found and all(is_loopback(address) for address, _ in found)
-    for address in addresses_of_this_machine():
-        for _, port in found:
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((address, port), PATIENCE_S)
     attack(rank, tmp_path / "bomb")
     fifo.release()
     queue.communicate(timeout=PATIENCE_S)
