@@ -276,7 +276,7 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         "gpus_per_node": f"{kind}{shape.gpus_per_node}" if shape.gpus_per_node else None,
         "cpus_per_task": shape.cpus_per_task,
         # Slurm gives a job with --mem=0 all the memory of its nodes.
-        "mem": f"{max(1, int(shape.mem_gb * 1024))}MB" if shape.mem_gb else None,
+        "mem": f"{int(shape.mem_gb * 1024)}MB" if shape.mem_gb else None,
         **{name: getattr(slurm, name) for name in _OPTIONS},
         "dependency": f"afterany:{after}" if after else None,
         # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.frame.rows import Interval
 from jobs.report.panels import Panel, Panels, log_base, make_panels
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_STYLE: Any = {
+    "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "figure",
+    "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 8,
+    "xtick.labelsize": 8, "ytick.labelsize": 8,
+}  # fmt: skip
 # Characters that XML must not contain
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONG = 40  # number of letters of all names below an axis from which they are rotated
@@ -50,7 +55,6 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
     Raises:
         TableError: if a prediction fails.
     """
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     plot = make_panels(shown)
@@ -58,43 +62,44 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         return None
     across = min(4, len(plot.panels))
     down = -(-len(plot.panels) // across)
-    figure = Figure()
+    figure = new_figure()
     grid = figure.subplots(down, across, squeeze=False)
-    beside, below = _room_of_names(plot)
+    left, bottom = _room_of_names(plot)
     titles = [fill(panel.title, 45) for panel in plot.panels]
-    above = 0.15 * max(text.count("\n") for text in titles)
     arrange(
         figure, (2.7, 2.3) if across > 1 else (5.5, 3.2), plot.names, down=down, across=across,
-        left=0.85 + beside, gap=0.7 + beside, top=(0.8 if title else 0.3) + above,
-        bottom=0.6 + below, between=0.85 + below + above,
+        left=left, bottom=bottom, heading=0.5 if title else 0.0,
+        titles=0.3 + 0.15 * max(text.count("\n") for text in titles),
     )  # fmt: skip
     for axes in grid.flat[len(plot.panels) :]:
         axes.set_visible(False)
     for axes, panel, text in zip(grid.flat, plot.panels, titles, strict=False):
         (_draw_bars if plot.has_bars else _draw_lines)(axes, plot, panel)
-        axes.set_title(text, fontsize=9, parse_math=False)
+        axes.set_title(text)
         axes.grid(alpha=0.3)
-        axes.set_xlabel(plot.x_label, parse_math=False)
-        axes.tick_params(labelsize=8)
+        axes.set_xlabel(plot.x_label)
     for first, *_ in grid:
-        first.set_ylabel(plot.y_label, parse_math=False)
+        first.set_ylabel(plot.y_label)
     marks = [Line2D([], [], color=color, marker="o") for color in plot.names.values()]
-    legend = figure.legend(marks, list(plot.names), loc="upper right", fontsize=8)
-    for label in legend.get_texts():
-        label.set_parse_math(False)
+    figure.legend(marks, list(plot.names), loc="upper right")
     if title:
-        heading = f"{title}\n{_basis(shown, plot)}"
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=10, parse_math=False)
+        figure.suptitle(f"{title}\n{_basis(shown, plot)}", x=0.01, ha="left")
     return figure
+
+
+def new_figure() -> Figure:
+    """Return an empty figure. Texts in figures are shown as they are, also in SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(_STYLE)
+    return Figure()
 
 
 def svg(figure: Figure) -> bytes:
     """Return a figure as SVG, whose texts are texts. The same figure gives the same bytes."""
-    import matplotlib
-
     file = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    figure.savefig(file, format="svg", metadata={"Date": None})
     return _NOT_XML.sub("\ufffd", file.getvalue()).encode()
 
 
@@ -106,10 +111,9 @@ def arrange(
     down: int = 1,
     across: int = 1,
     left: float = 0.85,
-    top: float = 0.3,
     bottom: float = 0.6,
-    gap: float = 0.0,
-    between: float = 0.0,
+    titles: float = 0.3,
+    heading: float = 0.0,
 ) -> None:
     """Set the size of a figure: its panels, their texts, and a legend of names at the right.
 
@@ -119,12 +123,13 @@ def arrange(
         panel: width and height of each panel, in inches.
         down: number of panels below each other.
         across: number of panels beside each other.
-        left: width of the texts at the left, in inches. `top` and `bottom` are heights.
-        gap: width between panels beside each other, in inches.
-        between: height between panels below each other, in inches.
+        left: width of the texts at the left of a panel, in inches.
+        bottom: height of the texts below a panel, in inches. `titles` are above it.
+        heading: height of the texts above all panels, in inches.
     """
     names = list(names)
     right = 0.55 + max(map(len, names), default=0) * LETTER
+    top, gap, between = heading + titles, left - 0.15, bottom + titles - 0.05
     width = left + across * panel[0] + (across - 1) * gap + right
     height = top + down * panel[1] + (down - 1) * between + bottom
     if (more := 0.2 + 0.17 * len(names) - height) > 0:  # the legend is higher than the panels
@@ -146,10 +151,7 @@ def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
         _draw_intervals(axes, line.x, line.intervals, line.color)
         for x, y, label in zip(line.x, line.y, line.labels, strict=True):
             if label:
-                axes.annotate(
-                    label, (x, y), fontsize=7, textcoords="offset points", xytext=(3, 3),
-                    parse_math=False,
-                )  # fmt: skip
+                axes.annotate(label, (x, y), (3, 3), textcoords="offset points", fontsize=7)
     base = log_base(panel.xs)
     if base is not None:
         axes.set_xscale("log", base=base)
@@ -170,11 +172,8 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
         axes.bar(at, line.y, width, color=line.color, label=line.name)
         _draw_intervals(axes, at, line.intervals, "black")
     axes.set_xticks(list(places.values()))
-    is_long = _are_long(panel)
-    for text in axes.set_xticklabels(list(places)):
-        text.set_parse_math(False)
-        if is_long:
-            text.set(rotation=30, ha="right")
+    slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if _are_long(panel) else {}
+    axes.set_xticklabels(list(places), **slant)
     _scale_y(axes, panel)
 
 
@@ -184,10 +183,10 @@ def _are_long(panel: Panel) -> bool:
 
 
 def _room_of_names(plot: Panels) -> tuple[float, float]:
-    """Return width and height, in inches, that rotated names need at the left and below."""
+    """Return the width at the left and the height below a panel, in inches, for rotated names."""
     names = [len(str(x)) for panel in plot.panels if _are_long(panel) for x in panel.xs]
     longest = max(names, default=0) * LETTER if plot.has_bars else 0.0
-    return max(0.0, 0.87 * longest - 0.7), 0.5 * longest
+    return max(0.85, 0.15 + 0.87 * longest), 0.6 + 0.5 * longest
 
 
 def _draw_intervals(
@@ -201,14 +200,13 @@ def _draw_intervals(
 def _scale_y(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
+    heights = [y for line in panel.lines for y in line.y]
     if panel.has_log_y:
         axes.set_yscale("log")
-        heights = [y for line in panel.lines for y in line.y]
         is_short = max(heights) / min(heights) < 100
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,)))
         axes.yaxis.set_major_formatter("{x:g}")
     else:
-        heights = [y for line in panel.lines for y in line.y]
         axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)
 
 

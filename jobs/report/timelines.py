@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from jobs.report.panels import COLORS
-from jobs.report.plots import LETTER, arrange
+from jobs.report.plots import LETTER, arrange, new_figure
 from systems.plot_data import Spans, Stack
 
 if TYPE_CHECKING:
@@ -35,16 +35,14 @@ _NARROWEST = 1 / 4000  # shorter gaps, as a part of the timeline, are not drawn
 def timeline_figure(data: Stack | Spans, title: str = "") -> Figure:
     """Return the figure of a timeline."""
     figure = _stack(data) if isinstance(data, Stack) else _spans(data)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    figure.suptitle(title, x=0.01, ha="left")
     return figure
 
 
 def _stack(stack: Stack) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure()
+    figure = new_figure()
     axes = figure.subplots()
-    arrange(figure, (7.0, 3.4), stack.layers, top=0.6)
+    arrange(figure, (7.0, 3.4), stack.layers, heading=0.3)
     layers = []
     if stack.layers and stack.x:
         # The last value lasts as long as the others do on average.
@@ -56,7 +54,7 @@ def _stack(stack: Stack) -> Figure:
         axes.axvline(phase.start, color="#888888", linewidth=1, linestyle=":")
         axes.annotate(
             phase.name, ((phase.start + phase.end) / 2, 1), xycoords=("data", "axes fraction"),
-            xytext=(0, 3), textcoords="offset points", fontsize=8, ha="center", parse_math=False,
+            xytext=(0, 3), textcoords="offset points", fontsize=8, ha="center",
         )  # fmt: skip
     totals = [sum(values) for values in zip(*stack.layers.values(), strict=True)]
     if totals:
@@ -67,27 +65,22 @@ def _stack(stack: Stack) -> Figure:
         axes.annotate(f"peak {peak:.4g}", (at, peak), (0, 6), textcoords="offset points", ha=side)
         axes.plot(at, peak, marker="v", color="black", markersize=5)
     axes.margins(x=0)
-    axes.set_xlabel(stack.x_title, parse_math=False)
-    axes.set_ylabel(stack.y_title, parse_math=False)
-    legend = figure.legend(
-        layers, list(stack.layers)[: len(layers)], loc="upper right", fontsize=8, reverse=True
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    axes.set_xlabel(stack.x_title)
+    axes.set_ylabel(stack.y_title)
+    figure.legend(layers, list(stack.layers)[: len(layers)], loc="upper right", reverse=True)
     return figure
 
 
 def _spans(spans: Spans) -> Figure:
     """Draw a bar for each span, from its start to its end."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    figure = Figure()
+    figure = new_figure()
     axes = figure.subplots()
     names = dict.fromkeys(name for row in spans.rows.values() for name in row)
     longest = max(map(len, spans.rows), default=0)
     height = 0.3 * max(len(spans.rows), 1)
-    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, top=0.5)
+    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, heading=0.2)
     colors = _colors(names)
     found = [span for row in spans.rows.values() for each in row.values() for span in each]
     times = [time for span in found for time in span]
@@ -96,18 +89,11 @@ def _spans(spans: Spans) -> Figure:
         for name, found in row.items():
             bars = [(start, end - start) for start, end in _joined(found, gap)]
             axes.broken_barh(bars, (i - 0.4, 0.8), color=colors[name], linewidth=0)
-    axes.set_yticks(range(len(spans.rows)))
-    for label, name in zip(axes.set_yticklabels(list(spans.rows)), spans.rows, strict=True):
-        label.set(text=name, parse_math=False, fontsize=8)
+    axes.set_yticks(range(len(spans.rows)), list(spans.rows))
     axes.set_ylim(len(spans.rows) - 0.4, -0.6)
     axes.margins(x=0)
-    axes.set_xlabel(spans.x_title, parse_math=False)
-    legend = figure.legend(
-        [Patch(color=color) for color in colors.values()], list(colors),
-        loc="upper right", fontsize=8,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    axes.set_xlabel(spans.x_title)
+    figure.legend([Patch(color=color) for color in colors.values()], colors, loc="upper right")
     return figure
 
 
