@@ -21,7 +21,7 @@ LINEAR_SPAN = 20  # if y values span a larger ratio, the y axis is logarithmic
 # Okabe and Ito's colors, which color-blind readers can tell apart, in an order of high contrast.
 COLORS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f",
-    "#b2abd2", "#1b7837",
+    "#b2abd2", "#1a1a1a",
 )  # fmt: skip
 # An implementation has the same color in all plots. Those of one row have no plot in common.
 _NAMES = (
@@ -66,11 +66,9 @@ class Panel:
         return sorted(xs) if all(map(is_number, xs)) else xs
 
     @property
-    def has_log_y(self) -> bool:
-        """Whether y is logarithmic: for lines whose values are positive and span a large ratio."""
-        heights = [y for line in self.lines for y in line.y]
-        is_wide = min(heights) > 0 and max(heights) / min(heights) > LINEAR_SPAN
-        return is_wide and all(map(is_number, self.xs))  # the height of a bar is its value
+    def heights(self) -> list[float]:
+        """All y values."""
+        return [y for line in self.lines for y in line.y]
 
 
 @dataclass
@@ -86,6 +84,17 @@ class Panels:
     def has_bars(self) -> bool:
         """Whether x values are texts, which no line connects."""
         return not all(is_number(x) for panel in self.panels for x in panel.xs)
+
+    @property
+    def has_log_y(self) -> bool:
+        """Whether y is logarithmic: if positive values of a panel with lines span a large ratio.
+
+        The panels have the same kind of axis, so that they can be compared. The height of a bar is
+        its value.
+        """
+        spans = [(min(panel.heights), max(panel.heights)) for panel in self.panels]
+        is_wide = any(0 < low < high / LINEAR_SPAN for low, high in spans)
+        return is_wide and not self.has_bars and all(low > 0 for low, _ in spans)
 
     @property
     def names(self) -> dict[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from jobs.frame.rows import Interval
-from jobs.report.panels import Panel, Panels, log_base, make_panels
+from jobs.report.panels import Line, Panel, Panels, log_base, make_panels
 from jobs.report.tables.notes import differing, several_of
 from jobs.report.views import Shown
 
@@ -56,6 +56,7 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         TableError: if a prediction fails.
     """
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     plot = make_panels(shown)
     if plot is None:
@@ -80,7 +81,8 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         axes.set_xlabel(plot.x_label)
     for first, *_ in grid:
         first.set_ylabel(plot.y_label)
-    marks = [Line2D([], [], color=color, marker="o") for color in plot.names.values()]
+    mark: Any = Patch if plot.has_bars else partial(Line2D, [], [], marker="o")
+    marks = [mark(color=color) for color in plot.names.values()]
     figure.legend(marks, list(plot.names), loc="upper right")
     if title:
         figure.suptitle(f"{title}\n{_basis(shown, plot)}", x=0.01, ha="left")
@@ -148,7 +150,7 @@ def arrange(
 def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
     for line in panel.lines:
         axes.plot(line.x, line.y, marker="o", markersize=3, color=line.color, label=line.name)
-        _draw_intervals(axes, line.x, line.intervals, line.color)
+        _draw_intervals(axes, line.x, line, line.color)
         for x, y, label in zip(line.x, line.y, line.labels, strict=True):
             if label:
                 axes.annotate(label, (x, y), (3, 3), textcoords="offset points", fontsize=7)
@@ -157,9 +159,10 @@ def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
         axes.set_xscale("log", base=base)
     if base is not None or (len(panel.xs) <= _TICKS and all(isinstance(x, int) for x in panel.xs)):
         every = -(-len(panel.xs) // _TICKS)
-        labels = [f"{x:,g}" if i % every == 0 else "" for i, x in enumerate(panel.xs)]
+        last = len(panel.xs) - 1
+        labels = [f"{x:,g}" if (last - i) % every == 0 else "" for i, x in enumerate(panel.xs)]
         axes.set_xticks(panel.xs, labels)
-    _scale_y(axes, panel)
+    _scale_y(axes, plot, panel)
     axes.minorticks_off()
 
 
@@ -167,14 +170,16 @@ def _draw_bars(axes: Axes, plot: Panels, panel: Panel) -> None:
     places = {x: i for i, x in enumerate(panel.xs)}
     width = 0.8 / len(plot.names)
     for line in panel.lines:
-        shift = (list(plot.names).index(line.name) + 0.5) * width - 0.4
-        at = [places[x] + shift for x in line.x]
+        at = []
+        for x in line.x:  # the bars at one x are side by side around it, also if one is missing
+            there = [each for each in panel.lines if x in each.x]
+            at.append(places[x] + (there.index(line) - (len(there) - 1) / 2) * width)
         axes.bar(at, line.y, width, color=line.color, label=line.name)
-        _draw_intervals(axes, at, line.intervals, "black")
+        _draw_intervals(axes, at, line, "black")
     axes.set_xticks(list(places.values()))
     slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if _are_long(panel) else {}
     axes.set_xticklabels(list(places), **slant)
-    _scale_y(axes, panel)
+    _scale_y(axes, plot, panel)
 
 
 def _are_long(panel: Panel) -> bool:
@@ -189,25 +194,25 @@ def _room_of_names(plot: Panels) -> tuple[float, float]:
     return max(0.85, 0.15 + 0.87 * longest), 0.6 + 0.5 * longest
 
 
-def _draw_intervals(
-    axes: Axes, xs: Sequence[float], intervals: Sequence[Interval | None], color: str
-) -> None:
-    found = [(x, *ends) for x, ends in zip(xs, intervals, strict=True) if ends is not None]
+def _draw_intervals(axes: Axes, xs: Sequence[float], line: Line, color: str) -> None:
+    """Draw the intervals of a line, but not those of few processes, wider than the value."""
+    points = zip(xs, line.y, line.intervals, strict=True)
+    found = [(x, *ends) for x, y, ends in points if ends is not None and ends[1] - ends[0] < abs(y)]
     if found:
         axes.vlines(*zip(*found, strict=True), color=color, linewidth=1)
 
 
-def _scale_y(axes: Axes, panel: Panel) -> None:
+def _scale_y(axes: Axes, plot: Panels, panel: Panel) -> None:
     from matplotlib.ticker import LogLocator
 
-    heights = [y for line in panel.lines for y in line.y]
-    if panel.has_log_y:
+    heights = panel.heights
+    if plot.has_log_y:
         axes.set_yscale("log")
         is_short = max(heights) / min(heights) < 100
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,)))
-        axes.yaxis.set_major_formatter("{x:g}")
     else:
         axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)
+    axes.yaxis.set_major_formatter("{x:,g}")
 
 
 def _basis(shown: Shown, plot: Panels) -> str:

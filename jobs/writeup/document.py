@@ -49,7 +49,7 @@ _MEANINGS = {
     State.answered: "All cells are measured with the present code, on one kind of GPU or more.",
     State.derived: "The answer is code, arithmetic or a derivation.",
     State.stale: "All cells are measured, some with code that has changed since.",
-    State.partly: "Some cells that the problem asks for, or some numbers, are not measured.",
+    State.partly: "Some cells or numbers are not measured, or not as often as the problem asks.",
     State.missing: "There are no results. The command measures them.",
 }
 

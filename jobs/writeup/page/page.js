@@ -39,7 +39,8 @@ $("#sidebar").addEventListener("click", (event) => {
 });
 // A part is shown if it has the chosen state and no other part contains more words of the search. The
 // texts are read once, because DataTables removes the rows that it does not show.
-const searched = (text) => text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1"); // 16384 finds 16,384
+// 16384 finds 16,384, and bf16 finds bfloat16.
+const searched = (text) => text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1").replaceAll("bfloat16", "bf16");
 const texts = new Map(all("article.part").map((part) => [part, new Map()])); // by kind of GPU
 for (const [part, ofPart] of texts) {
   for (const each of all(".dot.by-device", $("#sidebar li"))) {
@@ -187,7 +188,10 @@ for (const table of all("table.data")) nearTable.observe(table);
 // All at once, because a page must have its figures before it is printed.
 data().then(({ figures }) => {
   for (const image of all("img[data-f]")) {
-    image.addEventListener("load", () => image.style.setProperty("--natural", `${image.naturalWidth}px`));
+    image.addEventListener("load", () => {
+      image.style.setProperty("--natural", `${image.naturalWidth}px`);
+      image.closest("figure").classList.toggle("wide", image.naturalWidth > 900);
+    });
     image.src = figures[Number(image.dataset.f)];
   }
 });
