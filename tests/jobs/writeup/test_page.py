@@ -210,5 +210,6 @@ def test_on_a_phone_and_on_paper(open_page, tmp_path: Path) -> None:
     page.pdf(path=tmp_path / "report.pdf", format="A4")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert page.evaluate("window.printed") == 32 and rows.count() == 25
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
     page.emulate_media(media="print")
     assert not page.locator("#sidebar").is_visible()
