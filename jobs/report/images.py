@@ -89,12 +89,17 @@ def _distinguishing_labels(result: Result, results: list[Result]) -> dict[str, s
     return labels
 
 
+def file_stem(text: str) -> str:
+    """Return a text as a file name without suffix."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".")[:_LONGEST]
+
+
 def unique_name(text: str, suffix: str, taken: set[str]) -> str:
     """Return a file name for a text that is not taken, and add it to those that are.
 
     If the name is taken, a number is appended to it.
     """
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".")[:_LONGEST]
+    stem = file_stem(text)
     name, number = f"{stem}{suffix}", 1
     while name in taken:
         number += 1

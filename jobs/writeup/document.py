@@ -17,7 +17,7 @@ from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, devices_of, paragraphs_of, render_answer
 from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.drawings import Drawing, drawings_of
-from jobs.writeup.figures import Image, ShownPlot, draw
+from jobs.writeup.figures import DrawnFigure, ShownPlot, draw
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
@@ -130,11 +130,11 @@ class View:
         return self.text.removeprefix(self.verdict).strip()
 
     @cached_property
-    def images(self) -> list[Image]:
+    def drawn(self) -> list[DrawnFigure]:
         """The figures, drawn once for all renderers. Those without a value are left out."""
         taken: set[str] = set()
         drawn = (draw(figure, taken) for figure in self.figures)
-        return [image for image in drawn if image is not None]
+        return [each for each in drawn if each is not None]
 
     @property
     def basis(self) -> list[str]:

@@ -33,8 +33,8 @@ class ShownPlot:
 
 
 @dataclass(frozen=True)
-class Image:
-    """A drawn figure."""
+class DrawnFigure:
+    """A figure as the content of a file."""
 
     title: str
     name: str  # of its file: SVG, or PNG if a run has kept no data of its picture
@@ -45,7 +45,7 @@ class Image:
         return "image/svg+xml" if PurePath(self.name).suffix == ".svg" else "image/png"
 
 
-def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
+def draw(given: ShownPlot | Drawing, taken: set[str]) -> DrawnFigure | None:
     """Draw a figure. Return None if no run has a value for it.
 
     Args:
@@ -54,9 +54,9 @@ def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
     if isinstance(given, Drawing):
         content = given.picture.content
         if isinstance(content, bytes):
-            return Image(given.title, unique_name(given.name, ".png", taken), content)
+            return DrawnFigure(given.title, unique_name(given.name, ".png", taken), content)
         name = unique_name(given.name, ".svg", taken)
-        return Image(given.title, name, svg(timeline_figure(content)))
+        return DrawnFigure(given.title, name, svg(timeline_figure(content)))
     try:
         shown = given.shown
         figure = plot_figure(shown)
@@ -65,4 +65,4 @@ def draw(given: ShownPlot | Drawing, taken: set[str]) -> Image | None:
     if figure is None:
         return None
     name = unique_name(f"{given.study.name}-{given.plot.name}", ".svg", taken)
-    return Image(shown.title, name, svg(figure))
+    return DrawnFigure(shown.title, name, svg(figure))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.report.images import file_stem
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
 from jobs.writeup.problem import Problem
@@ -104,12 +105,14 @@ def _part(part: PartResult, plots: Path, folder: Path) -> Iterator[str]:
             yield ""
         text = "" if part.not_measured else without_marks(view.text)
         yield from _view(view, text, has_exhibits=i == 0)
-        for image in view.images if i == 0 else ():
-            yield f"**{escaped(image.title)}**"
+        for figure in view.drawn if i == 0 else ():
+            yield f"**{escaped(figure.title)}**"
             yield ""
-            (folder / plots).mkdir(parents=True, exist_ok=True)
-            (folder / plots / image.name).write_bytes(image.content)
-            yield f"![{escaped(image.title)}]({plots / image.name})"
+            # With the device, so that no link shows another one when results are added.
+            path = plots / file_stem(view.device) / figure.name
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(figure.content)
+            yield f"![{escaped(figure.title)}]({path})"
             yield ""
         for note in view.notes:
             yield escaped(note)

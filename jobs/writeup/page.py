@@ -21,7 +21,7 @@ from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
-from jobs.writeup.figures import Image
+from jobs.writeup.figures import DrawnFigure
 from jobs.writeup.markdown import TITLE, names_of
 from jobs.writeup.record_details import details
 from jobs.writeup.terms import TERMS
@@ -115,9 +115,9 @@ class _Page:
         self.tables.append(f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
         return len(self.tables) - 1
 
-    def figure(self, image: Image) -> int:
+    def figure(self, drawn: DrawnFigure) -> int:
         """Return the number of a figure, whose content the page's script inserts."""
-        self.figures.append(f"data:{image.media_type},{quote(image.content)}")
+        self.figures.append(f"data:{drawn.media_type},{quote(drawn.content)}")
         return len(self.figures) - 1
 
     def _cell(self, shown: ShownTable, text: str, records: list[Record]) -> Markup:

@@ -241,7 +241,7 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
     shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
     result = document(shown, folders=[folder.path, other.path])
     part = result.problems[0].parts[0]
-    titles = [[image.title for image in view.images] for view in part.views]
+    titles = [[figure.title for figure in view.drawn] for view in part.views]
     assert titles == [["p", "toy: timeline"]] * 2
     text = markdown_report(result, tmp_path)
     files = [tmp_path / unquote(link) for link in re.findall(r"\]\((plots/.*?)\)", text)]

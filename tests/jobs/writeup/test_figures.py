@@ -10,7 +10,7 @@ import pytest
 
 from jobs.report.run_pictures import RunPicture, pictures_of
 from jobs.writeup.drawings import Drawing
-from jobs.writeup.figures import Image, ShownPlot, draw
+from jobs.writeup.figures import DrawnFigure, ShownPlot, draw
 from jobs.writeup.studies import Study, read_studies
 from systems.plot_data import SUFFIX, Interval, Spans, Stack, write_figure
 from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
@@ -40,7 +40,7 @@ def study(tmp_path: Path, folder: ResultsFolder) -> Study:
     return read_studies([folder.path])[0]["toy"]
 
 
-def texts(image: Image | None) -> list[str]:
+def texts(image: DrawnFigure | None) -> list[str]:
     """Return the texts of a figure, which must be valid SVG."""
     assert image is not None and image.media_type == "image/svg+xml"
     found = ElementTree.fromstring(image.content).iter("{http://www.w3.org/2000/svg}text")
