@@ -7,9 +7,9 @@ because a results folder can come from anybody.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 SUFFIX = ".plot.json"  # of file names
 MAX_POINTS = 600  # maximum number of x values of a `Stack`
@@ -38,6 +38,13 @@ class Stack(_Model):
     x: _Numbers
     layers: dict[str, _Numbers]  # one value per x, by name, from the bottom to the top
     phases: list[Interval]
+
+    @model_validator(mode="after")
+    def _one_value_per_x(self) -> Self:
+        for name, values in self.layers.items():
+            if len(values) != len(self.x):
+                raise ValueError(f"layer {name!r} has {len(values)} values for {len(self.x)} x")
+        return self
 
 
 class Spans(_Model):

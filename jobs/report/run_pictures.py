@@ -66,8 +66,6 @@ def _read(path: Path) -> Stack | Spans | bytes:
     data = read_figure(path)
     if any(abs(value) > MAX_VALUE for value in _values(data)):
         raise ValueError(f"has a value larger than {MAX_VALUE:g}")
-    if isinstance(data, Stack) and any(len(each) != len(data.x) for each in data.layers.values()):
-        raise ValueError("each layer must have one value per x")
     return data
 
 

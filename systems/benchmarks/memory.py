@@ -6,8 +6,8 @@ Run it on this machine, without Slurm:
 
 The sizes are measured on live tensors. Tables of results compare them with predictions of
 `systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step. From
-this history, the benchmark draws the memory in use over time into the file memory_timeline.png, and
-lists the largest allocations with the source lines that made them.
+this history, the benchmark writes the memory in use over time into memory_timeline.plot.json, which
+`aggregate.py --plot` draws, and lists the largest allocations with the source lines that made them.
 """
 
 from __future__ import annotations
@@ -237,14 +237,14 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read and draw the recorded history of the CUDA allocator.
+    """Read the recorded history of the CUDA allocator, and write it for a figure.
 
     `owned` has the tensors by name of each kind of memory, such as "weights". Returns
     timeline_peak_bytes, peak_phase, at_peak, largest_allocations and largest_tensors, see `run`.
     """
     import torch
 
-    from systems.measure.memory.memory_plot import draw_timeline, timeline_data
+    from systems.measure.memory.memory_plot import timeline_data
     from systems.measure.memory.memory_timeline import (
         Owner,
         bytes_by_kind,
@@ -275,7 +275,6 @@ def _timeline(
     what = "a training step" if len(phases) > 1 else "forward"
     title = f"Memory of {what}: {size}, {params.precision}, {params.attention} attention"
     device = torch.cuda.get_device_name()
-    draw_timeline(timeline, owners, f"{title}\n{device}", folder / "memory_timeline.png")
     figure = timeline_data(timeline, owners, f"{title}; {device}")
     write_figure(figure, folder / f"memory_timeline{SUFFIX}")
     time, peak = timeline.peak()

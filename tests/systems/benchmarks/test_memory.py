@@ -20,6 +20,7 @@ from systems.measure.memory import memory_timeline
 from systems.measure.memory.memory_timeline import Owner, kinds, read_timeline
 from systems.measure.memory.saved_tensors import block_report, saved_tensors
 from systems.measure.memory.state_memory import storage_bytes
+from systems.plot_data import read_figure
 from tests.systems.kernels.selection import slow
 from tests.systems.training.tiny_training import no_gpu
 
@@ -185,7 +186,7 @@ def test_measured_on_a_gpu(precision, attention, passes, artifacts):
         assert facts["at_peak"]["optimizer_state_bytes"] == facts["optimizer_state_bytes"]
     sources = {row["source"] for row in facts["largest_allocations"]}
     assert any(source.startswith("systems/model.py:") for source in sources)
-    assert (artifacts / "memory_timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert read_figure(artifacts / "memory_timeline.plot.json").layers["weights"]
     assert (artifacts / "snapshot.pickle").stat().st_size > 0
 
 

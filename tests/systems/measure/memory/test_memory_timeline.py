@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from systems.measure.memory.memory_plot import draw_timeline, timeline_data
+from systems.measure.memory.memory_plot import timeline_data
 from systems.measure.memory.memory_timeline import (
     MARK,
     Owner,
@@ -188,13 +188,6 @@ def test_source_lines():
     )
     assert source_of([torch_frame, launcher], ROOT).source == "nn/functional.py:9 silu"
     assert source_of([], ROOT).source == "no Python frame"
-
-
-@pytest.mark.parametrize("build", [step, lambda: snapshot([*mark()] * 4, {WEIGHT: 100})])
-def test_the_picture_is_drawn(build, tmp_path):
-    path = tmp_path / "timeline.png"
-    draw_timeline(read_timeline(build(), PHASES), OWNERS, "a step", path)
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_drawn_data_keeps_the_peak_and_the_kinds(tmp_path):
