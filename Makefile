@@ -27,15 +27,15 @@ $(VENV)/torch:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/torch
-	$(BIN)/pip install --quiet --editable '.[nvml,report]'
+	$(BIN)/pip install --quiet --editable '.[nvml]'
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test]'
+	$(BIN)/pip install --quiet --editable '.[nvml,test]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[nvml,report,test,dev]'
+	$(BIN)/pip install --quiet --editable '.[nvml,test,dev]'
 	@touch $@
 
 # make install          install the project into .venv

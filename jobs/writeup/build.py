@@ -28,7 +28,6 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
     Raises:
         FileNotFoundError: if a folder does not exist or has no results.
         UnreadableResults: if the submissions or records of a folder cannot be read.
-        CommandError: if a package that the page needs is not installed.
         OSError: if a file cannot be written.
     """
     folders = results_folders(given)

@@ -1,7 +1,6 @@
 """Renders the document as one HTML file that needs no network.
 
-DataTables, which sorts and filters the tables, comes from a Python package. It, the tables, the
-figures and the data of records are compressed in the page.
+Tables, figures and the data of records are compressed in the page.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
+from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
@@ -27,15 +26,9 @@ from jobs.writeup.record_details import details
 from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import MARK
 
-_NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(e[-+]?\d+)?")
-
 
 def html_report(document: Document) -> str:
-    """Return the document as HTML.
-
-    Raises:
-        CommandError: if a package that the page needs is not installed.
-    """
+    """Return the document as HTML."""
     page = _Page(document)
     jinja = Environment(
         loader=PackageLoader("jobs.writeup", "page"),
@@ -52,7 +45,6 @@ def html_report(document: Document) -> str:
         counted=counted,
         title=TITLE,
         style=Markup((here / "page.css").read_text()),
-        table_style=Markup(_from_package("itables", "html/dt_bundle.css")),
     )
     # The records behind the page are known after it is rendered.
     data = {
@@ -62,7 +54,6 @@ def html_report(document: Document) -> str:
     packed = {
         "cells": json.dumps(page.tables),
         "data": json.dumps(data, separators=(",", ":"), allow_nan=False),
-        "tables": _from_package("itables", "html/dt_bundle.js"),
     }
     scripts = "".join(
         f'<script type="application/octet-stream" id="packed-{name}">{_pack(text)}</script>\n'
@@ -86,7 +77,8 @@ class _Page:
         self.figures: list[str] = []  # their addresses
         self.tables: list[str] = []  # their HTML
         self._document = document
-        self._markdown = _markdown_parser()
+        # HTML in a text of a record is shown as text.
+        self._markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def answer(self, text: str) -> Markup:
         """Return an answer as HTML. Each measured number is a button that shows its records."""
@@ -108,9 +100,7 @@ class _Page:
             for header, texts in table.columns.items():
                 records = table.records.get(header)
                 cell = self._cell(shown, texts[i], records[i] if records else [])
-                number = _NUMBER.match(texts[i])  # by which the cell is sorted
-                order = f' data-order="{number[0].replace(",", "")}"' if number else ""
-                cells.append(f"<td{order}>{cell}</td>")
+                cells.append(f"<td>{cell}</td>")
             rows.append(f"<tr>{''.join(cells)}</tr>")
         self.tables.append(f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
         return len(self.tables) - 1
@@ -130,26 +120,6 @@ class _Page:
 
 def _button(records: str, html: str) -> str:
     return f'<button class="n" data-r="{records}">{html}</button>'
-
-
-def _markdown_parser() -> Any:
-    try:
-        from markdown_it import MarkdownIt
-    except ImportError as error:
-        raise _not_installed(error) from error
-    # HTML in a text of a record is shown as text.
-    return MarkdownIt("commonmark", {"html": False}).enable("table")
-
-
-def _from_package(package: str, name: str) -> str:
-    try:
-        return (files(package) / name).read_text(encoding="utf-8")
-    except (ImportError, OSError) as error:
-        raise _not_installed(error) from error
-
-
-def _not_installed(error: Exception) -> CommandError:
-    return CommandError(f"the report needs more packages ({error}): pip install '.[report]'")
 
 
 def _pack(text: str) -> str:

@@ -7,9 +7,7 @@ async function unpack(name) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 const once = (work) => { let result; return () => (result ??= work()); };
-const asUrl = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
 const data = once(async () => JSON.parse(await unpack("data")));
-const tables = once(async () => import(asUrl(await unpack("tables"))));
 
 const cells = JSON.parse(await unpack("cells"));
 for (const table of all("table.data")) table.innerHTML = cells[Number(table.dataset.t)];
@@ -19,7 +17,6 @@ const root = document.documentElement;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 function setTheme(isDark) {
   root.dataset.theme = isDark ? "dark" : "light";
-  root.classList.toggle("dark", isDark); // read by DataTables
   $("#theme").setAttribute("aria-pressed", String(isDark));
 }
 $("#theme").addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
@@ -37,8 +34,7 @@ $("#sidebar").addEventListener("click", (event) => {
     $("#menu").setAttribute("aria-expanded", "false");
   }
 });
-// A part is shown if it has the chosen state and no other part contains more words of the search. The
-// texts are read once, because DataTables removes the rows that it does not show.
+// A part is shown if it has the chosen state and no other part contains more words of the search.
 // 16384 finds 16,384, and bf16 finds bfloat16.
 const searched = (text) => text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1").replaceAll("bfloat16", "bf16");
 const texts = new Map(all("article.part").map((part) => [part, new Map()])); // by kind of GPU
@@ -152,19 +148,7 @@ $("#devices")?.addEventListener("click", (event) => {
   select();
 });
 
-// ---- tables -----------------------------------------------------------------------------------
-async function enhance(table) {
-  if (table.dataset.done) return;
-  table.dataset.done = "1";
-  const rows = Number(table.dataset.rows);
-  const { default: DataTable } = await tables();
-  const enhanced = new DataTable(table, {
-    order: [], autoWidth: false, info: rows > 25, paging: rows > 25, pageLength: 25,
-    searching: rows > 8, layout: { topStart: rows > 25 ? "pageLength" : null },
-  });
-  if (rows > 25) paged.push(enhanced);
-}
-const paged = []; // tables that show a part of their rows; paper shows all
+// ---- paper -----------------------------------------------------------------------------------
 let theme;
 let unfolded = []; // answers that are open on paper only
 window.addEventListener("beforeprint", () => {
@@ -172,17 +156,11 @@ window.addEventListener("beforeprint", () => {
   root.dataset.theme = "light";
   unfolded = all("details.more:not([open])");
   for (const details of unfolded) details.open = true;
-  for (const table of paged) table.page.len(-1).draw();
 });
 window.addEventListener("afterprint", () => {
   root.dataset.theme = theme;
   for (const details of unfolded) details.open = false;
-  for (const table of paged) table.page.len(25).draw();
 });
-const nearTable = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) if (isIntersecting) enhance(target);
-}, { rootMargin: "300px" });
-for (const table of all("table.data")) nearTable.observe(table);
 
 // ---- figures ----------------------------------------------------------------------------------
 // All at once, because a page must have its figures before it is printed.
@@ -241,6 +219,3 @@ document.addEventListener("click", async (event) => {
     $("#records").close(); // a click beside the dialog
   }
 });
-for (const details of all("details")) {
-  details.addEventListener("toggle", () => { for (const table of all("table.data", details)) enhance(table); });
-}
