@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from jobs.cli.arguments import AnyFolders, flag
 from jobs.cli.observed import observed_in
 from jobs.cli.output import fail, note, width
-from jobs.formatting import counted, relative
-from jobs.report.hours import Hours, lost_attempts
+from jobs.formatting import relative
+from jobs.report.hours import Hours
 from jobs.report.hours import hours as hours_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS
@@ -35,25 +35,19 @@ def hours(
     'measuring' are parts of this call; 'other' is the rest. 'wasted' are attempts that are not in
     the results: they failed, ended early, were repeated, or belong to interrupted rounds.
 
-    The start of a job and the time between its runs are not counted. A note tells the number of
-    attempts without a record, because their worker died.
+    The start of a job, the time between its runs and attempts whose worker died are not counted.
     """
     rows: list[Row] = []
-    lost: dict[str, int] = {}
     for seen in observed_in(folders or [LOGS]):
         name = str(relative(seen.folder))
         rows += [_row(name, one) for one in hours_of(seen)]
         for text in seen.notes:
             note(f"{name}: {text}")
-        if count := lost_attempts(seen):
-            lost[name] = count
-            without = f"{counted(count, 'attempt')} without a record; their GPU-hours are unknown"
-            note(f"{name}: {without}")
     if not rows:
         places = " ".join(map(str, folders or [LOGS]))
         fail(f"no results folder in {places}; pass a folder as an argument")
     if as_json:
-        print(json.dumps({"rows": rows, "attempts_without_record": lost}))
+        print(json.dumps({"rows": rows}))
     else:
         _print_markdown(rows)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from jobs.results.counting import is_thrown_away, results_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
-from jobs.results.worker_state import read_worker_state
 
 # What the GPU-hours were used for. An attempt that is not in the results is `wasted` as a whole.
 # `other` is the part of an attempt that its record does not assign to a stage.
@@ -112,31 +111,6 @@ def _in_results(observation: Observation) -> set[int]:
         if is_thrown_away(r) and r.block and (r.submission, r.job, r.block.id) in measured
     ]
     return {id(r) for r in [*kept, *trials] if not r.status.is_failure}
-
-
-def lost_attempts(observation: Observation) -> int:
-    """Return the number of attempts that left no record, because their worker died.
-
-    Attempts are numbered, and a job notes its present attempt in a file. An attempt is missed if
-    neither a later attempt of its run has a record nor this file exists.
-    """
-    recorded: dict[tuple[str, int], set[int]] = {}
-    for record in observation.records:
-        recorded.setdefault((record.run, record.repeat), set()).add(record.attempt)
-    lost = {
-        (*key, number)
-        for key, numbers in recorded.items()
-        for number in range(1, max(numbers))
-        if number not in numbers
-    }
-    for manifest in observation.manifests:
-        for job in manifest.jobs:
-            running = read_worker_state(manifest.job_folder(job.index)).running
-            if running is None or _is_live(observation, manifest.id, job.index):
-                continue
-            if running.attempt not in recorded.get((running.run, running.repeat), ()):
-                lost.add((running.run, running.repeat, running.attempt))
-    return len(lost)
 
 
 def _is_live(observation: Observation, submission: str, job: int) -> bool:

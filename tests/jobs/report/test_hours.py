@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.report.hours import Hours, hours, lost_attempts
+from jobs.report.hours import Hours, hours
 from jobs.results.counting import place_of
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.record import BlockPlace, Record, Seconds
 from jobs.results.run_states import Observation, TaskState
-from jobs.results.worker_state import RunningAttempt, WorkerState, write_worker_state
 from jobs.run import Run, Shape
 from jobs.status import JobState, Status
 from jobs.sweep.load import load_sweep
@@ -178,18 +176,3 @@ def test_runs_without_gpus_have_only_wall_hours(observe: Observe) -> None:
     run = sweep_run(1, Shape())
     row = only(hours(observe([attempt(run, ok(1.0), 0, 3)], [run])))
     assert not row.uses_gpus and row.wall == pytest.approx(3)
-
-
-def test_attempts_without_a_record_are_counted(observe: Observe) -> None:
-    run = sweep_run(1)
-    records = [attempt(run, ok(1.0), 0, 1, attempt=3), attempt(run, ok(1.0), 1, 1, repeat=1)]
-    seen, live = observe(records, [run]), observe(records, [run], live=True)
-    assert lost_attempts(seen) == 2  # attempts 1 and 2 of the first repeat
-    folder = seen.manifests[0].job_folder(0)
-    folder.mkdir(parents=True)
-    running = RunningAttempt(run=run.id, repeat=1, attempt=2)
-    write_worker_state(folder, WorkerState(running=running))
-    assert lost_attempts(seen) == 3
-    assert lost_attempts(live) == 2  # the attempt has not ended
-    recorded = attempt(run, failed("killed"), 2, 1, repeat=1, attempt=2)
-    assert lost_attempts(replace(seen, records=[*records, recorded])) == 2
