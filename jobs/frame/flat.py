@@ -17,10 +17,10 @@ import pandas as pd
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar, is_number
-from jobs.frame.metrics import METRICS, fact_at, measured_phases, metric_samples, phases_with
+from jobs.frame.metrics import METRICS, fact_at, measured_phases
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
-from jobs.frame.rows import Reduced, Row, pooled
+from jobs.frame.rows import cells_of, rows_of
 from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.results.record_reader import garbage_collection_paused
@@ -67,97 +67,43 @@ def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.Da
         FileNotFoundError: if a folder does not contain submissions.
         UnreadableResults: if a folder cannot be read.
     """
-    table = _Builder(by_process)
+    rows: list[dict[str, Any]] = []
     notes: list[str] = []
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
             observation = observe(resolved)
             notes += [*map(str, observation.bad_lines), *observation.notes]
-            notes += _add_folder(table, str(given), observation)
-        return table.frame(), list(dict.fromkeys(notes))
+            notes += _add_folder(rows, str(given), observation, by_process)
+        return _frame(rows, by_process), list(dict.fromkeys(notes))
 
 
-class _Builder:
-    """Collects the rows of a frame. What all rows of a run have in common is stored once."""
+def _frame(rows: list[dict[str, Any]], by_process: bool) -> pd.DataFrame:
+    last = LAST | PROCESS | CONDITIONS if by_process else LAST
+    own = FIRST | MEASURED | last
+    other = dict.fromkeys(name for row in rows for name in row if name not in own)
+    params = [name for name in other if not name.startswith(FACT)]
+    facts = [name for name in other if name.startswith(FACT)]
+    names = (*FIRST, *params, *MEASURED, *facts, *last)
+    return pd.DataFrame({n: typed([row.get(n) for row in rows], own.get(n)) for n in names})
 
-    def __init__(self, by_process: bool) -> None:
-        self.by_process = by_process
-        self.own = OWN | PROCESS | CONDITIONS if by_process else OWN
-        self.runs: list[dict[str, Any]] = []
-        self.params: dict[str, None] = {}  # the columns of parameters and facts, in order
-        self.facts: dict[str, None] = {}
-        self._places: list[tuple[int, str | None, int]] = []  # index of the run, phase, processes
-        self._conditions: list[dict[str, Any]] = []
-        self._cells: dict[str, dict[int, list[Row]]] = {name: {} for name in _CELLS}
 
-    def add(self, common: dict[str, Any], results: _Group) -> None:
-        """Add the rows of a run: one for each phase, or a single one if it has no phases."""
-        measured = _measurements(results)
-        counts = Counter(phase for m in measured for phase in measured_phases(m))
-        first = len(self._places)
-        rows = counts.items() if counts else [(None, len(results))]
-        self._places += [(len(self.runs), phase, count) for phase, count in rows]
-        if self.by_process:
-            self._conditions += [_conditions(results[0].record, phase) for phase, _ in rows]
-        self.runs.append(common)
-        places = {phase: first + i for i, phase in enumerate(counts or [""])}
-
-        for result in results:
-            record = result.record if result.status is Status.ok else None
-            if record is None or record.measurements is None:
-                continue
-            for column, metric in _CELLS.items():
-                phases = phases_with(record.measurements, metric.name)
-                for phase in phases if metric.has_phases else places:
-                    samples = metric_samples(record, metric, phase)
-                    if isinstance(samples, np.ndarray):
-                        row = Row(result, metric, phase, samples, in_round=result.in_round)
-                        self._cells[column].setdefault(places[phase], []).append(row)
-
-    def frame(self) -> pd.DataFrame:
-        """Return the rows as a DataFrame."""
-        run_of = np.array([run for run, _, _ in self._places], dtype=np.intp)
-        measured = self._measured()
-        columns: dict[str, Any] = {}
-        last = (*LAST, *PROCESS, *CONDITIONS) if self.by_process else tuple(LAST)
-        for name in (*FIRST, *self.params, *MEASURED, *self.facts, *last):
-            if name in CONDITIONS:
-                of_phases = [conditions.get(name) for conditions in self._conditions]
-                columns[name] = typed(of_phases, CONDITIONS[name])
-            elif name == "phase":
-                columns[name] = typed([phase for _, phase, _ in self._places], "string")
-            elif name in MEASURED:
-                columns[name] = measured[name]
-            else:
-                values = [run.get(name) for run in self.runs]
-                columns[name] = typed(values, self.own.get(name)).take(run_of)
-        return pd.DataFrame(columns, copy=False)
-
-    def _measured(self) -> dict[str, Any]:
-        """Return the columns of numbers. They are NaN where a row has none."""
-        found: dict[str, Any] = dict.fromkeys(MEASURED)
-        times = self._cells["time"]
-        reduced = Reduced(list(times.values()))
-        for name in TIMES:
-            found[f"{name}_ms"] = self._scatter(times, reduced.numbers(name))
-        ends = np.full((len(times), 2), np.nan)
-        for i, interval in reduced.intervals("median").items():
-            ends[i] = interval
-        found["low_ms"], found["high_ms"] = (self._scatter(times, end) for end in ends.T)
-        counts = np.array([len(pooled(rows)) for rows in times.values()])
-        found["samples"] = pd.array(self._scatter(times, counts), dtype="Int64")
-        for column in MEDIANS:
-            cells = self._cells[column]
-            medians = Reduced(list(cells.values())).numbers("median")
-            found[column] = self._scatter(cells, medians)
-        found["processes"] = np.array([count for _, _, count in self._places], dtype=np.int64)
-        return found
-
-    def _scatter(self, places: dict[int, list[Row]], numbers: np.ndarray) -> np.ndarray:
-        """Return a column with numbers at some places, and NaN at others."""
-        column = np.full(len(self._places), np.nan)
-        column[list(places)] = numbers
-        return column
+def _numbers(results: _Group, phase: str | None) -> dict[str, Any]:
+    """Return the columns of numbers of some repeats in one phase."""
+    found: dict[str, Any] = {}
+    for column, metric in _CELLS.items():
+        if phase is None and metric.has_phases:
+            continue
+        rows = list(rows_of(results, [metric], lambda *_: [phase or ""]))
+        (cell,) = cells_of(rows, [()] * len(rows)).values()
+        if not cell.measured:
+            continue
+        if column != "time":
+            found[column] = cell.number
+            continue
+        found |= {f"{name}_ms": cell.value(name) for name in TIMES}
+        found["samples"] = len(cell.pooled)
+        found["low_ms"], found["high_ms"] = cell.interval or (None, None)
+    return found
 
 
 def _measurements(results: _Group) -> list[Measurements]:
@@ -165,34 +111,34 @@ def _measurements(results: _Group) -> list[Measurements]:
     return [r.measurements for r in results if r.status is Status.ok and r.measurements is not None]
 
 
-def _add_folder(table: _Builder, name: str, observation: Observation) -> list[str]:
+def _add_folder(
+    rows: list[dict[str, Any]], name: str, observation: Observation, by_process: bool
+) -> list[str]:
     """Add the results of a folder to a table. Return notes on problems."""
     sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
     results, notes = _completed(list_results(observation))
     groups: dict[tuple[str, str, Status, int], _Group] = {}
     for i, result in enumerate(results):
-        key = (result.run.id, result.device, result.status, i if table.by_process else 0)
+        key = (result.run.id, result.device, result.status, i if by_process else 0)
         groups.setdefault(key, []).append(result)
     recorded = {r.run.id: r.run for r in results if r.record is not None}
     staleness = Staleness(recorded.values())
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
-        params = {
-            _parameter_column(key, table.by_process): value for key, value in run.params.items()
-        }
-        facts = _facts(_measurements(group))
-        table.params |= dict.fromkeys(params)
-        table.facts |= dict.fromkeys(facts)
+        measured = _measurements(group)
         common = {"folder": name, "sweep": sweeps.get(run_id), "benchmark": run.benchmark}
         common |= {"run": run_id, "device": device or None, "status": str(status)}
-        common |= params
-        common |= facts
+        common |= {_parameter_column(key, by_process): v for key, v in run.params.items()}
+        common |= _facts(measured)
         if not status.is_live:
             common |= _about([r.record for r in group if r.record is not None], staleness)
         common["reason"] = _joined([_reason(result) for result in group])
-        if table.by_process:
+        if by_process:
             common |= _process(group[0])
-        table.add(common, group)
+        counts = Counter(phase for m in measured for phase in measured_phases(m))
+        for phase, count in (counts or {None: len(group)}).items():
+            row = common | {"phase": phase, "processes": count} | _numbers(group, phase)
+            rows.append(row | (_conditions(group[0].record, phase) if by_process else {}))
     return notes
 
 

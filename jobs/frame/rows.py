@@ -17,7 +17,7 @@ from jobs.formatting import format_number, format_percent
 from jobs.frame.metrics import Metric, metric_samples
 from jobs.frame.predictions import predicted
 from jobs.frame.results import Result
-from jobs.frame.statistics import mean_interval, of_each, over_processes, statistic
+from jobs.frame.statistics import mean_interval, over_processes, statistic
 from jobs.results.counting import allocation_of
 from jobs.results.record import Record
 from jobs.status import Status
@@ -82,15 +82,48 @@ class Cell:
     metric: Metric
     rows: list[Row]
     measured: list[Row]  # those with samples: one per process
-    in_rounds: bool  # whether all processes are of complete rounds of a block
-    # A statistic, None without samples. In a block it is that of each process, and of these values
-    # the mean, minimum or maximum for these statistics, and the median for any other. Outside of
-    # blocks it is that of the samples of all repeats.
-    number: float | None
-    # 95% interval of the mean over processes. None outside of blocks, for statistics that are no
-    # estimate of a mean, and for values that are not times if all processes have the same.
-    interval: Interval | None
-    deviation: float | None  # only for the statistic mean_std
+    statistic: str  # such as median
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether all processes are of complete rounds of a block."""
+        return bool(self.measured) and all(row.in_round for row in self.measured)
+
+    @property
+    def number(self) -> float | None:
+        """The statistic, None without samples."""
+        return self.value(self.statistic)
+
+    def value(self, name: str) -> float | None:
+        """Return a statistic, None without samples.
+
+        In a block it is that of each process, and of these values the mean, minimum or maximum for
+        these statistics, and the median for any other. Outside of blocks it is that of the samples
+        of all repeats.
+        """
+        if not self.measured:
+            return None
+        if self.in_rounds:
+            return statistic(_values(self.measured, name), over_processes(name))
+        return statistic(self.pooled, name)
+
+    @property
+    def interval(self) -> Interval | None:
+        """95% interval of the mean over processes.
+
+        None outside of blocks, for statistics that are no estimate of a mean, and for values that
+        are not times if all processes have the same.
+        """
+        if not self.in_rounds or self.statistic in _WITHOUT_INTERVAL:
+            return None
+        return _interval(self.measured, self.statistic)
+
+    @property
+    def deviation(self) -> float | None:
+        """Only for mean_std: that over processes, or over samples outside of blocks."""
+        if self.statistic != "mean_std" or not self.measured:
+            return None
+        return statistic(_values(self.measured, "mean") if self.in_rounds else self.pooled, "std")
 
     @property
     def records(self) -> list[Record]:
@@ -151,65 +184,17 @@ def cells_of(
 
     Args:
         keys: for each row, what identifies its cell. Rows of a cell have the same metric.
-        statistic_name: such as median, see `Cell.number`.
+        statistic_name: such as median, see `Cell.value`.
     """
     groups: dict[Key, list[Row]] = {}
     for row, key in zip(rows, keys, strict=True):
         groups.setdefault(key, []).append(row)
-    measured = [[row for row in group if row.samples is not None] for group in groups.values()]
-    reduced = Reduced(measured)
-    numbers = reduced.numbers(statistic_name).tolist()
-    intervals = reduced.intervals(statistic_name)
-    deviations = reduced.deviations() if statistic_name == "mean_std" else {}
     return {
         key: Cell(
-            group[0].metric,
-            group,
-            own,
-            i in reduced.in_rounds,
-            numbers[i] if own else None,
-            intervals.get(i),
-            deviations.get(i),
+            group[0].metric, group, [r for r in group if r.samples is not None], statistic_name
         )
-        for i, ((key, group), own) in enumerate(zip(groups.items(), measured, strict=True))
+        for key, group in groups.items()
     }
-
-
-class Reduced:
-    """Statistics of groups of rows with samples. A group is a cell, and may be empty.
-
-    Many groups are reduced together, which takes a fifth of the time.
-    """
-
-    def __init__(self, groups: Sequence[Sequence[Row]]):
-        self._count = len(groups)
-        self.in_rounds: dict[int, Sequence[Row]] = {}  # groups in blocks, by their position
-        self._pooled: dict[int, np.ndarray] = {}  # samples of the other groups
-        for i, rows in enumerate(groups):
-            if rows and all(row.in_round for row in rows):
-                self.in_rounds[i] = rows
-            elif rows:
-                self._pooled[i] = pooled(rows)
-
-    def numbers(self, name: str) -> np.ndarray:
-        """Return a statistic of each group, see `Cell.number`. NaN for an empty group."""
-        found = np.full(self._count, np.nan)
-        found[list(self._pooled)] = of_each(list(self._pooled.values()), name)
-        values = [_values(rows, name) for rows in self.in_rounds.values()]
-        found[list(self.in_rounds)] = of_each(values, over_processes(name))
-        return found
-
-    def intervals(self, name: str) -> dict[int, Interval]:
-        """Return the intervals that are known, see `Cell.interval`, by position of the group."""
-        if name in _WITHOUT_INTERVAL:
-            return {}
-        found = {i: _interval(rows, name) for i, rows in self.in_rounds.items()}
-        return {i: interval for i, interval in found.items() if interval is not None}
-
-    def deviations(self) -> dict[int, float]:
-        """Return the standard deviation over processes, or over samples outside of blocks."""
-        over = {i: _values(rows, "mean") for i, rows in self.in_rounds.items()}
-        return {i: statistic(values, "std") for i, values in (self._pooled | over).items()}
 
 
 def pooled(measured: Sequence[Row]) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 CONFIDENCE = 0.95  # of intervals
-_AT_ONCE = 10_000  # limits the memory of copies of samples
 _QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 # How values of several processes are reduced, by the statistic of the samples of a process. Means
 # add up: a step minus the step without communication is the exposed communication.
@@ -30,22 +29,6 @@ def statistic(samples: np.ndarray, name: str) -> float:
     median is 0.
     """
     return float(_reduced(samples, name))
-
-
-def of_each(many: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """Return the `statistic` of each of many arrays `(samples,)`, as an array `(arrays,)`.
-
-    Arrays of the same length are reduced together, which takes a fifth of the time.
-    """
-    found = np.empty(len(many))
-    by_length: dict[int, list[int]] = {}
-    for i, samples in enumerate(many):
-        by_length.setdefault(len(samples), []).append(i)
-    for places in by_length.values():
-        for some in range(0, len(places), _AT_ONCE):
-            chosen = places[some : some + _AT_ONCE]
-            found[chosen] = _reduced(np.array([many[i] for i in chosen]), name)
-    return found
 
 
 def _reduced(samples: np.ndarray, name: str) -> Any:

@@ -17,7 +17,7 @@ from jobs.formatting import format_range, plural
 from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import NO_VALUE, Cell, Row, cells_of, rows_of
-from jobs.frame.statistics import of_each, over_processes
+from jobs.frame.statistics import over_processes, statistic
 from jobs.report.tables.notes import attempts_note, launch_bound_note, notes_of, process_noun
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
@@ -201,7 +201,7 @@ def _sampling_note(shown: Shown, cells: Collection[Cell]) -> str:
     parts = _block_note(name, paired, process_noun(shown.results)) if paired else []
     if max(map(len, samples), default=0) > 1:
         of_samples = f"{_shown_name(name)} of {format_range(list(map(len, samples)))} samples"
-        spreads = of_each([each for each in samples if len(each) > 1], "spread")
+        spreads = [statistic(each, "spread") for each in samples if len(each) > 1]
         parts += [
             f"not in blocks: {of_samples}" if paired else of_samples,
             f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
