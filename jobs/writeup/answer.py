@@ -21,13 +21,15 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     sci                          filter that formats small numbers
     kernel                       filter that names a matmul kernel as people do
 
-A number that was not measured is rendered as `not measured`, and so is arithmetic with it.
+A paragraph with a number that was not measured is left out. A statement of Jinja begins and ends in
+one paragraph.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -37,17 +39,16 @@ from jinja2 import Environment, TemplateError
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
 from jobs.writeup.families import by
-from jobs.writeup.language import Compared, NotMeasured, environment
+from jobs.writeup.language import Missing, NotMeasured, environment
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
 from jobs.writeup.registry import Registry
-from jobs.writeup.studies import Study
-from jobs.writeup.traced import MISSING, Recorded, shown
+from jobs.writeup.studies import Studies, Study
+from jobs.writeup.traced import Recorded, shown
 from systems import accounting
 from systems.accounting import feed_forward, xxl_model
 
-MISSING_NUMBER = "Not measured: a number that this answer depends on is missing."
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
     TemplateError, TableError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
@@ -77,35 +78,17 @@ class Answer:
         """A sentence on a mistake in the template. "" if there is none."""
         return f"The answer cannot be written: {self.problem}" if self.problem else ""
 
-    @property
-    def complete_paragraphs(self) -> list[str]:
-        """The paragraphs of the text in which no number is missing."""
-        paragraphs = [] if self.text == MISSING_NUMBER else paragraphs_of(self.text)
-        return [each for each in paragraphs if MISSING not in each]
-
 
 def paragraphs_of(text: str) -> list[str]:
     """Return the paragraphs of a text, each with the list or table that it announces."""
     return re.split(r"(?<!:)\n\s*\n", text)
 
 
-def devices_of(studies: list[Study]) -> list[str]:
-    """Return the kinds of device for which an answer is rendered.
-
-    These are the GPU models that have executed a run, if only until their memory was full. Without
-    a GPU they are the kinds of CPU.
-    """
-    records = [record for study in studies for record in study.observation.records]
-    measured = dict.fromkeys(r.device for r in records if r.status in ("ok", "oom"))
-    gpus = [device for device in measured if not device.startswith("cpu:")]
-    return gpus or list(measured)
-
-
 def render_answer(
     part: Part,
     study: Study | None,
-    studies: Mapping[str, Study],
-    device: str | None,
+    studies: Studies,
+    device: str,
     registry: Registry,
 ) -> Answer:
     """Render an answer with the results of one kind of device.
@@ -116,7 +99,7 @@ def render_answer(
         device: kind of GPU, see `Study.results_on`. None: there are no results.
     """
     answer = Answer("")
-    lookups = AnswerLookups(study, studies, device, registry)
+    lookups = AnswerLookups(study, studies.get(device, {}), registry)
     jinja = environment()
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
     jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
@@ -125,8 +108,8 @@ def render_answer(
         "by": by(lookups.value),
         "accounting": _Accounting(),
         "sizes": list(accounting.MODEL_SIZES),
-        "device": device,
-        "devices": devices_of(list(studies.values())),
+        "device": device or None,
+        "devices": list(studies),
     }
     where = ""
     try:
@@ -136,12 +119,9 @@ def render_answer(
                 raise ValueError("this name is taken")
             known[name] = given if isinstance(given, dict) else _evaluated(jinja, given, known)
         where = ""
-        answer.text = jinja.from_string(part.answer).render(known).strip()
-    except Compared:
-        answer.text = MISSING_NUMBER
-        answer.missing += 1
+        answer.text = _complete(jinja, part.answer, known)
     except _RAISED as error:
-        answer.text, answer.problem = MISSING_NUMBER, f"{where}{error}"
+        answer.problem = f"{where}{error}"
         answer.missing += 1
     answer.found, answer.impossible = lookups.found, lookups.impossible
     answer.missing += lookups.missing
@@ -151,15 +131,24 @@ def render_answer(
 
 
 def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) -> Any:
-    """Return the value of an expression. NotMeasured if it compares a number that is missing."""
+    """Return the value of an expression. It is missing if a number that it needs is."""
     try:
         return jinja.compile_expression(expression, undefined_to_none=False)(known)
-    except Compared:
-        return NotMeasured()
+    except NotMeasured:
+        return Missing()
+
+
+def _complete(jinja: Environment, text: str, known: Mapping[str, Any]) -> str:
+    """Return the paragraphs of a template that have all of their numbers."""
+    complete = []
+    for paragraph in paragraphs_of(text):
+        with suppress(NotMeasured):
+            complete.append(jinja.from_string(paragraph).render(known).strip())
+    return "\n\n".join(complete)
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, (float, Recorded, NotMeasured))
+    return isinstance(value, (float, Recorded))
 
 
 def _n(number: Any, digits: int = 4) -> str:
@@ -197,10 +186,7 @@ class _Accounting:
 
 def _known(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_known(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        if any(isinstance(each, NotMeasured) for each in given):
-            return NotMeasured()
         found = function(*args, **kwargs)
-        return NotMeasured() if found is None else found
+        return Missing() if found is None else found
 
     return of_known

@@ -112,11 +112,11 @@ def asked_cells(sweep: str, filter: str | None) -> tuple[dict[str, Run], dict[st
     return {run.id: run for run in expansion.runs}, often
 
 
-def cells_on(study: Study, filter: str | None, device: str) -> Cells:
-    """Return the cells of a stock sweep, as measured on a kind of GPU."""
+def cells_on(study: Study, filter: str | None) -> Cells:
+    """Return the cells of a stock sweep, as measured on its kind of GPU."""
     asked, often = asked_cells(study.name, filter)
     found: dict[str, list[Result]] = {}
-    for result in study.results_on(device):
+    for result in study.results:
         if result.record is not None and result.status in ("ok", *ONCE):
             found.setdefault(result.run.id, []).append(result)
     missing, few, stale = set(), set(), set()

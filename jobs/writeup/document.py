@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, reduce
@@ -14,13 +14,13 @@ from typing import TypeVar
 from jobs.errors import TableError
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.sweep.views import Plot, Table
-from jobs.writeup.answer import Answer, devices_of, paragraphs_of, render_answer
+from jobs.writeup.answer import Answer, paragraphs_of, render_answer
 from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.drawings import Drawing, drawings_of
 from jobs.writeup.figures import DrawnFigure, ShownPlot, draw
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
-from jobs.writeup.studies import Study
+from jobs.writeup.studies import Studies, Study
 
 # Stand for, or follow, an answer without its numbers
 IMPOSSIBLE = "The runs of this answer have no numbers: memory ran out, or they are not supported."
@@ -90,8 +90,7 @@ class View:
     def is_impossible(self) -> bool:
         """Whether each paragraph of the answer needs a number that its run cannot have."""
         answer = self.answer
-        is_left = bool(answer.missing or answer.complete_paragraphs)
-        return bool(self.device and answer.text) and not is_left
+        return bool(self.device and answer.impossible) and not (answer.missing or answer.text)
 
     @property
     def heading(self) -> str:
@@ -114,10 +113,8 @@ class View:
             return answer.text
         if self.is_impossible:
             return IMPOSSIBLE
-        paragraphs = answer.complete_paragraphs
-        if answer.missing:
-            paragraphs.append(SOME_NUMBERS if paragraphs else NO_NUMBERS)
-        return "\n\n".join(paragraphs)
+        more = (SOME_NUMBERS if answer.text else NO_NUMBERS) if answer.missing else ""
+        return "\n\n".join(filter(None, [answer.text, more]))
 
     @property
     def verdict(self) -> str:
@@ -253,7 +250,7 @@ class Document:
 
 def make_document(
     problems: Iterable[Problem],
-    studies: Mapping[str, Study],
+    studies: Studies,
     folders: list[str],
     notes: list[str],
 ) -> Document:
@@ -274,9 +271,9 @@ def make_document(
         for name in (problem.sweep, part.sweep, *(exhibit.sweep for exhibit in part.show))
     }
     found = [_problem(problem, studies, registry) for problem in problems]
-    own = [study for name, study in studies.items() if name not in used]
+    own = dict.fromkeys(n for found in studies.values() for n in found if n not in used)
     if own:
-        found.append(_own_sweeps(own))
+        found.append(_own_sweeps(own, studies))
     document = Document(found, registry, folders, notes)
     order = ["", *document.devices]
     for part in (part for result in found for part in result.parts):
@@ -284,33 +281,33 @@ def make_document(
     return document
 
 
-def _problem(problem: Problem, studies: Mapping[str, Study], registry: Registry) -> ProblemResult:
+def _problem(problem: Problem, studies: Studies, registry: Registry) -> ProblemResult:
     return ProblemResult(
         problem, [_part(problem, part, studies, registry) for part in problem.parts]
     )
 
 
-def _part(
-    problem: Problem, part: Part, studies: Mapping[str, Study], registry: Registry
-) -> PartResult:
+def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) -> PartResult:
     name = part.sweep or problem.sweep
-    study = studies.get(name) if name else None
-    names = dict.fromkeys([name, *(exhibit.sweep for exhibit in part.show)])
-    involved = [studies[each] for each in names if each is not None and each in studies]
-    devices: list[str | None] = list(devices_of(involved)) if name else []
+    names = {name, *(exhibit.sweep for exhibit in part.show)}
+    involved = {
+        device: here
+        for device, found in studies.items()
+        if name and (here := {each: study for each, study in found.items() if each in names})
+    }
     views = []
-    for device in devices or [None]:
-        here = {study.name: _on(study, device) for study in involved}
+    for device, here in (involved or {"": {}}).items():
+        study = here.get(name or "")
         answer = render_answer(part, study, studies, device, registry)
-        view = View(device or "", answer)
+        view = View(device, answer)
         for exhibit in part.show:
             _show(view, exhibit, here.get(exhibit.sweep or name or ""))
-        if (own := here.get(name or "")) is not None:
+        if study is not None:
             for table in part.more:
-                _add_table(view, own, own.tables.get(table), None, folded=True)
+                _add_table(view, study, study.tables.get(table), None, folded=True)
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
             is_derived = _state_of(answer) is State.derived
-            view.cells = None if is_derived else cells_on(study, part.filter, device)
+            view.cells = None if is_derived else cells_on(study, part.filter)
         views.append(view)
     shown = [
         view
@@ -324,16 +321,15 @@ def _part(
     command = _command(name, part) if name else ""
     result = PartResult(part, name, command, shown)
     statuses = Counter(
-        str(record.status) for each in involved for record in each.observation.records
+        str(record.status)
+        for here in involved.values()
+        for each in here.values()
+        for record in each.observation.records
     )
     if statuses and "ok" not in statuses:
         result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
         result.command += " --retry-failed"
     return result
-
-
-def _on(study: Study, device: str | None) -> Study:
-    return study if device is None else study.on(device)
 
 
 def _state_of(answer: Answer) -> State:
@@ -407,20 +403,21 @@ def _state_of_sweep(study: Study) -> State:
     return State.stale if stale else State.answered
 
 
-def _own_sweeps(studies: list[Study]) -> ProblemResult:
+def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
     """Return a section with the tables and plots of sweeps that answer no problem."""
     parts = []
-    for study in studies:
+    for name in names:
         views = []
-        devices: list[str | None] = list(devices_of([study]))
-        for device in devices or [None]:
-            here = _on(study, device)
-            view = View(device or "", Answer(""), of_sweep=_state_of_sweep(here))
+        for device, found in studies.items():
+            if (study := found.get(name)) is None:
+                continue
+            view = View(device, Answer(""), of_sweep=_state_of_sweep(study))
             for table in study.tables.values():
-                _add_table(view, here, table, None, folded=False)
-            view.figures += [ShownPlot(here, plot) for plot in study.plots.values()]
-            _add_drawings(view, here, None, None)
+                _add_table(view, study, table, None, folded=False)
+            view.figures += [ShownPlot(study, plot) for plot in study.plots.values()]
+            _add_drawings(view, study, None, None)
             views.append(view)
+        study = next(found[name] for found in studies.values() if name in found)
         part = Part(part=study.name, question=study.sweep.description, answer="")
         command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""
         parts.append(PartResult(part, study.name, command, views))

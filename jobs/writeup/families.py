@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jobs.writeup.language import NotMeasured
+from jobs.writeup.language import Missing, NotMeasured
 
 
 class Family(dict[Any, Any]):
@@ -21,8 +21,8 @@ class Family(dict[Any, Any]):
         for key in (key for key in self if key in others):
             try:
                 found[key] = calculate(self[key], others[key])
-            except ZeroDivisionError:
-                found[key] = NotMeasured()
+            except (NotMeasured, ZeroDivisionError):
+                found[key] = Missing()
         return found
 
     def __add__(self, other: Any) -> Family:

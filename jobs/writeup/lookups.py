@@ -10,7 +10,7 @@ from jobs.errors import TableError
 from jobs.frame.metrics import fact_at
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
-from jobs.frame.statistics import of_each
+from jobs.frame.statistics import statistic
 from jobs.report.tables.notes import basis_note, differing
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
@@ -23,7 +23,7 @@ from jobs.writeup.cell_lookup import (
     value_of,
 )
 from jobs.writeup.cells import ONCE, asked_cells
-from jobs.writeup.language import NotMeasured
+from jobs.writeup.language import Missing
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
 from jobs.writeup.traced import Recorded, Traced, marked
@@ -46,15 +46,13 @@ class AnswerLookups:
         self,
         study: Study | None,
         studies: Mapping[str, Study],
-        device: str | None,
         registry: Registry,
     ):
         self.found = 0  # number of looked-up values that were measured
         self.missing = 0  # number of looked-up values that were not measured
         self.impossible = 0  # number of those of runs that ended as oom or unsupported
-        self._study, self._studies, self._device = study, studies, device
+        self._study, self._studies = study, studies
         self._registry = registry
-        self._counting: dict[str, set[int]] = {}  # see _on_device, by name of the study
         self._used: dict[int, tuple[Study, Record]] = {}
         self._cells: list[Cell] = []
 
@@ -136,7 +134,7 @@ class AnswerLookups:
             found = re.search(pattern, record.failure.message)
             fields[name] = float(found[1]) if found else None
         return {
-            name: NotMeasured() if value is None else _traced(value, number)
+            name: Missing() if value is None else _traced(value, number)
             for name, value in fields.items()
         }
 
@@ -180,7 +178,7 @@ class AnswerLookups:
         for study in dict.fromkeys(study.name for study, _ in self._used.values()):
             used = {id(record) for own, record in self._used.values() if own.name == study}
             own = self._studies[study]
-            found = {id(r.record): r for r in own.all_results if r.record is not None}
+            found = {id(r.record): r for r in own.results if r.record is not None}
             results = [result for record, result in found.items() if record in used]
             several = [what for _, what, _ in differing(results)]
             note = "; ".join(filter(None, [basis_note(own.observation, results), *several]))
@@ -194,7 +192,7 @@ class AnswerLookups:
             if row.samples is not None and len(row.samples) > 1
         ]
         if samples:
-            spreads = sorted(of_each(samples, "spread"))
+            spreads = sorted(statistic(each, "spread") for each in samples)
             typical = spreads[len(spreads) // 2]
             notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
                          f"at most {spreads[-1]:.1%}")  # fmt: skip
@@ -255,27 +253,18 @@ class AnswerLookups:
         named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
         having = [
             result
-            for result in study.all_results
+            for result in study.results
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]
         if study.results and not having and not _is_asked(study, benchmark, named):
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        here = self._on_device(study)
-        found = [result for result in having if id(result) in here]
         if not study.is_stock:
-            return found
+            return having
         asked, _ = asked_cells(study.name, None)
-        stock = [each for each in found if each.run.id in asked and has(each, _chosen(params))]
-        return stock or found
-
-    def _on_device(self, study: Study) -> set[int]:
-        """Return the identities of the results that count for the device."""
-        if study.name not in self._counting:
-            results = study.results_on(self._device)
-            self._counting[study.name] = {id(result) for result in results}
-        return self._counting[study.name]
+        stock = [each for each in having if each.run.id in asked and has(each, _chosen(params))]
+        return stock or having
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
@@ -285,18 +274,18 @@ class AnswerLookups:
 
     def _none(
         self, study: Study | None, *runs: dict[str, Any], ends: Collection[str] = ONCE
-    ) -> NotMeasured:
+    ) -> Missing:
         """Return that runs have no such number. It is missing unless one of them `ends` so."""
         found = {str(r.status) for params in runs for r in self._results(study, params)
                  if has(r, _chosen(params))}  # fmt: skip
         if found.isdisjoint(ends):
             return self._missing()
         self.impossible += 1
-        return NotMeasured()
+        return Missing()
 
-    def _missing(self) -> NotMeasured:
+    def _missing(self) -> Missing:
         self.missing += 1
-        return NotMeasured()
+        return Missing()
 
 
 def _is_asked(study: Study, benchmark: str | None, names: Iterable[str]) -> bool:

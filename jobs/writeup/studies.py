@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs.block import TaskKey
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import Staleness, with_stale
 from jobs.results.unreadable import UnreadableResults
+from jobs.status import Status
 from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.views import Plot, Table
@@ -23,15 +23,12 @@ SMALL = "cpu-"  # prefix of the names of the small variants in sweeps/cpu
 
 @dataclass(frozen=True)
 class Study:
-    """Results of one sweep from all folders, with the tables and plots that the sweep declares."""
+    """Results of one sweep on one kind of device, from all folders with results of it."""
 
     name: str  # name of the sweep file in the folder sweeps, or of the user's own sweep
     sweep: Sweep
     observation: Observation
     results: list[Result]
-    # Results on CPUs of runs that need no GPU, by kind of GPU: those of the folders that have
-    # records of this GPU. CPUs of one kind can be those of hosts with different GPUs.
-    beside_gpus: dict[str, list[Result]]
     folders: dict[str, Path]  # results folder of each submission, by its id
     staleness: Staleness  # tells which records are from older code
     is_stock: bool  # whether the sweep is one of this project
@@ -44,32 +41,6 @@ class Study:
     def plots(self) -> dict[str, Plot]:
         return {plot.name: plot for plot in plots_of(self.sweep)}
 
-    def on(self, device: str) -> Study:
-        """Return the study with only the results that count for a kind of device."""
-        results = self.results_on(device)
-        kept = {id(result.record) for result in results}
-        records = [
-            record
-            for record in self.observation.records
-            if record.device == device or id(record) in kept
-        ]
-        observation = replace(self.observation, records=records)
-        return replace(self, observation=observation, results=results)
-
-    def results_on(self, device: str | None) -> list[Result]:
-        """Return the results that count for a kind of device: its own, and missing ones.
-
-        A sweep can have runs that need no GPU. Their results on CPUs count for a GPU, too, if they
-        are in a results folder of this GPU.
-        """
-        own = [result for result in self.results if result.device in (device, "")]
-        return own + self.beside_gpus.get(device or "", [])
-
-    @property
-    def all_results(self) -> list[Result]:
-        """The results, and those on CPUs that count for a kind of GPU."""
-        return [*self.results, *(each for found in self.beside_gpus.values() for each in found)]
-
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
         return self.staleness.is_stale(record)
@@ -77,6 +48,9 @@ class Study:
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""
         return self.folders.get(record.submission, self.observation.folder)
+
+
+Studies = dict[str, dict[str, Study]]  # by kind of device ("" if none is known) and name
 
 
 def results_folders(given: Iterable[Path]) -> list[Path]:
@@ -113,11 +87,11 @@ def _has_results(folder: Path) -> bool:
     return (folder / "submissions").is_dir()
 
 
-def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
+def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
     """Read results folders. Folders of the same sweep are one study.
 
     Returns:
-        The studies by name, and notes on what could not be read.
+        The studies by kind of device and name, and notes on what could not be read.
 
     Raises:
         UnreadableResults: if the submissions or records of no folder can be read.
@@ -135,7 +109,7 @@ def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
         by_name.setdefault(_name_of(observation, by_name), []).append(observation)
     if unreadable and not by_name:
         raise unreadable[0]
-    studies = {}
+    studies: Studies = {}
     for name, found in by_name.items():
         staleness = Staleness(task.run for each in found for task in each.tasks)
         told = [with_stale(each, staleness) for each in found]
@@ -144,7 +118,8 @@ def read_studies(folders: Iterable[Path]) -> tuple[dict[str, Study], list[str]]:
             for each in told
             for note in (*each.bad_lines, *each.notes)
         ]
-        studies[name] = _study(name, told, staleness)
+        for device, seen in _devices(told).items():
+            studies.setdefault(device, {})[name] = _study(name, seen, staleness, device)
     return studies, notes
 
 
@@ -175,56 +150,50 @@ def _stock_sweep(name: str) -> Path | None:
     return path if "/" not in name and path.is_file() else None
 
 
-def _study(name: str, observations: Sequence[Observation], staleness: Staleness) -> Study:
+def _study(
+    name: str, observations: Sequence[Observation], staleness: Staleness, device: str
+) -> Study:
     stock = _stock_sweep(name)
-    observation = merged(observations)
+    observation = merged([_on(each, device) for each in observations])
     return Study(
         name,
         observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep,
         observation,
-        _submitted(list_results(observation), observations),
-        _beside_gpus(observations),
+        list_results(observation),
         {manifest.id: each.folder for each in observations for manifest in each.manifests},
         staleness,
         stock is not None,
     )
 
 
-def _beside_gpus(observations: Sequence[Observation]) -> dict[str, list[Result]]:
-    """Return the results on CPUs that count for each kind of GPU, see `Study.beside_gpus`."""
-    folders: dict[str, list[Observation]] = {}
-    for each in observations:
-        for device in {record.device for record in each.records}:
-            if not device.startswith("cpu:"):
-                folders.setdefault(device, []).append(each)
-    return {
-        device: [
-            result
-            for result in list_results(merged(found))
-            if result.record is not None
-            and result.device.startswith("cpu:")
-            and not result.run.shape.gpus_per_node
-        ]
-        for device, found in folders.items()
-    }
+def _on(seen: Observation, device: str) -> Observation:
+    """Return a folder without the records of other kinds of GPU.
 
-
-def _submitted(results: list[Result], observations: Sequence[Observation]) -> list[Result]:
-    """Return the results without those of tasks that no folder of their kind of device has.
-
-    A folder of another GPU may have only a part of the sweep. The rest does not count as missing.
+    A sweep can have runs that need no GPU. Their records of CPUs count for the GPU of the folder.
     """
-    tasks: dict[str, set[TaskKey]] = {}  # tasks of all folders with a kind of device
-    for each in observations:
-        for device in {record.device for record in each.records}:
-            tasks.setdefault(device, set()).update(task.key for task in each.tasks)
-    return [
-        result
-        for result in results
-        if result.record is not None
-        or result.device not in tasks
-        or (result.run.id, result.repeat) in tasks[result.device]
+    others = {r.device for r in seen.records if device and not _counts(r, device)}
+    tasks = [
+        replace(task, record=None, status=Status.missing)
+        if task.record is not None and task.record.device in others
+        else task
+        for task in seen.tasks
     ]
+    records = [record for record in seen.records if record.device not in others]
+    return replace(seen, records=records, tasks=tasks)
+
+
+def _counts(record: Record, device: str) -> bool:
+    return record.device == device or record.device.startswith("cpu:")
+
+
+def _devices(observations: Sequence[Observation]) -> dict[str, list[Observation]]:
+    """Return the folders by kind of GPU that executed a run, or of CPU if there is no GPU."""
+    found: dict[str, list[Observation]] = {}
+    for each in observations:
+        for device in dict.fromkeys(r.device for r in each.records if r.status in ("ok", "oom")):
+            found.setdefault(device, []).append(each)
+    gpus = {name: seen for name, seen in found.items() if not name.startswith("cpu:")}
+    return gpus or found or {"": list(observations)}
 
 
 def merged(observations: Sequence[Observation]) -> Observation:

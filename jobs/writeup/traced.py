@@ -11,12 +11,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jobs.writeup.language import NotMeasured
-
 # Characters of the Unicode private use area. They occur in no text of a record.
 OPEN, MIDDLE, CLOSE = "\ue000", "\ue001", "\ue002"
 MARK = re.compile(f"{OPEN}([0-9,]*){MIDDLE}([^{CLOSE}]*){CLOSE}")
-MISSING = f"{OPEN}{MIDDLE}not measured{CLOSE}"  # stands for a number that was not measured
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
 
 
@@ -42,8 +39,6 @@ class Traced(float):
 
 def _with_records(work: Callable[[Any, Any], Any], reverse: bool) -> Callable[[Traced, Any], Any]:
     def combined(self: Traced, other: Any) -> Any:
-        if isinstance(other, NotMeasured):
-            return other
         if not isinstance(other, (int, float)):
             return NotImplemented
         pair = (float(other), float(self)) if reverse else (float(self), float(other))
@@ -71,8 +66,6 @@ def marked(text: str, records: Iterable[int]) -> str:
 
 def shown(value: Any, text: str) -> str:
     """Return the text of a value of a template, marked if the value has records."""
-    if isinstance(value, NotMeasured):
-        return MISSING
     if isinstance(value, Traced):
         return marked(text, value.records)
     return escaped(text) if isinstance(value, Recorded) else text

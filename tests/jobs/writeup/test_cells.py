@@ -33,7 +33,7 @@ def partly(params: dict[str, Any], repeat: int) -> Outcome:
 def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> None:
     submitted(folder, partly)
     studies, _ = read_studies([folder.path])
-    cells = cells_on(studies["warmup"], "benchmark == train_step", H200)
+    cells = cells_on(studies[H200]["warmup"], "benchmark == train_step")
     assert [len(ids) for ids in (cells.asked, cells.missing, cells.few, cells.stale)] == [
         20,
         4,
@@ -44,9 +44,9 @@ def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> N
     assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
     assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
     assert "size 2.7b" in cells.text and "size xl" in cells.text
-    all_of_it = cells_on(studies["warmup"], None, H200)
+    all_of_it = cells_on(studies[H200]["warmup"], None)
     assert (cells | all_of_it).count == all_of_it.count == "20 of 25 cells"
-    assert not cells_on(studies["warmup"], "size == medium", H200).stale
+    assert not cells_on(studies[H200]["warmup"], "size == medium").stale
 
 
 def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> None:
@@ -88,5 +88,5 @@ def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:
         folder = ResultsFolder(tmp_path / str(rounds))
         folder.submit_rounds(loaded, lambda *_: ok(4.0, phase="train_step"), rounds=range(rounds))
         studies, _ = read_studies([folder.path])
-        cells = cells_on(studies["fsdp"], "precision == fp32", H200)
+        cells = cells_on(studies[H200]["fsdp"], "precision == fp32")
         assert (len(cells.asked), len(cells.few), len(cells.missing)) == (4, few, 0)

@@ -37,7 +37,7 @@ def study(tmp_path: Path, folder: ResultsFolder) -> Study:
         return ok(time, facts={"memory_bytes": 10 / params["size"]})
 
     folder.submit(load(tmp_path, TOY + PLOTS), outcome, H200)
-    return read_studies([folder.path])[0]["toy"]
+    return read_studies([folder.path])[0][H200]["toy"]
 
 
 def texts(image: DrawnFigure | None) -> list[str]:
@@ -62,7 +62,7 @@ def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
 
 def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFolder) -> None:
     folder.submit(load(tmp_path, TOY + PLOTS), lambda *_: failed("error"), H200)
-    study = read_studies([folder.path])[0]["toy"]
+    study = read_studies([folder.path])[0][""]["toy"]
     assert draw(ShownPlot(study, study.plots["p"]), set()) is None
     wrong = study.plots["p"].model_copy(update={"where": "no_such == 1"})
     assert draw(ShownPlot(study, wrong), set()) is None
