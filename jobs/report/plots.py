@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from jobs.report.panels import Line, Panel, Panels, log_base, make_panels
-from jobs.report.tables.notes import differing, several_of
+from jobs.report.tables.notes import several_of
 from jobs.report.views import Shown
 
 if TYPE_CHECKING:
@@ -217,9 +217,6 @@ def _scale_y(axes: Axes, plot: Panels, panel: Panel) -> None:
 
 def _basis(shown: Shown, plot: Panels) -> str:
     """Return the devices, and in what the runs differ that the plot does not tell apart."""
-    measured = (record.device for record in shown.observation.records if record.status == "ok")
-    # The list of commits or versions is too long for a figure.
-    dimensions = [*plot.pivot.row_names, *plot.pivot.column_names]
-    notes = several_of(differing(shown.results), shown, dimensions)
-    several = [note.partition(":")[0] for note in notes]
-    return ". ".join(filter(None, [", ".join(dict.fromkeys(measured)), *several]))
+    records = [each.record for each in shown.results if each.record and each.status == "ok"]
+    devices = dict.fromkeys(record.device for record in records)
+    return ". ".join([", ".join(devices), *several_of(records, 2)])

@@ -11,7 +11,7 @@ from jobs.frame.metrics import fact_at
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
 from jobs.frame.statistics import statistic
-from jobs.report.tables.notes import basis_note, differing
+from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
 from jobs.writeup.cell_lookup import (
@@ -180,8 +180,7 @@ class AnswerLookups:
             own = self._studies[study]
             found = {id(r.record): r for r in own.results if r.record is not None}
             results = [result for record, result in found.items() if record in used]
-            several = [what for _, what, _ in differing(results)]
-            note = "; ".join(filter(None, [basis_note(own.observation, results), *several]))
+            note = basis_note(results)
             devices = ", ".join(dict.fromkeys(r.device for r in results))
             notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
         samples = [

@@ -14,7 +14,7 @@ from typing import Any
 from jobs.formatting import format_number, format_scalar, is_number
 from jobs.frame.metrics import convert, fact_at, fact_metric
 from jobs.frame.results import Key, Result
-from jobs.report.tables.notes import attempts_note, notes_of
+from jobs.report.tables.notes import notes_of
 from jobs.report.views import Shown
 from jobs.results.record import Record
 from jobs.run import varying
@@ -64,7 +64,7 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
         items += rows
     longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    notes = [*notes_of(shown, dimensions), *attempts_note(shown), *cut]
+    notes = [*notes_of(shown), *cut]
     records = [by_key[key].record for key in keys]
     return ListTable(dimensions, keys, _columns(items, view), records, notes)
 

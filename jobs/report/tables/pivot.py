@@ -5,20 +5,16 @@ A run that failed or is missing has a cell, too. This cell shows the status of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from jobs.code.short_names import short_names
 from jobs.errors import nearest
-from jobs.formatting import format_range, plural
 from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
-from jobs.frame.rows import NO_VALUE, Cell, Row, cells_of, rows_of
-from jobs.frame.statistics import over_processes, statistic
-from jobs.report.tables.notes import attempts_note, launch_bound_note, notes_of, process_noun
+from jobs.frame.rows import Cell, Row, cells_of, rows_of
+from jobs.report.tables.notes import notes_of
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
 from jobs.run import varying
@@ -68,13 +64,7 @@ def make_pivot(shown: Shown) -> Pivot:
     orders = {"phase": phases, "value": [metric.name for metric in metrics]}
     row_keys = shown.sorted({row for row, _ in cells}, rows, **orders)
     column_keys = shown.sorted({column for _, column in cells}, columns, **orders)
-    notes = notes_of(
-        shown,
-        [*rows, *columns],
-        _sampling_note(shown, cells.values()),
-        phases if any(metric.is_sampled for metric in metrics) else (),
-    )
-    notes += launch_bound_note(results, phases, metrics)
+    timed = phases if any(metric.is_sampled for metric in metrics) else ()
     return Pivot(
         shown,
         metrics,
@@ -83,7 +73,7 @@ def make_pivot(shown: Shown) -> Pivot:
         row_keys,
         column_keys,
         cells,
-        [*notes, *_unmeasured_memory(cells.values()), *_left_out(shown), *attempts_note(shown)],
+        notes_of(shown, cells.values(), timed),
         _unknown_phases(results, view),
         names_in(results, [*row_keys, *column_keys]),
     )
@@ -98,36 +88,6 @@ def names_in(results: list[Result], keys: Iterable[Key]) -> dict[str, str]:
     """Return a short name for each reference to code outside this project in some keys."""
     references = {reference for result in results for reference in result.run.code}
     return short_names(references, (value for key in keys for value in key))
-
-
-def _unmeasured_memory(cells: Iterable[Cell]) -> list[str]:
-    """Return a note if a cell has no value because a run on a CPU measures no memory of a GPU."""
-    has_reason = any(
-        row.text == NO_VALUE and row.record is not None and row.record.device.startswith("cpu:")
-        for cell in cells
-        if cell.metric.is_memory
-        for row in cell.rows
-    )
-    return ["–: this memory is measured only on a GPU"] if has_reason else []
-
-
-def _left_out(shown: Shown) -> list[str]:
-    """Return a note if the condition of a table leaves out all results of an implementation.
-
-    Only implementations outside this project are named. The author of the sweep file did not know
-    them.
-    """
-    benchmarks = {result.run.benchmark for result in shown.results}
-    known = {reference for result in shown.results for reference in result.run.code}
-    absent = dict.fromkeys(
-        reference
-        for result in shown.everything
-        if result.run.benchmark in benchmarks
-        for reference in result.run.code
-        if reference not in known
-    )
-    why = f"not shown, because of where: {shown.view.where}"
-    return [f"{why}: {', '.join(absent)}"] if absent else []
 
 
 def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[str], list[str]]:
@@ -185,54 +145,3 @@ def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
     unknown = [phase for phase in _given_phases(view) if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
-
-
-def _sampling_note(shown: Shown, cells: Collection[Cell]) -> str:
-    """Return a note that describes the samples in the cells of a table.
-
-    For runs in blocks, the note states the statistic over processes, and what the interval is. For
-    other runs, it states the statistic, the number of samples per cell and the spread of the
-    samples. Return "" if no cell has more than one sample.
-    """
-    name = shown.view.statistic
-    paired = [cell for cell in cells if cell.in_rounds and cell.metric.is_timed]
-    alone = [cell for cell in cells if cell.measured and not cell.in_rounds]
-    samples = [cell.pooled for cell in alone if cell.metric.is_sampled]
-    parts = _block_note(name, paired, process_noun(shown.results)) if paired else []
-    if max(map(len, samples), default=0) > 1:
-        of_samples = f"{_shown_name(name)} of {format_range(list(map(len, samples)))} samples"
-        spreads = [statistic(each, "spread") for each in samples if len(each) > 1]
-        parts += [
-            f"not in blocks: {of_samples}" if paired else of_samples,
-            f"interquartile range {np.median(spreads):.1%} of the median in a typical cell, "
-            f"at most {max(spreads):.1%}",
-        ]
-    if parts and any(_has_ranks(r.measurements) for r in shown.results if r.measurements):
-        parts.insert(1, "slowest rank of each sample")
-    return "; ".join(parts)
-
-
-def _block_note(statistic_name: str, cells: list[Cell], noun: str) -> list[str]:
-    """Return the statistic of cells of runs in blocks, and the meaning of the interval.
-
-    There must be at least one cell. For `noun`, see `process_noun`.
-    """
-    is_mean_std = statistic_name == "mean_std"
-    name = _shown_name(statistic_name if is_mean_std else over_processes(statistic_name))
-    processes = format_range([len(cell.measured) for cell in cells])
-    text = f"{name} over {plural(noun)} ({processes} a cell)"
-    counts = [len(r.samples) for cell in cells for r in cell.measured if r.samples is not None]
-    if max(counts) > 1:
-        of_process = statistic_name.removesuffix("_std")
-        text += f" of the {of_process} of {format_range(counts)} samples"
-    if any(cell.interval for cell in cells):
-        return [text, f"±: half of the 95% interval of the mean over {plural(noun)}"]
-    return [text]
-
-
-def _shown_name(statistic_name: str) -> str:
-    return "mean ± standard deviation" if statistic_name == "mean_std" else statistic_name
-
-
-def _has_ranks(measurements: Measurements) -> bool:
-    return any(not isinstance(of[0], (int, float)) for of in measurements.samples_ms.values())

@@ -23,7 +23,6 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
-    report_table,
     table,
 )
 
@@ -203,18 +202,6 @@ def test_several_values_are_columns_each_with_its_own_unit(
             "time (ms)": "timeout",
         },
     ]
-
-
-def test_memory_that_a_cpu_does_not_measure_has_a_reason(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    reason = "–: this memory is measured only on a GPU"
-    loaded = load(tmp_path, TOY + "grid: {size: [2]}\n")
-    folder.submit(loaded, lambda params, repeat: ok(4.0, facts={"weights_bytes": 8}))
-    assert reason in report_table(folder, value=MEMORY).notes
-    assert reason not in report_table(folder, value=["fact.weights_bytes", "time"]).notes
-    folder.submit(loaded, lambda params, repeat: step(2))
-    assert reason not in report_table(folder, value=MEMORY).notes
 
 
 def test_values_may_stand_in_rows(tmp_path: Path, folder: ResultsFolder) -> None:

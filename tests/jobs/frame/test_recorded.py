@@ -187,7 +187,10 @@ def test_a_plot_of_several_commits_says_so(tmp_path: Path, folder: ResultsFolder
     folder.submit(loaded, lambda params, _: at(NEW if params["size"] == 1 else OLD, ok(1.0)))
     seen = observe(folder.path)
     figure = plot_figure(select(seen, Plot(name="p", x="size"), list_results(seen)), "p")
-    assert figure is not None and figure.get_suptitle() == f"p\n{CPU}. Results come from 2 commits"
+    assert (
+        figure is not None
+        and figure.get_suptitle() == f"p\n{CPU}. commit {NEW[:7]} (1), {OLD[:7]} (1)"
+    )
 
 
 def test_a_parameter_named_commit_wins(
@@ -235,78 +238,20 @@ def test_results_that_where_leaves_at_several_commits_get_rows_by_commit(
 # ---- notes ---------------------------------------------------------------------------------------
 
 
-def notes(folder: ResultsFolder, **view: Any) -> list[str]:
-    return [
-        note
-        for note in report_table(folder, **view).notes
-        if note.startswith(("Results", "Untested"))
-    ]
-
-
-def test_a_table_of_several_commits_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TWO), lambda *_: at(NEW, ok(4.0)))
-    assert notes(folder, rows=["size"]) == []
-    folder.submit(
-        load(tmp_path, TOY + "fixed: {size: 3}\n"), lambda *_: at(OLD, ok(1.0), dirty=True)
-    )
-    said = ["Results come from 2 commits: 4bb999b (2 runs), fffffff-dirty (1 run)"]
-    assert notes(folder, rows=["size"]) == said
-    assert notes(folder, rows=["size"], list="kernels") == said
-    assert notes(folder, rows=["size"], where="size < 3") == []
-    assert notes(folder, rows=["size", "commit"]) == notes(folder, columns=["commit"]) == []
-
-
-def test_unknown_commits_and_other_changes_count_and_long_lists_are_cut(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    """Two sets of uncommitted changes are told apart by their hashes."""
+def test_a_table_names_its_commits_and_versions(tmp_path: Path, folder: ResultsFolder) -> None:
+    """Two sets of uncommitted changes are two commits. Runs that loaded no package do not count."""
     states: list[dict[str, Any]] = [
-        {"commit": NEW, "dirty": True, "diff": "1" * 16},
-        {"commit": NEW, "dirty": True, "diff": "2" * 16},
-        {"commit": NEW, "dirty": None},
-        {"commit": NEW, "dirty": False},
-        {"commit": None},
+        {"dirty": True, "diff": "1" * 16, "loaded": {"torch": "2.11.0+cu130"}},
+        {"dirty": True, "diff": "2" * 16, "loaded": {"torch": "2.14.1", "untested": "torch 2.14"}},
+        {"code": [external("m:F", OLD)]},
+        {"dirty": False, "loaded": {}},
     ]
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\n")
-    folder.submit(loaded, lambda params, _: at(outcome=ok(1.0), **states[params["size"] - 1]))
-    assert notes(folder, rows=["size"]) == [
-        "Results come from 4 commits: 4bb999b (2 runs), 4bb999b-dirty diff 1111111 (1 run), "
-        "4bb999b-dirty diff 2222222 (1 run) and 1 more"
-    ]
-    assert notes(folder, rows=["size"], columns=["commit"]) == []  # the columns tell them apart
-
-
-def test_each_repository_counts_separately(tmp_path: Path, folder: ResultsFolder) -> None:
-    """A kernel of one's own and a kernel of this project are not from several commits."""
-    commits = {1: OLD, 2: OLD, 3: NEW}
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        size = params["size"]
-        return at("a" * 40, ok(1.0), code=[] if size == 1 else [external("m:F", commits[size])])
-
-    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2, 3]}\n"), outcome)
-    assert notes(folder, rows=["size"], where="size < 3") == []
-    assert notes(folder, rows=["size"]) == [
-        "Results come from 2 commits of my_repo: fffffff (1 run), 4bb999b (1 run)"
-    ]
-
-
-def test_a_table_of_several_versions_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
-    """Runs that loaded nothing, as if they were never executed, do not count."""
-    loaded: dict[int, dict[str, Any]] = {
-        1: {"torch": "2.11.0+cu130", "triton": "3.6.0"},
-        2: {"torch": "2.14.1", "triton": None},
-        3: {"torch": "2.14.1", "triton": "3.6.0", "untested": "torch 2.14.1+cu130, triton 3.9.0"},
-        4: {},
-    }
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        more = {"packages": {"torch": "2.11.0"}, "loaded": loaded[params["size"]]}
-        return at(NEW, ok(1.0) if more["loaded"] else failed("wrong"), **more)
-
-    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n"), outcome)
-    said = ["Results come from 2 versions of torch: 2.14.1 (2 runs), 2.11.0 (1 run)"]
-    untested = ["Untested versions: torch 2.14.1+cu130, triton 3.9.0 (1 run)"]
-    assert notes(folder, rows=["size"]) == notes(folder, columns=["triton"]) == said + untested
-    assert notes(folder, rows=["size", "torch"]) == untested
-    assert any("commit 4bb999b" in note for note in report_table(folder, rows=["size"]).notes)
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n")
+    folder.submit(loaded, lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]))
+    (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
+    assert note == (
+        "4 processes; commit 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1), fffffff (1) and 1 "
+        "more; torch 2.11.0 (1), 2.14.1 (1); untested torch 2.14"
+    )
+    (one,) = (n for n in report_table(folder, rows=["size"], where="size == 4").notes if "com" in n)
+    assert one == "1 process; commit 4bb999b"

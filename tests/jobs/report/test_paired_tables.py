@@ -20,7 +20,7 @@ from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.views import Plot, Table
-from jobs.verdicts.judge import Round, aa_floor
+from jobs.verdicts.judge import Round
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,
@@ -135,7 +135,7 @@ def test_times_of_several_allocations_vary_with_hosts_but_not_their_ratio(
     low, high = interval([factor * float(np.mean(EXACT)) for factor in factors.values()])
     assert row["exact"].endswith(f" ±{(high - low) / (low + high):.0%}")
     assert row["exact vs fast"].startswith("1.99x [1.98, 2.00]")  # as in one allocation
-    assert "45 processes on 1 GPU of 3 hosts in blocks of 15 rounds in 3 allocations" in note(made)
+    assert "45 processes on 1 GPU in 15 rounds" in note(made)
 
 
 def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder) -> None:
@@ -153,16 +153,11 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
             conditions=conditions[number],
         )
     made = report_table(folder, **VIEW)
-    blocks = [[round_of(i) for i in range(5)]] * 2
-    floor = aa_floor(blocks)
-    assert floor is not None
     assert made.notes == [
-        f"{H200}; median over processes (5 to 10 a cell) of the median of 3 samples; ±: half of "
-        "the 95% interval of the mean over processes",
-        f"30 processes on 1 GPU in blocks of 5 rounds; commit 4bb999b; A/A floor {floor:.1%}; "
+        f"{H200}; median over processes; ±: half of the 95% interval of the mean over processes",
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
-        "12 of 24 processes with a record of the clock power-capped, "
-        "6 throttled by heat or hardware",
+        "30 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 24 power-capped; "
+        "6 of 24 throttled by heat or hardware",
     ]
 
 
@@ -240,8 +235,7 @@ def test_a_table_may_have_paired_and_other_speedups(tmp_path: Path, folder: Resu
     assert note(made).endswith(
         "speedups without an interval are not paired: the runs were not measured in the same blocks"
     )
-    assert "not in blocks: median of 2 samples" in note(made)
-    assert "17 processes on 1 GPU of 2 hosts (15 in blocks of 5 rounds)" in note(made)
+    assert "17 processes on 1 GPU in 5 rounds" in note(made)
 
 
 def test_a_value_that_is_no_time_has_no_interval_if_all_processes_agree(

@@ -332,16 +332,3 @@ def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
         "fast causal=false window=null",
         "fast causal=false 1",
     ]
-
-
-def test_a_note_names_the_launch_bound_phases_that_a_table_shows(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    facts = {"launch_bound": ["forward_sustained"], "joules_per_call": {"forward_sustained": 1.0}}
-    one = ok(1.0, phase="forward_sustained", facts=facts)
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: one)
-    (note,) = [n for n in report_table(folder, rows=["size"]).notes if "launch-bound" in n]
-    assert note.endswith(": forward_sustained in 4 processes")
-    joules = "fact.joules_per_call.forward_sustained"
-    assert note in report_table(folder, rows=["size"], value=joules).notes
-    assert note not in report_table(folder, rows=["size"], phase="forward").notes
