@@ -18,7 +18,7 @@ import pandas as pd
 from jobs.errors import TableError
 from jobs.formatting import format_scalar, is_number
 from jobs.frame.metrics import METRICS, fact_at, measured_phases
-from jobs.frame.recorded import UNKNOWN, recorded_value
+from jobs.frame.recorded import RECORDED, UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
 from jobs.frame.rows import cells_of, rows_of
 from jobs.frame.statistics import statistic
@@ -27,7 +27,7 @@ from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import Observation, observe
 from jobs.results.stale import Staleness
 from jobs.status import Status
-from jobs.sweep.views import FACT, RECORDED
+from jobs.sweep.views import FACT
 
 PARAMETER = "param."  # prefix of a parameter whose name is that of another column
 TIMES = ("median", "mean", "std", "min", "max")  # statistics of times, in columns such as median_ms

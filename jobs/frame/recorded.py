@@ -6,14 +6,14 @@ Only the records contain these values, so they are unknown before a run has been
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from jobs.results.record import Record
 
 UNKNOWN = "unknown"  # the record does not contain the value
-NO_RECORD = "no record"  # shown instead of such a value of a run without a record
+RECORDED = ("commit", "host", "gpu", "torch", "triton")  # names of these values
 COMMIT_DIGITS = 7
 _DIFF_DIGITS = 4
 _SUFFIXES = {"True": "-dirty", "unknown": "-dirty?"}  # by the field `dirty` as text
@@ -22,7 +22,7 @@ _UUID_START = re.compile(r"[0-9a-f]{8}", re.IGNORECASE)
 
 
 def recorded_value(record: Record, name: str) -> str:
-    """Return a value of a record, of those in `jobs.sweep.views.RECORDED`, as tables show it."""
+    """Return a value of a record, of those in `RECORDED`, as tables show it."""
     return _VALUES[name](record)
 
 
@@ -87,12 +87,3 @@ _VALUES: dict[str, Callable[[Record], str]] = {
     "commit": _commit, "host": _host, "gpu": _gpu,
     **{package: partial(_version, package) for package in ("torch", "triton")},
 }  # fmt: skip
-
-
-def measured_order(records: Iterable[Record], name: str) -> dict[str, int]:
-    """Return the position of each value of some records, in the order of their first records."""
-    first: dict[str, float] = {}
-    for record in records:
-        value = recorded_value(record, name)
-        first[value] = min(first.get(value, record.started_at), record.started_at)
-    return {value: i for i, value in enumerate(sorted(first, key=first.__getitem__))}

@@ -1,7 +1,6 @@
 """Lists the results in a results folder: one for each run, repeat and kind of device.
 
-A kind of device is a GPU model or a type of CPU. A table can also tell results apart by values of
-their records, such as the commit.
+A kind of device is a GPU model or a type of CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.errors import TableError
-from jobs.frame.recorded import NO_RECORD, recorded_value
 from jobs.results.counting import (
     Selection,
     allocation_of,
@@ -24,7 +22,7 @@ from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
-from jobs.sweep.views import PSEUDO, RECORDED
+from jobs.sweep.views import PSEUDO
 
 Key = tuple[Any, ...]  # identifies a row or column of a table: one value per dimension
 
@@ -65,36 +63,27 @@ class Result:
         """Return the value that this result has in one dimension of a table.
 
         The value determines the row or column in which the result is shown. A dimension is a
-        parameter of the run, or one of `phase`, `value`, `device`, `repeat` and `RECORDED`.
+        parameter of the run, or one of `phase`, `value`, `device` and `repeat`.
         For `phase` and `value`, the phase or the name of the metric is returned.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
             return own[dimension]
-        if dimension in self.run.params or dimension not in RECORDED:
-            return self.run.params[dimension]
-        # The record of a run that is queued or running again is from an earlier attempt.
-        if self.record is None or self.status.is_live:
-            return NO_RECORD
-        return recorded_value(self.record, dimension)
+        return self.run.params[dimension]
 
 
-def list_results(observation: Observation, told_apart: Sequence[str] = ()) -> list[Result]:
+def list_results(observation: Observation) -> list[Result]:
     """Return the results of every repeat of every run in a results folder.
 
     A folder can have records from several kinds of device, such as GPU models. In this case, there
     is one result for each kind of device. `jobs.results.counting` selects its record from all
     attempts on this kind of device. A run in blocks has a result for each allocation in which its
     round was executed. If no attempt is selected, the result has no record. Its status is then
-    `missing`, or the status of the job, such as `queued`. Attempts with different values of the
-    names `told_apart`, of `RECORDED`, have separate results.
+    `missing`, or the status of the job, such as `queued`.
 
     The record of the first round of a run in an allocation gets the facts of its trial.
     """
-    selection = select_attempts(
-        observation.records,
-        lambda record: tuple(recorded_value(record, name) for name in told_apart),
-    )
+    selection = select_attempts(observation.records)
     _add_facts_of_trials(observation.records, selection)
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):

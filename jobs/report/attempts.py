@@ -9,13 +9,12 @@ from datetime import UTC, datetime
 
 from jobs.formatting import format_number, format_scalar
 from jobs.frame.metrics import median_ms
-from jobs.frame.recorded import recorded_value
+from jobs.frame.recorded import RECORDED, recorded_value
 from jobs.frame.results import list_results
 from jobs.results.counting import select_attempts, superseded
 from jobs.results.record import Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape, varying
-from jobs.sweep.views import RECORDED
 
 
 def attempts_of(observation: Observation) -> list[TaskState]:

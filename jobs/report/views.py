@@ -14,14 +14,13 @@ from typing import Any
 from jobs.code.short_names import as_in_runs
 from jobs.errors import TableError, nearest
 from jobs.formatting import format_scalar
-from jobs.frame.recorded import NO_RECORD, measured_order
-from jobs.frame.results import Key, Result, list_results, with_defaults
+from jobs.frame.results import Key, Result, with_defaults
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import Sweep
-from jobs.sweep.views import PSEUDO, RECORDED, Plot, Table, names_in_title, names_in_where
+from jobs.sweep.views import PSEUDO, Plot, Table, names_in_title, names_in_where
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
@@ -60,9 +59,6 @@ class Shown:
     view: Table | Plot
     results: list[Result]
     everything: list[Result]  # all results of the folder
-    # Those of the names in `RECORDED` that the view uses. Records of the same run that differ in
-    # such a name are separate results. Without names that are parameters.
-    told_apart: list[str]
 
     @property
     def title(self) -> str:
@@ -83,13 +79,13 @@ class Shown:
         """Sort the keys of rows or columns in the order of the sweep file.
 
         A key has one value for each name of a dimension, such as a parameter. Values that are not
-        in the sweep file come last, ascending. Commits and versions are in the order in which they
-        were first measured. `orders` has the order of the values of further dimensions.
+        in the sweep file come last, ascending. `orders` has the order of the values of further
+        dimensions.
         """
         further = {
             name: {value: i for i, value in enumerate(values)} for name, values in orders.items()
         }
-        order = self._order | further
+        order = self._declared_order | further
 
         def rank(key: Key) -> list[tuple[int, float, str]]:
             ranks = []
@@ -102,27 +98,30 @@ class Shown:
         return sorted(keys, key=rank)
 
     @cached_property
-    def _order(self) -> dict[str, dict[Any, int]]:
-        """For each dimension with an order of its own, the position of each value."""
-        order = _declared_order(self.observation)
-        records = [result.record for result in self.results if result.record]
-        ordered = (name for name in self.told_apart if name not in ("host", "gpu"))
-        return order | {name: measured_order(records, name) for name in ordered}
+    def _declared_order(self) -> dict[str, dict[Any, int]]:
+        """The position of each value of each parameter in the sweep files of the folder.
+
+        A folder can have several sweep files, one per submission. Values in the newest come first.
+        """
+        order: dict[str, dict[Any, int]] = {}
+        for manifest in reversed(self.observation.manifests):
+            for scope in (manifest.sweep, *manifest.sweep.cases):
+                fixed = {name: [value] for name, value in scope.fixed.items()}
+                for name, values in (*fixed.items(), *scope.grid.items(), *scope.zip.items()):
+                    places = order.setdefault(name, {})
+                    for value in values:
+                        places.setdefault(as_in_runs(value), len(places))
+        return order
 
     def extra_dimensions(self, dimensions: list[str]) -> list[str]:
         """Return the dimensions that must be added so that no two runs share a cell.
 
         A parameter is needed if runs in the same cell differ in it. The device is needed if the
-        results are from several kinds of device, and a name in `told_apart` if their records have
-        several values of it.
+        results are from several kinds of device.
         """
         needed: list[str] = []
         if len({r.device for r in self.results if r.device}) > 1 and "device" not in dimensions:
             needed.append("device")
-        for name in self.told_apart:
-            values = {result.coordinate(name) for result in self.results} - {NO_RECORD}
-            if len(values) > 1 and name not in dimensions:
-                needed.append(name)
         known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
         groups: dict[Key, dict[str, Run]] = {}
         for result in self.results:
@@ -151,46 +150,26 @@ def select(observation: Observation, view: Table | Plot, results: list[Result]) 
         if isinstance(view, Plot)
         else [*view.rows, *view.columns]
     )
-    named = [name for name in dimensions if name not in (*PSEUDO, *RECORDED)]
+    named = [name for name in dimensions if name not in PSEUDO]
     own = _of_benchmark(results, benchmark, named)
     if not own:
-        return Shown(observation, view, [], results, [])
+        return Shown(observation, view, [], results)
     known = sorted(own[0].run.params)
     for name in named:
         if name not in known:
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     try:
         condition = Condition(view.where, names_in_where(known)) if view.where else None
-        used = {*dimensions, *(condition.recorded if condition else ())}
-        told_apart = [name for name in RECORDED if name in used and name not in known]
-        if told_apart:
-            own = _of_benchmark(list_results(observation, told_apart), benchmark, named)
         if condition is not None:
             recorded = {f"run.{name}": name for name in condition.recorded}
             values = recorded | {name: name for name in condition.parameters}
             own = [r for r in own if condition({n: r.coordinate(x) for n, x in values.items()})]
     except ConditionError as error:
         raise TableError(f"where: {error}") from error
-    return Shown(observation, view, own, results, told_apart)
+    return Shown(observation, view, own, results)
 
 
 def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
     """Return the results of one benchmark. All their runs have the same parameters."""
     own = [result for result in results if result.run.benchmark == short_name(benchmark)]
     return with_defaults(own, benchmark, named) if own else []
-
-
-def _declared_order(observation: Observation) -> dict[str, dict[Any, int]]:
-    """Return the position of each value of each parameter in the sweep files of a results folder.
-
-    A folder can have several sweep files, one per submission. Values in the newest come first.
-    """
-    order: dict[str, dict[Any, int]] = {}
-    for manifest in reversed(observation.manifests):
-        for scope in (manifest.sweep, *manifest.sweep.cases):
-            fixed = {name: [value] for name, value in scope.fixed.items()}
-            for name, values in (*fixed.items(), *scope.grid.items(), *scope.zip.items()):
-                places = order.setdefault(name, {})
-                for value in values:
-                    places.setdefault(as_in_runs(value), len(places))
-    return order

@@ -42,7 +42,6 @@ from jobs.status import Status
 
 TaskOnDevice = tuple[str, int, str]  # run id, repeat, device
 Execution = list[Record]  # attempts in one execution of a round
-SplitBy = Callable[[Record], tuple[Any, ...]]  # values for each of which a table shows attempts
 
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
@@ -232,23 +231,19 @@ class _Rounds:
     hidden: dict[int, str]  # other attempts of the same runs, with the reason
 
 
-def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()) -> Selection:
+def select_attempts(attempts: Sequence[Record]) -> Selection:
     """Select the attempts of each run, repeat and device that tables show, see the module.
 
-    Attempts are ordered, oldest first. Those with different values of `split_by`, such as the
-    commit, do not replace each other.
+    Attempts are ordered, oldest first.
     """
-    rounds = _find_rounds(attempts, split_by)
-    outside = best(
-        (record for record in attempts if id(record) not in rounds.shown),
-        lambda record: (task_of(record), split_by(record)),
-    )
-    paired: dict[tuple[Any, ...], dict[tuple[str, str], Record]] = {}  # by block and allocation
+    rounds = _find_rounds(attempts)
+    outside = best((r for r in attempts if id(r) not in rounds.shown), task_of)
+    paired: dict[TaskOnDevice, dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in attempts if rounds.shown else ():
         if id(record) in rounds.shown:
             place = place_of(record).id, rounds.counted[id(record)]
-            paired.setdefault((task_of(record), split_by(record)), {})[place] = record
-    wrong = {(code_of(r), split_by(r)): r for r in attempts if r.status is Status.wrong}
+            paired.setdefault(task_of(record), {})[place] = record
+    wrong = {code_of(r): r for r in attempts if r.status is Status.wrong}
     shown: dict[TaskOnDevice, list[Record]] = {}
     withheld: dict[TaskOnDevice, str] = {}
     for key in dict.fromkeys([*outside, *paired]):
@@ -264,47 +259,41 @@ def select_attempts(attempts: Sequence[Record], split_by: SplitBy = lambda _: ()
                 withheld[task_of(other)] = why
         for record in chosen:
             is_known = record.status is Status.ok and record.source_hash is not None
-            instead = wrong.get((code_of(record), split_by(record))) if is_known else None
+            instead = wrong.get(code_of(record)) if is_known else None
             shown.setdefault(task_of(record), []).append(instead or record)
     return Selection(shown, withheld, rounds)
 
 
-def _find_rounds(attempts: Sequence[Record], split_by: SplitBy) -> _Rounds:
-
-    def of_run(record: Record) -> tuple[Any, ...]:
-        return (record.run, record.device, *split_by(record))
-
+def _find_rounds(attempts: Sequence[Record]) -> _Rounds:
     complete = complete_executions(attempts)
-    groups: dict[tuple[Any, ...], list[Execution]] = {}
-    for execution in complete:
-        groups.setdefault(split_by(execution[0]), []).append(execution)
-    executions = [each for group in groups.values() for each in counted_executions(group)]
+    executions = counted_executions(complete)
     counted = {
         id(record): allocation for allocation, execution in executions for record in execution
     }
-    latest_code = {of_run(r): r.source_hash for r in attempts if id(r) in counted}
+    latest_code = {_run_of(r): r.source_hash for r in attempts if id(r) in counted}
     shown: set[int] = set()
     hidden: dict[int, str] = {}
     for record in attempts if counted else ():
-        if of_run(record) not in latest_code:
+        if _run_of(record) not in latest_code:
             continue
-        if record.source_hash != latest_code[of_run(record)]:
+        if record.source_hash != latest_code[_run_of(record)]:
             hidden[id(record)] = OLDER_CODE
         elif id(record) in counted:
             shown.add(id(record))
         else:
             hidden[id(record)] = INCOMPLETE if record.block else NO_BLOCK
-    for record in _beside_older_code(executions, shown, hidden, of_run):
+    for record in _beside_older_code(executions, shown, hidden):
         shown.remove(id(record))
         hidden[id(record)] = OLDER_ROUND
     return _Rounds({id(r) for execution in complete for r in execution}, counted, shown, hidden)
 
 
+def _run_of(record: Record) -> tuple[str, str]:
+    return record.run, record.device
+
+
 def _beside_older_code(
-    executions: Sequence[tuple[str, Execution]],
-    shown: set[int],
-    hidden: dict[int, str],
-    of_run: SplitBy,
+    executions: Sequence[tuple[str, Execution]], shown: set[int], hidden: dict[int, str]
 ) -> list[Record]:
     """Return the attempts that are hidden because another run of their rounds has older code.
 
@@ -325,9 +314,9 @@ def _beside_older_code(
         end = max(started_at(execution) for execution in rounds)
         later = [each for each in newer.get(block, ()) if started_at(each) > end]
         kept = [record for execution in rounds for record in execution if id(record) in shown]
-        missing = Counter(of_run(record) for record in kept if record.status == "ok")
-        missing.subtract(of_run(r) for execution in later for r in execution if r.status == "ok")
-        if all(missing[of_run(record)] <= 0 for record in kept):
+        missing = Counter(_run_of(record) for record in kept if record.status == "ok")
+        missing.subtract(_run_of(r) for execution in later for r in execution if r.status == "ok")
+        if all(missing[_run_of(record)] <= 0 for record in kept):
             found += kept
     return found
 

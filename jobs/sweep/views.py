@@ -35,10 +35,7 @@ TIME_UNITS = ("us", "ms", "s")
 BYTE_UNITS = ("MB", "MiB", "GB", "GiB")
 STATISTICS = ("median", "mean", "min", "max", "std", "p10", "p90", "mean_std")
 PSEUDO = RESERVED  # can be used like parameters in rows and columns of a table
-# Values of a record, which can be used like parameters in rows, columns and `where`. A parameter
-# with such a name takes precedence.
-RECORDED = ("commit", "host", "gpu", "torch", "triton")
-FILTERS = ("device", *RECORDED)  # allowed in `where`, in addition to the parameters
+DEVICE = "device"  # allowed in `where`, in addition to the parameters
 # Keys of a table that are not allowed together with `list`.
 _NOT_OF_LISTS = {"value", "columns", "baseline", "phase", "statistic", "direction"}
 
@@ -83,8 +80,7 @@ def names_in_title(title: str) -> list[str]:
 
 def names_in_where(parameters: Collection[str], check: Check | None = None) -> Names:
     """Return the names that the condition `where` of a view may contain."""
-    recorded = [name for name in FILTERS if name not in parameters]
-    return Names(parameters, recorded, check)
+    return Names(parameters, [DEVICE], check)
 
 
 Faults = Iterator[InitErrorDetails]
@@ -164,7 +160,7 @@ class _View(BaseModel):
     ) -> Faults:
         """Yield the errors in the keys that list parameters, such as `rows` and `columns`."""
         seen: dict[str, str] = {}
-        known = [n for n in (*benchmark.fields, *PSEUDO, *RECORDED) if n not in without]
+        known = [n for n in (*benchmark.fields, *PSEUDO) if n not in without]
         for key in keys:
             given = getattr(self, key)
             for i, name in enumerate([given] if isinstance(given, str) else given):
@@ -225,7 +221,7 @@ class Table(_View):
                 what = "'value' is not allowed; columns of 'value' show different quantities"
                 yield fault(f"baseline: {what}", "baseline", name, at_key=True)
             else:
-                is_checked = name in benchmark.fields or name in FILTERS
+                is_checked = name in benchmark.fields or name == DEVICE
                 if is_checked and (wrong := _wrong(benchmark, name, value)):
                     yield fault(f"baseline: {wrong}", "baseline", name)
 

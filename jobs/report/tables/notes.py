@@ -19,21 +19,15 @@ from jobs.results.record import Record
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MOST_LISTED = 3  # maximum number of commits or versions that a note lists
+MAX_REASONS = 5  # maximum number of reasons for missing records
 
 
 def notes_of(shown: Shown, cells: Collection[Cell] = (), phases: Sequence[str] = ()) -> list[str]:
     """Return the notes below a table. For `phases`, see `basis_note`."""
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
-    return [
-        note
-        for note in (
-            "; ".join(filter(None, (devices, _sampling(shown, cells)))),
-            basis_note(shown.results, phases),
-            _hidden_code(shown),
-            _hidden_attempts(shown),
-        )
-        if note
-    ]
+    sampling = "; ".join(filter(None, (devices, _sampling(shown, cells))))
+    notes = [sampling, basis_note(shown.results, phases), *_reasons(shown.results)]
+    return list(filter(None, [*notes, _hidden_code(shown), _hidden_attempts(shown)]))
 
 
 def basis_note(results: Iterable[Result], phases: Sequence[str] = ()) -> str:
@@ -110,6 +104,13 @@ def _slowed_down(records: Sequence[Record], phases: Sequence[str]) -> list[str]:
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
     found = [(capped, "power-capped"), (throttled, "throttled by heat or hardware")]
     return [f"{count} of {len(reasons)} {what}" for count, what in found if count]
+
+
+def _reasons(results: Iterable[Result]) -> list[str]:
+    """Return why records are missing, the most frequent reasons first."""
+    counts = Counter(f"{r.status}: {r.detail}" for r in results if not r.record and r.detail)
+    found = counts.most_common(MAX_REASONS)
+    return [f"{reason} ({counted(count, 'run')})" for reason, count in found]
 
 
 def _hidden_code(shown: Shown) -> str:

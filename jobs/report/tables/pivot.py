@@ -25,7 +25,7 @@ from jobs.sweep.views import Plot, Table
 class Pivot:
     """Cells of a table or plot, arranged in rows and columns.
 
-    A dimension is a parameter, or one of phase, device, repeat, value (the metric) and `RECORDED`.
+    A dimension is a parameter, or one of phase, device, repeat and value (the metric).
     A row key is a tuple with one value for each dimension of the rows. A column key is a tuple with
     one value for each dimension of the columns.
     """

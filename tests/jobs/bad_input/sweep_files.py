@@ -139,12 +139,12 @@ _CASES = [
     (ONE + "exclude: ['window > 5']", "have no order"),
     (ONE + "exclude: [commit == 'a']", "'commit' is not a parameter"),
     *(
-        (f"{ONE}tables: [{{name: t, rows: [device], {keys}}}]", message)
+        (f"{ONE}tables: [{{name: t, {keys}}}]", message)
         for keys, message in (
-            ("where: commit == 1234567", "commit: got 1234567, expected text; write it in quotes"),
-            ("where: commit == 4bb999b", "write 4bb999b in quotes"),
-            ("where: hots == a", "'hots' is not a parameter; did you mean 'host'?"),
-            ("columns: [gpu], baseline: {gpu: 7}", "baseline: gpu: got 7, expected text"),
+            ("where: device == 1234567", "device: got 1234567, expected text; write it in quotes"),
+            ("where: device == 4bb999b", "write 4bb999b in quotes"),
+            ("where: devcie == a", "'devcie' is not a parameter; did you mean 'device'?"),
+            ("columns: [device], baseline: {device: 7}", "device: got 7, expected text"),
         )
     ),
     (ONE + "tables: [{name: t, titel: hello}]", "did you mean 'title'?"),
