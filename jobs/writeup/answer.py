@@ -47,7 +47,6 @@ from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Studies, Study
 from jobs.writeup.traced import Recorded, shown
 from systems import accounting
-from systems.accounting import feed_forward, xxl_model
 
 # Exceptions that the expressions of a template can raise.
 _RAISED = (
@@ -170,12 +169,10 @@ def _sci(number: Any, digits: int = 2) -> str:
 
 
 class _Accounting:
-    """Public names of `systems.accounting` and two of its modules, for templates.
+    """Public names of `systems.accounting`, for templates.
 
     What a function does not know, such as the bandwidth of an unknown GPU, is a missing number.
     """
-
-    feed_forward, xxl_model = feed_forward, xxl_model
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

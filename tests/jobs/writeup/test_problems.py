@@ -9,10 +9,13 @@ import pytest
 
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
+from jobs.writeup.answer import render_answer
 from jobs.writeup.document import NO_NUMBERS, SOME_NUMBERS, make_document
 from jobs.writeup.problem import Part, Problem, read_problems
+from jobs.writeup.registry import Registry
 from jobs.writeup.studies import read_studies, results_folders
-from jobs.writeup.traced import escaped
+from jobs.writeup.traced import escaped, without_marks
+from systems import accounting
 from tests.jobs.harness import ROOT
 
 PROBLEMS = read_problems()
@@ -76,6 +79,72 @@ def test_answers_are_prose_whose_only_logic_is_rows_of_tables(problem: Problem, 
 def test_the_filter_of_a_part_selects_runs(problem: Problem, part: Part) -> None:
     path = ROOT / "sweeps" / f"{part.sweep or problem.sweep}.yaml"
     assert expand(load_sweep(path, filter=part.filter)).runs
+
+
+def numbers_of(name: str, part: str, text: str) -> list[float]:
+    """The numbers that an answer without records has in place of the # of a text."""
+    (found,) = [
+        p for problem in PROBLEMS if problem.id == name for p in problem.parts if p.part == part
+    ]
+    answer = without_marks(render_answer(found, None, {}, None, Registry()).text)
+    match = re.search(re.escape(text).replace(r"\#", r"([\d.,]*\d)"), answer.replace("\n", " "))
+    assert match, answer
+    return [float(number.replace(",", "")) for number in match.groups()]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "text", "passes", "is_shared"),
+    [
+        ("data_parallel_calcs", "c", "N <= #, if", [("dp", 2)], False),
+        ("fsdp_calcs", "c", "both are N <= #.", [("fsdp", 1)], False),
+        ("tp_calcs", "d", "they are # and # devices", [("tp", 2), ("tp", 1)], False),
+        ("fsdp_tp_calcs", "c", "this is # x # =", [("fsdp", 1), ("tp", 1)], False),
+        ("fsdp_tp_calcs", "d", "this is # x # =", [("fsdp", 1), ("tp", 1)], True),
+    ],
+)
+def test_at_the_limits_rings_take_as_long_as_matmuls(
+    name: str, part: str, text: str, passes: list[tuple[str, int]], is_shared: bool
+) -> None:
+    """`passes` has the split of each number, and its matmuls per matrix: 1 forward, 2 backward."""
+    d, f, tokens, flops, link = 4096, 11008, 65536, 989.4e12, 450e9
+    found, times = numbers_of(name, part, text), []
+    for devices, (split, matmuls) in zip(found, passes, strict=True):
+        weights, outputs = 2 * 3 * d * f, 2 * d * tokens
+        sent = {
+            "dp": accounting.all_reduce_seconds(weights, devices, link),
+            "fsdp": accounting.all_gather_seconds(weights, devices, link),
+            "tp": accounting.all_reduce_seconds(outputs, devices, link),
+        }[split]
+        times.append(sent / (matmuls * 2 * 3 * tokens * d * f / devices / flops))
+    assert (sum(times) if is_shared else min(times)) == pytest.approx(1, rel=5e-3)
+    assert max(times) < 1 + 5e-3
+
+
+def test_xxl_takes_the_fewest_devices_that_hold_it() -> None:
+    state, saved = 16 * 126 * 2 * 16384 * 53248, 2 * 126 * (16384 + 53248)
+    h100s = [next(n for n in range(100) if state + t * saved <= n * 80e9) for t in (0, 4096)]
+    assert numbers_of("communication_accounting", "a", "memory of # H100s") == h100s[:1]
+    assert numbers_of("communication_accounting", "a", "the model takes # H100s") == h100s[1:]
+
+    def fits(devices: int, tokens: int) -> bool:
+        return (state + tokens * saved / 2) / devices + tokens * saved / 2 < 95e9
+
+    v5ps = [next(n for n in range(1, 100) if fits(n, tokens)) for tokens in (0, 1024, 4096)]
+    text = "at least # v5p without activations, # with 1,024 tokens per device and # with 4,096."
+    assert numbers_of("communication_accounting", "b", text) == v5ps
+    (most,) = numbers_of("communication_accounting", "b", "which is # tokens per device")
+    assert fits(10**15, int(most) - 1) and not fits(10**15, int(most))
+
+
+def test_xxl_batches_by_hand() -> None:
+    alpha = 4.6e14 / 1.8e11
+    text = "from # tokens per device on, so a batch of # tokens"
+    assert numbers_of("communication_accounting", "c", text) == [319.4, 20_445]
+    (shared,) = numbers_of("communication_accounting", "c", "and the limit is # tokens")
+    # 16 alpha / (2 B) + 4 alpha / F = 1
+    assert 16 * alpha / 2 / (64 * shared) + 4 * alpha / 53248 == pytest.approx(1, abs=1e-3)
+    # 4 stages and 16 microbatches: a stage works in 16 of 19 turns
+    assert numbers_of("communication_accounting", "d", "of the time: #%") == [16]
 
 
 def test_a_wrong_file_is_named(tmp_path: Path) -> None:
