@@ -2,7 +2,6 @@
 
 python scripts/simulate_verdicts.py                        # the table of docs/verdicts.md
 python scripts/simulate_verdicts.py --blocks 400 --noise power-capped --design 1x5
-python scripts/simulate_verdicts.py --logs                 # A/A pairs of logs/ as comparisons
 
 A block has a baseline, which is executed twice in each round, and four candidates, of which one may
 be slower. Two of three blocks have two phases, the third has one: three blocks have 20 cells.
@@ -16,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,15 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from jobs.block import Block
 from jobs.cli.application import app
-from jobs.results.counting import allocation_of, complete_executions, place_of
+from jobs.results.counting import place_of
 from jobs.results.manifest import Executor, Job, Manifest, write_manifest
 from jobs.results.record import RECORDS, Record
-from jobs.results.record_reader import read_records
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 from jobs.verdicts.decided import judge_block
 
-LOGS = Path(__file__).parents[1] / "logs"
 NAME = "simulated"  # no such benchmark exists, so no result is of older code
 CANDIDATES = 4
 PHASES = ("forward", "backward")
@@ -237,36 +233,6 @@ def table_row(noise: Noise, design: str, count: int, seed: int) -> list[str]:
     ]  # fmt: skip
 
 
-def judge_pairs(source: Path) -> Counter[str]:
-    """Judge the A/A pairs of a results folder, in which the second process is the candidate.
-
-    Each allocation of a block is a block of its own, and counts if it has two rounds or more.
-    """
-    pairs: dict[tuple[str, str], list[Entry]] = {}
-    for number, execution in enumerate(complete_executions(read_records(source)[0])):
-        for record in execution:
-            place = place_of(record)
-            if place.baseline and sum(place_of(other).baseline for other in execution) == 2:
-                entry = record.model_dump(mode="json", exclude_none=True)
-                entry |= {"run": int(place.second), "repeat": number, "checkout": ""}
-                entry["block"] |= {"round": number, "size": 2, "position": int(place.second),
-                                   "second": False, "baseline": not place.second}  # fmt: skip
-                pairs.setdefault((place.id, allocation_of(record)), []).append(entry)
-    runs, blocks, made = list[Run](), list[Block](), list[Entry]()
-    for number, entries in enumerate(pairs.values()):
-        ids = tuple(f"{number:012x}{i:04x}" for i in range(2))
-        runs += [Run(id, NAME, 1, {"run": id}, Shape(), 60.0) for id in ids]
-        blocks.append(Block(id=ids[0][:12], baseline=ids[0], runs=ids, rounds=1000, aa=False))
-        for entry in entries:
-            entry["run"], entry["block"]["id"] = ids[entry["run"]], ids[0][:12]
-        made += entries
-    if not made:
-        return Counter()
-    with tempfile.TemporaryDirectory(prefix="simulated-") as name:
-        write(Path(name), "0", runs, blocks, made)
-        return Counter(cell["verdict"] for cell in compare(Path(name))[1] if cell["p"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=2000, help="cells a figure; slower: a fourth")
@@ -274,16 +240,8 @@ def main() -> None:
     parser.add_argument("--design", choices=DESIGNS)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of processes")
-    parser.add_argument("--logs", action="store_true", help="judge A/A pairs of logs/ instead")
     given = parser.parse_args()
     with ProcessPoolExecutor(given.jobs) as pool:
-        if given.logs:
-            for device in ("h100", "h200"):
-                found = pool.map(judge_pairs, sorted((LOGS / device).iterdir()))
-                counts = sum(found, Counter())
-                false = counts["faster"] + counts["slower"]
-                print(f"{device}: {counts.total()} cells, {false} faster or slower: {dict(counts)}")
-            return
         rows = [
             (noise, design, given.blocks, given.seed)
             for noise in NOISES if given.noise in (None, noise.name)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs import ROOT
-from scripts.simulate_verdicts import NOISES, Noise, judge_pairs, judged
+from scripts.simulate_verdicts import NOISES, Noise, judged
 
 QUIET = NOISES[0]  # 0.1%
 
@@ -28,7 +27,3 @@ def test_every_noise_gives_20_cells_with_all_rounds(noise: Noise) -> None:
     cells, codes = judged(noise, "2x5", 20, 0, np.random.default_rng(0))
     assert [(cell["rounds"], cell["allocations"]) for cell in cells] == [("10", "2")] * 20
     assert len(codes) == 1
-
-
-def test_real_pairs_of_the_same_code_are_judged() -> None:
-    assert judge_pairs(ROOT / "logs" / "h200" / "ddp").total() > 0
