@@ -12,7 +12,7 @@ TORCH ?= torch<2.15
 # process would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart lint format compile-check size bench report docs cluster clean \
+.PHONY: help install quickstart lint format compile-check size report docs cluster clean \
   test test-all test-portable test-numeric test-exhaustive test-versions test-gpu
 
 help:
@@ -115,10 +115,6 @@ compile-check: $(VENV)/installed
 # make size             print the lines of each room beside its target
 size:
 	@$(PYTHON) scripts/size.py
-
-# make bench            measure the time and memory that the launcher needs
-bench: $(VENV)/installed-test
-	$(BIN)/python scripts/bench_launcher.py
 
 # make report           write the report of the results in logs/h100 and logs/h200 to docs/report
 report: $(VENV)/installed

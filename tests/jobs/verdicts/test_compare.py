@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ from jobs.errors import CommandError
 from jobs.report.compare_text import markdown_comparison
 from jobs.verdicts.compare import compare_folders
 from jobs.verdicts.folder_cells import read_side
-from scripts.bench_launcher import write_results
 from tests.jobs.compared_folders import Pair
 from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, ok
@@ -39,11 +39,18 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     assert (alone.returncode, "has no records" in alone.stderr) == (2, True)
 
 
-def write_two(tmp_path: Path, count: int) -> tuple[Path, Path]:
-    folders = tmp_path / "before", tmp_path / "after"
-    for seed, folder in enumerate(folders):
-        write_results(folder, count, seed)
-    return folders
+def measured(tmp_path: Path, count: int) -> Pair:
+    """Return two folders with `count` runs, each with 100 samples in three phases."""
+    tmp_path.mkdir()
+    pair, draw = Pair(tmp_path, f"grid: {{size: {list(range(1, count + 1))}}}\n"), random.Random(0)
+
+    def outcome(*_: object) -> dict[str, Any]:
+        phases = ("forward", "backward", "forward_backward")
+        samples = {phase: [draw.gauss(1, 0.05) for _ in range(100)] for phase in phases}
+        return {"status": "ok", "measurements": {"samples_ms": samples}}
+
+    pair.fill(outcome, outcome)
+    return pair
 
 
 def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
@@ -62,9 +69,11 @@ def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
         sys.setprofile(before)
 
 
-def work(folders: tuple[Path, Path], runs: int) -> tuple[int, int]:
+def work(pair: Pair, runs: int) -> tuple[int, int]:
     """The number of calls that reading two folders and comparing them make."""
-    sides, reading = with_calls(lambda: [read_side(each) for each in folders])
+    sides, reading = with_calls(
+        lambda: [read_side(each.path) for each in (pair.before, pair.after)]
+    )
     text, comparing = with_calls(lambda: markdown_comparison(compare_folders(*sides), False))
     assert f"{3 * runs} unsure" in text
     return reading, comparing
@@ -72,7 +81,7 @@ def work(folders: tuple[Path, Path], runs: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_work_of_a_comparison_is_proportional_to_its_runs(tmp_path: Path) -> None:
-    """Comparing makes 1,600 calls a run with three cells, and reading the two folders 400."""
-    few = work(write_two(tmp_path / "few", 100), 100)
-    many = work(write_two(tmp_path / "many", 1000), 1000)
+    """Comparing makes 1,500 calls a run with three cells, and reading the two folders 460."""
+    few = work(measured(tmp_path / "few", 100), 100)
+    many = work(measured(tmp_path / "many", 1000), 1000)
     assert many[0] < 12 * few[0] and many[1] < 12 * few[1]
