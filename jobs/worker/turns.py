@@ -123,14 +123,11 @@ class Turns:
         holds = [_fact(r, "hold_ms") for r in since if is_trial(r) or not self._has_trial]
         longest = max((hold for hold in holds if isinstance(hold, float)), default=0.0)
         sustained = run in self._block.sustained and not place.trial
-        options: dict[str, Any] = {
+        return {
             "check": all(record.run != run for record in since),
             "sustained_s": self._sustained_s if sustained else 0.0,
             "hold_ms": 0.0 if place.trial else longest,
         }
-        # Older checkouts do not know the option `shared`.
-        shared = next(filter(None, (_fact(record, "shared") for record in since)), None)
-        return options | ({"shared": shared} if shared else {})
 
     def _own(self) -> list[Record]:
         records = self._known.records

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -29,7 +26,7 @@ from systems.training.parallel_params import ParallelParams
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from systems.measure.profiler.communication_timeline import StepTimeline
     from systems.training.parallel_training import ParallelTraining
@@ -38,9 +35,6 @@ VERSION = 1
 STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "peer", "torch", "torch_tuned")
 BUCKETED = ("bucketed", "peer")  # strategies with a bucket size
 BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with these strategies, in MB
-PROBE_BYTES = 256 * 10**6  # maximum size of the all-reduce that measures bandwidth, in bytes
-PROBES = 20  # number of all-reduces that are timed together
-GROUPS = 9  # how often they are timed; the result is the median
 
 
 class Params(ParallelParams):
@@ -113,7 +107,7 @@ def run(params: Params) -> dict[str, Any]:
     Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
     steps and rounds of steps without communication alternate, on all ranks at the same time.
 
-    In a block, only the first execution includes the check, the prediction and the profile.
+    In a block, only the first execution includes the check and the profile.
 
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
@@ -138,8 +132,8 @@ def run(params: Params) -> dict[str, Any]:
             profiled_sm_communication_ms: time in a profiled step during which a kernel of NCCL
                 communicates, and takes multiprocessors from computation. Peer copies do not
                 count: copy engines copy, and the kernels that wait for signals take a part of one.
-            model: predicted exposed communication, see `_bucket_model`.
-            shared: the value call_us of `model`, which the other runs of a block use, too.
+            model.buckets: number of buckets, only with "overlapped", in which each parameter is a
+                bucket, "bucketed" and "peer". Earlier records have more of a model.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -216,6 +210,7 @@ def compared_with_alone(
 
     from systems.check.parallel_training import check_again, check_and_capture
     from systems.measure.windows import during
+    from systems.parallel.buckets import MB, fill_buckets
     from systems.training.parallel_timing import alternating_rounds, host_ms, profiled_steps
     from systems.training.parallel_training import ParallelTraining
 
@@ -246,9 +241,9 @@ def compared_with_alone(
     if check:
         with during("check"):
             check_again(training, alone)
-        with during("prediction"):
-            facts["model"] = _bucket_model(params, alone)
-            facts["shared"] = {"call_us": facts["model"]["call_us"]}
+        if params.strategy in ("overlapped", *BUCKETED):
+            size = (params.bucket_size_mb or 0) * MB
+            facts["model"] = {"buckets": len(fill_buckets(list(alone.model.parameters()), size))}
     return samples, facts, steps
 
 
@@ -311,135 +306,3 @@ def _allocation_retries(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_stats(device)["num_alloc_retries"]
-
-
-def _bucket_model(params: Params, alone: ParallelTraining) -> dict[str, Any]:
-    """Predict the exposed communication of a training step.
-
-    Exposed communication is here the time from the end of backward to the end of communication.
-    `accounting.ddp_overhead_seconds` predicts it from measured values: the latency and the
-    bandwidth of an all-reduce or of an average through peer memory, and the duration of backward.
-    All ranks must call this function. The backward of `alone` is timed.
-
-    Returns:
-        call_us: latency of an all-reduce of one element, in microseconds. In a block, all runs use
-            the value of the run that was measured first.
-        measured_call_us: the same latency as this run measured it.
-        all_reduce_gb_per_second: bandwidth of a large all-reduce, in GB/s.
-        all_gradients_ms: predicted duration of one all-reduce of all gradients, in milliseconds.
-        backward_ms: measured duration of backward on the slowest rank, in milliseconds.
-        best_bucket_bytes: bucket size with the least predicted exposed communication.
-        largest_parameter_bytes: size of the largest parameter.
-
-        peer_us, peer_gb_per_second: latency and bandwidth of an average through peer memory. Only
-            with the strategy "peer", whose exposed communication is predicted from them.
-
-        If `params.strategy` is "overlapped", "bucketed" or "peer", also:
-        buckets: number of buckets. With "overlapped" each parameter is a bucket.
-        exposed_ms: predicted exposed communication in milliseconds, if backward takes as long as
-            the transfer of all gradients.
-        exposed_beside_backward_ms: predicted exposed communication in milliseconds, if backward
-            takes the measured time.
-    """
-    from systems.measure.ranks import all_gather_objects
-    from systems.measure.timing import clock_ms
-    from systems.parallel.buckets import MB, fill_buckets
-
-    backward = []
-    for _ in range(3):
-        clock_ms(alone.forward, alone.device)
-        backward.append(clock_ms(alone.backward, alone.device))
-        alone.zero_grad()
-    backward_seconds = max(all_gather_objects(min(backward))) / 1e3
-    parameters = list(alone.model.parameters())
-    size = sum(parameter.nbytes for parameter in parameters)
-    call_seconds, bandwidth = _latency_and_bandwidth(_all_reduce, size, alone)
-    measured_call_us = call_seconds * 1e6
-    call_us = round_options().shared.get("call_us", measured_call_us)
-    call_seconds = call_us / 1e6
-    fit = size, bandwidth, call_seconds
-    facts: dict[str, Any] = {
-        "call_us": call_us,
-        "measured_call_us": measured_call_us,
-        "all_reduce_gb_per_second": bandwidth / 1e9,
-        "all_gradients_ms": (size / bandwidth + call_seconds) * 1e3,
-        "backward_ms": backward_seconds * 1e3,
-        "best_bucket_bytes": accounting.best_bucket_bytes(*fit),
-        "largest_parameter_bytes": max(parameter.nbytes for parameter in parameters),
-    }
-    if params.strategy == "peer":
-        call_seconds, bandwidth = _latency_and_bandwidth(_peer_average, size, alone)
-        facts |= {"peer_us": call_seconds * 1e6, "peer_gb_per_second": bandwidth / 1e9}
-        fit = size, bandwidth, call_seconds
-    if params.strategy in ("overlapped", *BUCKETED):
-        buckets = len(fill_buckets(parameters, (params.bucket_size_mb or 0) * MB))
-        overhead = accounting.ddp_overhead_seconds
-        facts["buckets"] = buckets
-        facts["exposed_ms"] = overhead(*fit, buckets) * 1e3
-        facts["exposed_beside_backward_ms"] = overhead(*fit, buckets, backward_seconds) * 1e3
-    return facts
-
-
-def _latency_and_bandwidth(
-    make: Callable[[Tensor], Callable[[], Any]], size: int, alone: ParallelTraining
-) -> tuple[float, float]:
-    """Measure an operation on a buffer of float32 numbers, in seconds and bytes/s.
-
-    `make` returns the operation on a buffer. It is launched or captured as the steps of the
-    training. The latency is the time for one number. The bandwidth is that for `size` bytes, but at
-    most `PROBE_BYTES`, without the latency. All ranks must call this function.
-    """
-    latency = _seconds(make, 1, alone)
-    probe = min(size, PROBE_BYTES) // 4
-    return latency, 4 * probe / max(_seconds(make, probe, alone) - latency, 1e-9)
-
-
-def _all_reduce(buffer: Tensor) -> Callable[[], Any]:
-    import torch.distributed as dist
-
-    return partial(dist.all_reduce, buffer)
-
-
-def _peer_average(buffer: Tensor) -> Callable[[], Any]:
-    """Return a function that averages a buffer through peer memory."""
-    from systems.parallel.collectives import group_or_world
-    from systems.parallel.peer_ddp import PeerBuckets
-
-    exchange = PeerBuckets([[buffer]], group_or_world(None))
-
-    def average() -> None:
-        exchange.start(0, [buffer])
-        exchange.finish()
-
-    return average
-
-
-def _seconds(
-    make: Callable[[Tensor], Callable[[], Any]], elements: int, alone: ParallelTraining
-) -> float:
-    """Measure the time of an operation on float32 numbers on the slowest rank, in seconds.
-
-    The result is the median over groups of calls. The latency of a single group can be twice that
-    of another.
-    """
-    import torch
-
-    from systems.measure.ranks import all_gather_objects, barrier
-    from systems.measure.timing import synchronize
-    from systems.parallel import GraphedStep
-
-    device = alone.device
-    average = make(torch.zeros(elements, device=device))
-    average()
-    if alone.params.cuda_graph:
-        average = GraphedStep(average, warmup=1)
-    seconds = []
-    for _ in range(GROUPS):
-        barrier(device)
-        start = time.perf_counter()
-        for _ in range(PROBES):
-            average()
-        synchronize(device)
-        seconds.append((time.perf_counter() - start) / PROBES)
-    groups = zip(*all_gather_objects(seconds), strict=True)
-    return statistics.median(max(of_ranks) for of_ranks in groups)
