@@ -120,12 +120,10 @@ def run(params: Params) -> dict[str, Any]:
             exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that
                 adds to the time of a step, see `exposed_facts`.
             train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
-                overlap_share, by_rank: see `facts_of_ranks`.
+                overlap_share: see `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
             graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
             host_ms: time of the host to launch a step on an idle GPU.
-            allocation_retries: how often this rank's allocator freed cached memory of the GPU to
-                allocate again, during warm-up and timed steps.
             profiled_computation_ms: time in a profiled step during which a kernel of this rank
                 computes. Gaps between kernels do not count. Communication that runs at the same
                 time makes it longer.
@@ -221,9 +219,7 @@ def compared_with_alone(
     with during("check"):
         facts |= check_and_capture(training, alone)
     both = {"train_step": training, "alone": alone}
-    before = _allocation_retries(device)
     samples = alternating_rounds(both, params.rounds, params.steps, params.warmup_steps)
-    facts["allocation_retries"] = _allocation_retries(device) - before
     if check:
         with during("profile"):
             facts["host_ms"] = host_ms(training)
@@ -297,12 +293,3 @@ def wrapped(module: nn.Module, params: Params) -> nn.Module:
     return DistributedDataParallel(
         module, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=True
     )
-
-
-def _allocation_retries(device: torch.device) -> int:
-    """Return how often the allocator has freed its cached memory of the GPU to allocate again."""
-    import torch
-
-    if device.type != "cuda":
-        return 0
-    return torch.cuda.memory_stats(device)["num_alloc_retries"]

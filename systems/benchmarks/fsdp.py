@@ -142,7 +142,6 @@ def run(params: Params) -> dict[str, Any]:
                 are those of the rank with the largest gather_wait_ms. Missing for peer.
             forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of forward.
                 Missing with cuda_graph.
-            by_rank: list with a dict of all values above for each rank.
             weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
                 the maximum over all ranks.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
@@ -213,7 +212,6 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         with during("check"):
             check_again(training, alone, gathered(training, alone))
     states = all_gather_objects(state)
-    facts = facts_of_ranks(all_gather_objects(samples))
     gathers: list[dict[str, float]] = all_gather_objects(gathers_of_rank)
     waiting = max(gathers, key=lambda of_rank: of_rank.get("gather_wait_ms", 0.0))
     return {
@@ -221,13 +219,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         "peak_memory_bytes": peaks,
         **params.step_counts(),
         "facts": {
-            **facts,
+            **facts_of_ranks(all_gather_objects(samples)),
             **waiting,
             **{part: max(rank[part] for rank in states) for part in state},
-            "by_rank": [
-                {**of_rank, **of_gathers}
-                for of_rank, of_gathers in zip(facts["by_rank"], gathers, strict=True)
-            ],
             **errors,
         },
     }

@@ -98,7 +98,6 @@ def run(params: Params) -> dict[str, Any]:
                 optimizer_state_bytes. On a GPU there are also the keys allocated_bytes (all
                 allocated memory) and other_bytes (allocated memory without weights, gradients and
                 optimizer state).
-            by_rank: list with a dict of after_init, before_step and after_step for each rank.
             over_alone: time of a step over that of a step without communication, see
                 `facts_of_ranks`.
             error: errors of loss, gradients and weights on this rank, see `check_parallel`.
@@ -165,7 +164,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
-        "facts": {**most, "by_rank": by_rank, "over_alone": over_alone, **errors},
+        "facts": {**most, "over_alone": over_alone, **errors},
     }
 
 

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -185,7 +184,7 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
     }
 
 
-def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, Any]:
+def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
     """Return the facts about step times and communication of a training on several ranks.
 
     Args:
@@ -195,10 +194,9 @@ def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, A
         The facts that `step_facts` returns, of the rank that takes longest for a step without
         communication: the other ranks wait for it, and this wait is no communication. The time of
         a step, and of a step without communication, are means over the rounds of the slowest rank
-        of each round. Also over_alone, the ratio of the two, and by_rank: the facts of every rank.
+        of each round. Also over_alone, the ratio of the two.
     """
-    by_rank = [step_facts(samples) for samples in of_ranks]
-    slowest = max(by_rank, key=lambda facts: facts["alone_ms"])
+    slowest = max(map(step_facts, of_ranks), key=lambda facts: facts["alone_ms"])
     means = {
         f"{name}_ms": statistics.fmean(
             max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)
@@ -206,4 +204,4 @@ def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, A
         for name in ("train_step", "alone")
     }
     ratio = means["train_step_ms"] / means["alone_ms"]
-    return {**slowest, **means, "over_alone": ratio, "by_rank": by_rank}
+    return {**slowest, **means, "over_alone": ratio}

@@ -60,7 +60,6 @@ def strategies_are_measured(here: RankContext, folder: str, strategies: list[str
         assert [len(samples[name]) for name in ("train_step", "alone")] == [3, 3]
         for whole, exposed in zip(samples["communication"], samples["exposed"], strict=True):
             assert 0 <= exposed <= whole and whole > 0, strategy
-        assert len(facts["by_rank"]) == here.world_size
         assert 0 <= facts["overlap_share"] <= 1
         assert measured["tokens"] == {"train_step": 16}
         assert set(facts["error"]) == {"loss", "gradient", "weights"}
@@ -234,7 +233,6 @@ def test_exposed_communication_is_the_difference_of_the_slowest_rank_in_each_rou
     assert facts["alone_imbalance"] == pytest.approx(10.5 / 9 - 1)
     whole = facts_of_ranks(ranks)
     assert whole["train_step_ms"] - whole["alone_ms"] == facts["exposed_ms"]
-    assert [of_rank["alone_ms"] for of_rank in whole["by_rank"]] == [9, 10.5]
     once = exposed_facts([{"train_step": [2.0], "alone": [1.0]}])
     assert "exposed_std_ms" not in once and once["alone_imbalance"] == 0
 

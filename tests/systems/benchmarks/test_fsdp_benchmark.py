@@ -41,7 +41,6 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
         assert facts["gathers"] >= 2 * 3  # each block twice, embedding and head at least once
         assert 0 <= facts["gathers_in_time"] <= 1
         assert 3 <= facts["forward_gathers"] < facts["gathers"]
-    assert len(facts["by_rank"]) == here.world_size
     for whole, exposed in zip(
         measured["samples_ms"]["communication"], measured["samples_ms"]["exposed"], strict=True
     ):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from systems.benchmarks.sharded_optimizer import Params, measure, predict
+from systems.benchmarks.sharded_optimizer import Params, _memory, measure, predict
+from systems.measure.ranks import all_gather_objects
 from tests.systems.parallel.ranks import RankContext, two_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
@@ -28,11 +29,11 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     assert 0 <= gradients <= (padding if strategy == "peer" else 0)
     assert facts["before_step"]["optimizer_state_bytes"] == 0
     # The state has the moments and a step count for each of 15 parameters.
-    state = sum(rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"])
+    memory, _ = _memory(point, here.device)
+    shares = all_gather_objects(memory["after_step"]["optimizer_state_bytes"])
     expected = predicted["optimizer_state_bytes"] * here.world_size
-    assert expected <= state <= expected + 15 * 8 * here.world_size
+    assert expected <= sum(shares) <= expected + 15 * 8 * here.world_size
     if strategy != "replicated":
-        shares = [rank["after_step"]["optimizer_state_bytes"] for rank in facts["by_rank"]]
         assert max(shares) < 0.6 * sum(shares)
     weights = facts["after_step"]["weights_bytes"]
     assert predicted["weights_bytes"] <= weights <= predicted["weights_bytes"] + padding
