@@ -16,7 +16,8 @@ from jobs.cli.output import fail, note, width
 from jobs.errors import TableError
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
-from jobs.report.images import Image, draw_plots, save_run_pictures
+from jobs.report.figures import Drawing, Figure
+from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
 from jobs.report.views import plots_of, tables_of
@@ -72,7 +73,7 @@ def tables(
         see = f"{command('compare')} {relative(observation.folder)}"
         note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
-        images = _collect_images(observation, sweep, results, plot)
+        images = _draw(observation, sweep, results, plot)
         if output_format is Format.md and images:
             print("\n\n".join(markdown_image(image, plot) for image in images))
 
@@ -107,25 +108,32 @@ def _print_tables(
         print(render(table, output_format, width()), end="\n\n")
 
 
-def _collect_images(
+def _draw(
     observation: Observation, sweep: Sweep, results: list[Result], folder: Path
-) -> list[Image]:
+) -> list[Drawing]:
     """Draw the plots of the sweep and the pictures of runs, and print all paths to stderr."""
+    drawn, taken = [], set[str]()
     try:
-        drawn = draw_plots(observation, plots_of(sweep), folder, results)
-        declared = [f"{plot.name}.png" for plot in sweep.plots]
-        pictures, left_out = save_run_pictures(observation, results, folder, declared)
+        plots = [Figure.of_plot(observation, plot, results) for plot in plots_of(sweep)]
+        pictures, left_out = run_pictures(
+            results, observation.records, lambda _: observation.folder
+        )
+        for figure in (*plots, *pictures):
+            drawing = figure.draw(taken, as_png=True)
+            if drawing is None:
+                note(f"plot {figure.name} is not drawn: no run has a value for it")
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / drawing.name).write_bytes(drawing.content)
+            drawn.append(drawing)
     except TableError as error:
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         fail(f"--plot {folder}: {error.strerror}: {error.filename}")
-    for name in sorted({*declared} - {image.path.name for image in drawn}, key=declared.index):
-        note(f"plot {name.removesuffix('.png')} is not drawn: no run has a value for it")
     for problem in left_out:
-        note(f"a picture is left out: {problem}")
-    images = drawn + pictures
-    for image in images:
-        print(image.path, file=sys.stderr)
-    if not images and not declared:
+        note(problem)
+    for drawing in drawn:
+        print(folder / drawing.name, file=sys.stderr)
+    if not drawn and not plots:
         note(f"sweep {sweep.name} has no plots, and no run produced images")
-    return images
+    return drawn

@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -28,23 +27,6 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LONG = 40  # number of letters of all names below an axis from which they are rotated
 LETTER = 0.075  # average width of a letter of a legend, in inches
 _TICKS = 5  # largest number of labels on a logarithmic x axis
-
-
-def draw_plot(shown: Shown, folder: Path) -> Path | None:
-    """Draw one plot as a PNG file, and return its path, or None if no run has a value for it.
-
-    The folder is created if it does not exist.
-
-    Raises:
-        TableError: if a prediction fails.
-    """
-    figure = plot_figure(shown, shown.title)
-    if figure is None:
-        return None
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{shown.view.name}.png"
-    figure.savefig(path, dpi=110)
-    return path
 
 
 def plot_figure(shown: Shown, title: str = "") -> Figure | None:
@@ -96,6 +78,13 @@ def new_figure() -> Figure:
 
     matplotlib.rcParams.update(_STYLE)
     return Figure()
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as the content of a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()
 
 
 def svg(figure: Figure) -> bytes:

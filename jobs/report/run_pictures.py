@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from jobs.code.short_names import short_names
 from jobs.errors import shown
-from jobs.formatting import on_one_line
-from jobs.report.timelines import timeline_figure
+from jobs.formatting import format_scalar, on_one_line
+from jobs.frame.results import Result, with_artifacts
+from jobs.report.figures import Figure
 from jobs.results.record import Record
+from jobs.run import varying
 from systems.plot_data import SUFFIX, Spans, Stack, read_figure
 
 MAX_BYTES = 5_000_000  # of a file; a larger one is not drawn
@@ -16,22 +19,49 @@ MAX_VALUE = 1e15  # of the data of a timeline
 _PNG = b"\x89PNG"  # first bytes of a PNG file
 
 
-@dataclass(frozen=True)
-class RunPicture:
-    """A picture among the artifacts of a run."""
+def run_pictures(
+    results: Iterable[Result],
+    records: Iterable[Record],
+    folder_of: Callable[[Record], Path],
+    name: str | None = None,
+) -> tuple[list[Figure], list[str]]:
+    """Return the pictures of runs, and what is wrong with those that are left out.
 
-    name: str  # of its file, without suffix
-    content: Stack | Spans | bytes  # of a timeline, or of a PNG file
+    Of several executions of a run on a kind of device, the first with a picture counts. The title
+    of a picture has the parameters in which the run differs from others, and the device if there
+    are several.
 
-    def save(self, path: Path) -> None:
-        """Write the picture as a PNG file."""
-        if isinstance(self.content, bytes):
-            path.write_bytes(self.content)
-        else:
-            timeline_figure(self.content, self.content.title).savefig(path, dpi=110)
+    Args:
+        records: all records, also those of trials, which can have the artifacts of a round.
+        folder_of: returns the results folder of a record.
+        name: file name without suffix. None: all.
+    """
+    found: dict[tuple[str, str, str], tuple[Result, Stack | Spans | bytes]] = {}
+    left_out = []
+    for result, record in with_artifacts(results, records):
+        pictures, problems = pictures_of(record, folder_of(record))
+        left_out += [f"a picture is left out: {problem}" for problem in problems]
+        for stem, content in pictures.items():
+            if name in (None, stem):
+                found.setdefault((result.run.id, result.device, stem), (result, content))
+    runs = [result.run for result, _ in found.values()]
+    values = (value for run in runs for value in run.params.values())
+    short = short_names({reference for run in runs for reference in run.code}, values)
+    several_devices = len({device for _, device, _ in found}) > 1
+    figures = []
+    for (_, device, stem), (result, content) in found.items():
+        same = [run for run in runs if run.benchmark == result.run.benchmark]
+        params = {each: result.run.params.get(each) for each in varying(same)}
+        labels = {key: short.get(str(value), format_scalar(value)) for key, value in params.items()}
+        labels |= {"device": device} if several_devices else {}
+        what = stem.replace("_", " ") if isinstance(content, bytes) else content.title
+        more = [text for each, value in labels.items() if (text := f"{each} {value}") not in what]
+        title = f"{what} ({', '.join(more)})" if more else what
+        figures.append(Figure(title, "-".join([stem, *labels.values()]), content))
+    return figures, left_out
 
 
-def pictures_of(record: Record, folder: Path) -> tuple[list[RunPicture], list[str]]:
+def pictures_of(record: Record, folder: Path) -> tuple[dict[str, Stack | Spans | bytes], list[str]]:
     """Return the pictures of a run by name, and what is wrong with files that are left out.
 
     Of a picture with data, a PNG file is used only if the data are of another version or damaged.
@@ -39,18 +69,18 @@ def pictures_of(record: Record, folder: Path) -> tuple[list[RunPicture], list[st
     """
     artifacts = (folder / str(record.artifacts)).resolve()
     if not artifacts.is_relative_to(folder.resolve()):
-        return [], [f"{artifacts} is not in the results folder"]
-    pictures: dict[str, RunPicture] = {}
+        return {}, [f"{artifacts} is not in the results folder"]
+    pictures: dict[str, Stack | Spans | bytes] = {}
     problems: dict[str, str] = {}
     for suffix in (".png", SUFFIX):
         for path in sorted(artifacts.glob(f"*{suffix}")):
             name = path.name.removesuffix(suffix)
             try:
-                pictures[name] = RunPicture(name, _read(path))
+                pictures[name] = _read(path)
             except (OSError, ValueError) as error:
                 problems[name] = f"{shown(str(path))}: {shown(on_one_line(str(error)))}"
     left_out = [text for name, text in problems.items() if name not in pictures]
-    return [pictures[name] for name in sorted(pictures)], left_out
+    return dict(sorted(pictures.items())), left_out
 
 
 def _read(path: Path) -> Stack | Spans | bytes:

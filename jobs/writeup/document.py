@@ -6,18 +6,20 @@ import operator
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, reduce
 from typing import TypeVar
 
 from jobs.errors import TableError
+from jobs.report.figures import Drawing, Figure
+from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.views import select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, paragraphs_of, render_answer
 from jobs.writeup.cells import Cells, cells_on
-from jobs.writeup.drawings import Drawing, drawings_of
-from jobs.writeup.figures import DrawnFigure, ShownPlot, draw
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Studies, Study
@@ -71,7 +73,7 @@ class View:
     answer: Answer
     cells: Cells | None = None  # those asked for; None: not of a stock sweep, or on a CPU
     tables: list[ShownTable] = field(default_factory=list)
-    figures: list[ShownPlot | Drawing] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
     of_sweep: State | None = None  # state of a sweep that answers no problem
 
@@ -127,10 +129,13 @@ class View:
         return self.text.removeprefix(self.verdict).strip()
 
     @cached_property
-    def drawn(self) -> list[DrawnFigure]:
+    def drawn(self) -> list[Drawing]:
         """The figures, drawn once for all renderers. Those without a value are left out."""
         taken: set[str] = set()
-        drawn = (draw(figure, taken) for figure in self.figures)
+        drawn = []
+        for figure in self.figures:
+            with suppress(TableError):  # a prediction fails
+                drawn.append(figure.draw(taken))
         return [each for each in drawn if each is not None]
 
     @property
@@ -355,14 +360,31 @@ def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
         table = study.tables.get(exhibit.table)
         _add_table(view, study, table, exhibit.where, folded=False)
     elif exhibit.plot is not None and exhibit.plot in study.plots:
-        view.figures.append(ShownPlot(study, _only(study.plots[exhibit.plot], exhibit.where)))
+        _add_plot(view, study, _only(study.plots[exhibit.plot], exhibit.where))
     elif exhibit.images is not None:
-        _add_drawings(view, study, exhibit.images, exhibit.where)
+        _add_pictures(view, study, exhibit.images, exhibit.where)
 
 
-def _add_drawings(view: View, study: Study, name: str | None, where: str | None) -> None:
-    drawings, problems = drawings_of(study, name, where)
-    view.figures += drawings
+def _add_plot(view: View, study: Study, plot: Plot) -> None:
+    with suppress(TableError):  # the runs have no such parameter
+        figure = Figure.of_plot(study.observation, plot, study.results)
+        view.figures.append(replace(figure, name=f"{study.name}-{figure.name}"))
+
+
+def _add_pictures(view: View, study: Study, name: str | None, where: str | None) -> None:
+    """Add the pictures of the runs that meet a condition."""
+    results = study.results
+    if where is not None:
+        results = []
+        for benchmark in dict.fromkeys(result.run.benchmark for result in study.results):
+            with suppress(TableError):  # this benchmark has no such parameter
+                view_of = Table(name="figures", benchmark=benchmark, where=where)
+                results += select(study.observation, view_of, study.results).results
+    figures, problems = run_pictures(results, study.observation.records, study.folder_of, name)
+    view.figures += [
+        replace(figure, title=f"{study.name}: {figure.title}", name=f"{study.name}-{figure.name}")
+        for figure in figures
+    ]
     view.notes += problems
 
 
@@ -414,8 +436,9 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
             view = View(device, Answer(""), of_sweep=_state_of_sweep(study))
             for table in study.tables.values():
                 _add_table(view, study, table, None, folded=False)
-            view.figures += [ShownPlot(study, plot) for plot in study.plots.values()]
-            _add_drawings(view, study, None, None)
+            for plot in study.plots.values():
+                _add_plot(view, study, plot)
+            _add_pictures(view, study, None, None)
             views.append(view)
         study = next(found[name] for found in studies.values() if name in found)
         part = Part(part=study.name, question=study.sweep.description, answer="")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.report.images import file_stem
+from jobs.report.figures import file_stem
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
 from jobs.writeup.problem import Problem

@@ -18,9 +18,9 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from jobs.formatting import counted
+from jobs.report.figures import Drawing
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
-from jobs.writeup.figures import DrawnFigure
 from jobs.writeup.markdown import TITLE, names_of
 from jobs.writeup.record_details import details
 from jobs.writeup.terms import TERMS
@@ -105,9 +105,10 @@ class _Page:
         self.tables.append(f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody>")
         return len(self.tables) - 1
 
-    def figure(self, drawn: DrawnFigure) -> int:
+    def figure(self, drawn: Drawing) -> int:
         """Return the number of a figure, whose content the page's script inserts."""
-        self.figures.append(f"data:{drawn.media_type},{quote(drawn.content)}")
+        media_type = "image/png" if drawn.name.endswith(".png") else "image/svg+xml"
+        self.figures.append(f"data:{media_type},{quote(drawn.content)}")
         return len(self.figures) - 1
 
     def _cell(self, shown: ShownTable, text: str, records: list[Record]) -> Markup:

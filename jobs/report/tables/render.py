@@ -13,7 +13,7 @@ from urllib.parse import quote
 from tabulate import tabulate
 
 from jobs.formatting import UNLIMITED, wrapped
-from jobs.report.images import Image
+from jobs.report.figures import Drawing
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.report_table import ReportTable
 
@@ -79,11 +79,11 @@ def _least(table: ReportTable) -> list[str]:
     return sorted(measured, key=lambda name: " vs " not in name)[: len(measured) // 2]
 
 
-def markdown_image(image: Image, folder: Path) -> str:
+def markdown_image(image: Drawing, folder: Path) -> str:
     """Return the Markdown code of an image.
 
     The code is for a page that is next to the folder of the image. For example, the page
     results/flash.md refers to results/flash/time.png as flash/time.png.
     """
     title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
-    return f"![{title}]({quote(f'{folder.resolve().name}/{image.path.name}')})"
+    return f"![{title}]({quote(f'{folder.resolve().name}/{image.name}')})"

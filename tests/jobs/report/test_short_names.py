@@ -10,8 +10,8 @@ import pytest
 
 from jobs.code.short_names import short_names
 from jobs.frame.results import list_results
-from jobs.report.images import save_run_pictures
 from jobs.report.plots import plot_figure
+from jobs.report.run_pictures import run_pictures
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
@@ -103,8 +103,11 @@ def test_plots_comparisons_and_labels_show_short_names(
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
     (folder.path / "artifacts" / "a" / "image.png").write_bytes(b"\x89PNG")
-    images, _ = save_run_pictures(seen, list_results(seen), sources / "images", [])
-    assert [image.title for image in images] == ["image, kernel naive", "image, kernel Mine"]
+    pictures, _ = run_pictures(list_results(seen), seen.records, lambda _: folder.path)
+    assert [picture.title for picture in pictures] == [
+        "image (kernel naive)",
+        "image (kernel Mine)",
+    ]
     other = shutil.copytree(folder.path, sources / "copy")
     _, out, _ = cli("compare", folder.path, other, "--all")
     assert "| Mine " in out and V2 not in out

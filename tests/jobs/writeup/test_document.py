@@ -131,7 +131,8 @@ def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: Resul
     folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
     shown = problem("", show=[Exhibit(images="timeline")])
     (result,) = document(shown, folders=[folder.path]).problems
-    assert [drawing.label for drawing in result.parts[0].views[0].figures] == ["size 1", "size 2"]
+    titles = [figure.title for figure in result.parts[0].views[0].figures]
+    assert titles == ["toy: timeline (size 1)", "toy: timeline (size 2)"]
 
 
 def test_the_first_round_shows_the_figures_of_its_trial(
@@ -146,9 +147,8 @@ def test_the_first_round_shows_the_figures_of_its_trial(
     folder.submit_rounds(loaded, lambda *_: ok(4.0))
     shown = problem("", show=[Exhibit(images="timeline", where="size == 1")])
     (result,) = document(shown, folders=[folder.path]).problems
-    drawings = result.parts[0].views[0].figures
-    assert {drawing.label for drawing in drawings} == {"mode fast", "mode exact"}
-    assert all(drawing.record.block.trial for drawing in drawings)
+    titles = {figure.title for figure in result.parts[0].views[0].figures}
+    assert titles == {"toy: timeline (mode fast)", "toy: timeline (mode exact)"}
 
 
 def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from jobs.report.run_pictures import RunPicture, pictures_of
-from jobs.writeup.drawings import Drawing
-from jobs.writeup.figures import DrawnFigure, ShownPlot, draw
+from jobs.errors import TableError
+from jobs.report.figures import Drawing, Figure
+from jobs.report.run_pictures import pictures_of
+from jobs.sweep.views import Plot
 from jobs.writeup.studies import Study, read_studies
 from systems.plot_data import SUFFIX, Interval, Spans, Stack, write_figure
 from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
@@ -40,22 +41,24 @@ def study(tmp_path: Path, folder: ResultsFolder) -> Study:
     return read_studies([folder.path])[0][H200]["toy"]
 
 
-def texts(image: DrawnFigure | None) -> list[str]:
+def draw(study: Study, plot: Plot) -> Drawing | None:
+    return Figure.of_plot(study.observation, plot, study.results).draw(set())
+
+
+def texts(image: Drawing | None) -> list[str]:
     """Return the texts of a figure, which must be valid SVG."""
-    assert image is not None and image.media_type == "image/svg+xml"
+    assert image is not None and image.name.endswith(".svg")
     found = ElementTree.fromstring(image.content).iter("{http://www.w3.org/2000/svg}text")
     return [text.text or "" for text in found]
 
 
 def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
-    lines = draw(ShownPlot(study, study.plots["p"]), set())
+    lines = draw(study, study.plots["p"])
     assert {"causal true", "causal false", "size", "fast", "exact", "4"} <= set(texts(lines))
     assert texts(lines).count("fast") == 1 and "8" not in texts(lines)  # no run of size 8 succeeded
-    assert draw(ShownPlot(study, study.plots["p"]), set()) == lines  # the same bytes
-    assert {"fast", "exact", "size 1", "size 4"} <= set(
-        texts(draw(ShownPlot(study, study.plots["bars"]), set()))
-    )
-    frontier = texts(draw(ShownPlot(study, study.plots["frontier"]), set()))
+    assert draw(study, study.plots["p"]) == lines  # the same bytes
+    assert {"fast", "exact", "size 1", "size 4"} <= set(texts(draw(study, study.plots["bars"])))
+    frontier = texts(draw(study, study.plots["frontier"]))
     assert frontier.count("4") >= 4  # the points of four lines are labelled
     assert {"fast, causal", "exact, no causal"} <= set(frontier)
 
@@ -63,9 +66,10 @@ def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
 def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFolder) -> None:
     folder.submit(load(tmp_path, TOY + PLOTS), lambda *_: failed("error"), H200)
     study = read_studies([folder.path])[0][""]["toy"]
-    assert draw(ShownPlot(study, study.plots["p"]), set()) is None
+    assert draw(study, study.plots["p"]) is None
     wrong = study.plots["p"].model_copy(update={"where": "no_such == 1"})
-    assert draw(ShownPlot(study, wrong), set()) is None
+    with pytest.raises(TableError, match="no_such"):
+        draw(study, wrong)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +91,15 @@ def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFold
         (Stack(title="t", x_title="x", y_title="y", x=[], layers={}, phases=[]), {"x", "y"}),
     ],
 )  # fmt: skip
-def test_timelines(study: Study, tmp_path: Path, data: Stack | Spans, named: set[str]) -> None:
-    picture = RunPicture("timeline", data)
+def test_timelines(tmp_path: Path, data: Stack | Spans, named: set[str]) -> None:
+    timeline = Figure("t", "size 1/../2 " * 99, data)
     taken: set[str] = set()
-    drawing = Drawing(study, study.observation.records[0], "size 1/../2 " * 99, picture)
-    image, again = draw(drawing, taken), draw(drawing, taken)
+    image, again = timeline.draw(taken), timeline.draw(taken)
     assert named <= set(texts(image))
     assert image is not None and again is not None and taken == {image.name, again.name}
     assert len(taken) == 2 and all((tmp_path / name).parent == tmp_path for name in taken)
-    picture.save(tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").read_bytes().startswith(PNG)
+    picture = timeline.draw(taken, as_png=True)
+    assert picture is not None and picture.content.startswith(PNG)
 
 
 def test_pictures_of_a_run(study: Study) -> None:
@@ -121,7 +124,7 @@ def test_pictures_of_a_run(study: Study) -> None:
     (artifacts / os.fsdecode(b"\xff.png")).write_bytes(PNG)
     record = study.observation.records[0]
     pictures, problems = pictures_of(record.model_copy(update={"artifacts": "artifacts"}), folder)
-    assert {p.name: p.content for p in pictures} == {"damaged0": PNG, "right": right}
+    assert pictures == {"damaged0": PNG, "right": right}
     named = {"damaged1", "damaged2", "text", "link", "folder", "pipe", "\\udcff"}
     assert len(problems) == len(named)
     assert all(any(name in problem for problem in problems) for name in named)
