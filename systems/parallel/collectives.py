@@ -15,7 +15,10 @@ import torch.distributed as dist
 # Its default arguments keep the default group alive if it is first imported later, as by AdamW.
 import torch.distributed.nn.functional
 from torch import Tensor
+from torch._C._distributed_c10d import _broadcast_coalesced
 from torch.distributed.distributed_c10d import AllreduceCoalescedOptions
+
+BROADCAST_BYTES = 250 * 10**6  # of a broadcast of several tensors, as in torch's DDP
 
 
 @contextmanager
@@ -202,33 +205,13 @@ def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.Proces
 
 @torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrite `tensors` with the values that rank 0 of the group has.
-
-    The tensors may have any dtype and any strides.
-    """
-    running = []
-    for tensor in tensors:
-        if not tensor.numel():
-            continue
-        sent = tensor.detach().contiguous()
-        # Sent as bytes, because not every backend supports every dtype.
-        as_bytes = sent.view(-1).view(torch.uint8)
-        work = dist.broadcast(as_bytes, group=group, group_src=0, async_op=True)
-        assert work is not None  # this rank belongs to the group
-        running.append((work, tensor, sent, as_bytes))
-    for work, tensor, sent, _ in running:
-        work.wait()
+    """Overwrite `tensors` with the values of rank 0. They may have any dtype and any strides."""
+    # `.data` because autograd may have saved a buffer, whose values backward does not use.
+    given = [tensor.data for tensor in tensors if tensor.numel()]
+    dense = [tensor.contiguous() for tensor in given]
+    # Sent as bytes, because Gloo does not support every dtype.
+    as_bytes = [tensor.view(-1).view(torch.uint8) for tensor in dense]
+    _broadcast_coalesced(group, as_bytes, BROADCAST_BYTES, 0)
+    for tensor, sent in zip(given, dense, strict=True):
         if not tensor.is_contiguous():
             tensor.copy_(sent)
-
-
-@torch.no_grad()
-def broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Overwrite small tensors with the values of rank 0, in one broadcast for all of them."""
-    pieces = [tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in tensors]
-    flat = torch.cat(pieces)
-    dist.broadcast(flat, group=group, group_src=0)
-    for tensor, piece in zip(tensors, flat.split([p.numel() for p in pieces]), strict=True):
-        # The clone starts at a multiple of every element size, as a view to a wider dtype must.
-        # `.data` because autograd may have saved a buffer, whose values backward does not use.
-        tensor.data.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))

@@ -46,6 +46,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from systems.parallel.buckets import fill_buckets
 from systems.parallel.collectives import start_average
@@ -64,7 +65,6 @@ from systems.parallel.sharded_weights import (
 from systems.parallel.wrapper import (
     DataParallelWrapper,
     in_backward,
-    map_tensors,
     not_compiled,
     tensors_in,
     weak_hook,
@@ -379,7 +379,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         if self.compute_dtype is not None:
-            inputs, kwargs = map_tensors(self._cast, (inputs, kwargs))
+            inputs, kwargs = tree_map_only(Tensor, self._cast, (inputs, kwargs))
         return self.module(*inputs, **kwargs)
 
     @not_compiled
@@ -415,7 +415,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for parameter in layer.parameters:
             parameter.show_unsharded()
         if self.compute_dtype is not None:
-            args, kwargs = map_tensors(self._cast, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, self._cast, (args, kwargs))
         return args, kwargs
 
     def _next_layers(self, index: int) -> list[int]:

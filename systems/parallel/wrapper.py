@@ -12,7 +12,6 @@ So gradients are averages when backward returns, as with torch's DistributedData
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,10 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from systems.parallel.collectives import GroupOf, broadcast_from_first, broadcast_together
+from systems.parallel.collectives import GroupOf, broadcast_from_first
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
 
@@ -211,7 +210,7 @@ class DataParallelWrapper(nn.Module):
             self._averaged = False
             self._arrange_if_changed()
         if self._buffers_differ and self._synchronizing:
-            broadcast_together(list(_persistent_buffers(self.module)), self._group)
+            broadcast_from_first(_persistent_buffers(self.module), self._group)
             self._buffers_differ = False
         if self._has_buffers:
             self._buffers_differ |= any(module.training for module in self.module.modules())
@@ -409,32 +408,9 @@ def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None
     return hook
 
 
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Apply a function to all tensors in a value, also in dataclasses and nested containers."""
-
-    def apply(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
-            return leaf
-        fields = {f.name: getattr(leaf, f.name) for f in dataclasses.fields(leaf)}
-        changed = {name: map_tensors(function, inner) for name, inner in fields.items()}
-        if all(changed[name] is inner for name, inner in fields.items()):
-            return leaf
-        copied = object.__new__(type(leaf))  # a constructor may take other arguments
-        copied.__dict__.update(leaf.__dict__ | changed)
-        return copied
-
-    return tree_map(apply, value)
-
-
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return all tensors in a value, also in dataclasses and nested containers."""
-    if isinstance(value, Tensor):
-        return [value]
-    found: list[Tensor] = []
-    map_tensors(found.append, value)  # the result, with None instead of tensors, is not used
-    return found
+    """Return the tensors in a value, also in nested containers that torch's pytree knows."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def mark_own(gradient: Tensor) -> Tensor:
