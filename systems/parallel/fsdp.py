@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -388,8 +389,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
             parameter.refuse_replacement()
         self._release_all()
         super()._begin_forward()
-        for weight in self._weights:
-            weight.drop_zeroed_gradient()
         _refresh(self._copies)
         self._forward_order.begin()
         self._collectives = 0
@@ -480,8 +479,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _begin_backward(self) -> None:
         self._backward_layers.begin()
-        for weight in self._weights:
-            weight.drop_zeroed_gradient()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
@@ -496,10 +493,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         # One operation computes the gradient of a weight and the gradient of the layer input, so
         # backward does not need the weight any more.
         weight.release()
-        if self._synchronizing:
-            layer.arrived.add(weight)
-            if len(layer.arrived) == len(layer.reduced):
-                self._reduce(layer)
+        layer.arrived.add(weight)
+        if len(layer.arrived) == len(layer.reduced):
+            self._reduce(layer)
 
     def _release_after_backward(self, index: int, args: Any, kwargs: Any) -> None:
         """Let backward free the frozen weights of a layer when it does not need them any more.
@@ -530,8 +526,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _complete(self) -> None:
         self._end_layers()
-        for weight in self._weights:
-            weight.drop_zeroed_gradient()
         for layer in self._layers:
             self._reduce(layer)  # for layers in which some weights were not used
         while self._reductions:
@@ -540,12 +534,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._average_replicated()
         self._release_all()
 
-    def _accumulate(self) -> None:
-        self._end_layers()
-        self._take_gradients_of_copies()
-        for weight in self._weights:
-            weight.keep_gradient()
-        self._release_all()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Do nothing: gradients are right, but no communication is saved.
+
+        Every backward adds its means to the gradients of the shards, so no rank keeps whole ones.
+        """
+        yield
 
     def _end_layers(self) -> None:
         if self._backward_order:  # not in a step without backward

@@ -91,8 +91,6 @@ class ShardedWeight(FSDPParameter):
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
         self.gathering: Any = None  # what is in flight, with a method `wait`
-        # The gradient of the shard after a backward without synchronization, and its version.
-        self._waits_with: tuple[Tensor, int] | None = None
         weight.data, weight.grad = shard, None
         super().__init__(weight, nn.Parameter(unsharded, weight.requires_grad), places)
 
@@ -111,31 +109,12 @@ class ShardedWeight(FSDPParameter):
             self.gathering.wait()
             self.gathering = None
 
-    @torch.no_grad()
-    def keep_gradient(self) -> None:
-        """Keep an unsharded gradient until a later backward or until the shard's is zeroed.
-
-        The gradient of the shard gets zeros if it is None. So `zero_grad` changes it, and
-        `drop_zeroed_gradient` can see that.
-        """
-        if self.unsharded.grad is not None:
-            if self.shard.grad is None:
-                self.shard.grad = torch.zeros_like(self.shard)
-            self._waits_with = self.shard.grad, self.shard.grad._version
-
     def take_gradient(self) -> Tensor:
         """Return the gradient of the unsharded weight, and set it to None."""
         gradient = self.unsharded.grad
         assert gradient is not None
-        self.unsharded.grad = self._waits_with = None
+        self.unsharded.grad = None
         return gradient
-
-    def drop_zeroed_gradient(self) -> None:
-        """Forget the unsharded gradient if the shard's was zeroed since `keep_gradient`."""
-        if self._waits_with is not None:
-            grad, version = self._waits_with
-            if self.shard.grad is not grad or grad._version != version:
-                self.unsharded.grad = self._waits_with = None
 
     def piece_of(self, full: Tensor) -> Tensor:
         """Return the part of this rank of a tensor with the shape of the unsharded weight."""

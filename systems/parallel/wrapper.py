@@ -187,9 +187,6 @@ class DataParallelWrapper(nn.Module):
         """Average all gradients that this step has left."""
         self._average_replicated()
 
-    def _accumulate(self) -> None:
-        """End a backward pass under `no_sync`."""
-
     def _abandon(self) -> None:
         """Forget the communication of a step that ended with an error."""
 
@@ -251,7 +248,6 @@ class DataParallelWrapper(nn.Module):
         self._backward = None
         if not self._synchronizing:
             self._averaged, self._pending = False, True
-            self._accumulate()
         elif self._open:
             self._complete()
             self._averaged, self._pending = True, False
