@@ -269,18 +269,18 @@ def _in_another_order() -> nn.Module:
 # The model of the last rank, beside Linear(3, 4) and Linear(4, 2) on the others; what is told of it
 FIRST = partial(nn.Linear, 3, 4)
 OTHER_MODELS = {
-    "shape": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 5)), "(5, 4)' at position 2, but rank 0"),
+    "shape": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 5)), "(5, 4) at position 2, and rank 0"),
     "count": (
         lambda: nn.Sequential(FIRST(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False)),
-        "5 tensors, but rank 0 has 4; only rank",
+        "2.weight float32 (2, 2) at position 4, and rank 0 has nothing",
     ),
-    "order": (_in_another_order, "'1.weight float32 (2, 4)' at position 0, but rank 0 has '0.w"),
-    "dtype": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 2).double()), "float64 (2, 4)' at pos"),
+    "order": (_in_another_order, "1.weight float32 (2, 4) at position 0, and rank 0 has 0.w"),
+    "dtype": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 2).double()), "float64 (2, 4) at pos"),
     "frozen": (
         lambda: nn.Sequential(FIRST(), nn.Linear(4, 2).requires_grad_(False)),
-        "(2, 4) frozen' at position 2",
+        "(2, 4) frozen at position 2",
     ),
-    "none": (nn.Sequential, "0 tensors, but rank 0 has 4; only rank 0 has '0.weight"),
+    "none": (nn.Sequential, "nothing at position 0, and rank 0 has 0.weight"),
 }
 
 

@@ -217,8 +217,8 @@ def what_is_refused(here: RankContext) -> None:
     shapes = [(2,), (3 + last,)]
     parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
     message = (
-        rf"rank {here.world_size - 1} has 'parameter 1 of group 0 float32 \(4,\)' at position 1, "
-        "but rank 0"
+        rf"rank {here.world_size - 1} has parameter 1 of group 0 float32 \(4,\) at position 1, "
+        "and rank 0"
     )
     with pytest.raises(ValueError, match=message):
         ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1)
