@@ -53,15 +53,14 @@ class DataParallel(DataParallelWrapper):
     """Base class of the DDP wrappers.
 
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
-    Subclasses define when and how gradients are averaged over the ranks.
+    Subclasses define when and how gradients are averaged over the ranks. Persistent buffers, such
+    as the statistics of BatchNorm, get the values of rank 0 before each forward that follows a
+    forward in training mode, as with torch's DistributedDataParallel.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
             parameters and buffers. If parameters are frozen or thawed later, all ranks must do so
             before the same forward.
-        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
-            values of rank 0 before each forward that follows a forward in training mode, as with
-            torch's DistributedDataParallel.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
@@ -71,14 +70,8 @@ class DataParallel(DataParallelWrapper):
         RuntimeError: if there is no process group.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        broadcast_buffers: bool = True,
-    ):
-        super().__init__(module, process_group, broadcast_buffers)
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, process_group)
         self._arrange()
 
     def _arrange(self) -> None:
@@ -140,13 +133,11 @@ class BucketedDDP(DataParallel):
         module: nn.Module,
         bucket_size_mb: float,
         process_group: dist.ProcessGroup | None = None,
-        *,
-        broadcast_buffers: bool = True,
     ):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
         self._capacity = bucket_size_mb * MB
-        super().__init__(module, process_group, broadcast_buffers=broadcast_buffers)
+        super().__init__(module, process_group)
 
     def _arrange(self) -> None:
         super()._arrange()
@@ -218,14 +209,8 @@ class BucketedDDP(DataParallel):
 class OverlappedDDP(BucketedDDP):
     """DDP wrapper with one all-reduce per parameter, during backward, in reverse order."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        broadcast_buffers: bool = True,
-    ):
-        super().__init__(module, 1 / MB, process_group, broadcast_buffers=broadcast_buffers)
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, 1 / MB, process_group)
 
 
 def _grad(parameter: nn.Parameter) -> Tensor:

@@ -38,7 +38,7 @@ Between steps, each module holds the shards as its parameters. During a step:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -91,7 +91,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
     in the same order, each on a different part of the batch. The modules of a layer have their
     unsharded weights only while it runs.
 
-    Parameters that are not sharded are replicated: every rank has the whole parameter.
+    The parameters `weight` of modules are sharded if they have two or more dimensions. The others
+    are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
+    before each forward that follows a forward in training mode.
     `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,
     call the method `clip_grad_norm_`. With float16, use torch's `ShardedGradScaler`, which agrees
     over the ranks. `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` see only one shard.
@@ -105,14 +107,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
         compute_dtype: of communication and computation. Floating-point inputs are cast to it, and
             outputs have it. None keeps the dtype of each parameter. Shards and their gradients are
             always float32 (float64 if the parameter is float64).
-        shard: function that returns True for a module whose parameter `weight` is to be sharded.
-            All other parameters are replicated.
         layers: classes of modules, for example of the Transformer blocks. Each instance is one
             layer together with all of its submodules. Larger layers mean fewer and larger
             collectives. By default, every module that directly has parameters is a layer. A module
             that uses the weight of a submodule without calling it must be in `layers`.
-        broadcast_buffers: whether persistent buffers, such as the statistics of BatchNorm, get the
-            values of rank 0 before each forward that follows a forward in training mode.
         peer_memory: whether the ranks of a host copy weights and gradients through each other's
             memory, on GPUs by copy engines, instead of by collectives (see `peer_layers`). A buffer
             has the shards in compute_dtype and what arrives of the gradients of two layers. Where
@@ -132,18 +130,16 @@ class FullyShardedDataParallel(DataParallelWrapper):
         module: nn.Module,
         compute_dtype: torch.dtype | None = None,
         *,
-        shard: Callable[[nn.Module], bool] = has_matrix,
         layers: tuple[type[nn.Module], ...] = (),
         process_group: dist.ProcessGroup | None = None,
-        broadcast_buffers: bool = True,
         peer_memory: bool = False,
     ):
-        super().__init__(module, process_group, broadcast_buffers)
+        super().__init__(module, process_group)
         self.compute_dtype = compute_dtype
         self._own(module.parameters())  # from a DDP wrapper
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
-        by_module = self._manage(list(module.named_parameters()), shard)
+        by_module = self._manage(list(module.parameters()))
         self._layers = find_layers(module, layers, by_module)
         names = {inner: name or "the module" for name, inner in module.named_modules()}
         for index, layer in enumerate(self._layers):
@@ -187,9 +183,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             return PeerLayers(layers, MAX_REDUCTIONS, self._group)
         return LayerCollectives(self._group_of)
 
-    def _manage(
-        self, named: list[tuple[str, nn.Parameter]], shard: Callable[[nn.Module], bool]
-    ) -> dict[nn.Module, list[FSDPParameter]]:
+    def _manage(self, parameters: list[nn.Parameter]) -> dict[nn.Module, list[FSDPParameter]]:
         """Shard or replicate each parameter.
 
         Returns the FSDPParameters of each module: one for each sharded weight, and one for each
@@ -197,7 +191,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         compute_dtype for the computation).
         """
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
-        for _, parameter in named:
+        for parameter in parameters:
             places = [
                 (owner, key)
                 for owner in self.module.modules()
@@ -208,7 +202,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             if self.compute_dtype is not None and dtype.is_floating_point:
                 dtype = self.compute_dtype
             managed: FSDPParameter
-            sharded = any(key == "weight" and shard(owner) for owner, key in places)
+            sharded = any(key == "weight" and has_matrix(owner) for owner, key in places)
             if sharded and parameter.numel() and parameter.is_floating_point():
                 managed = ShardedWeight(parameter, places, dtype, self._group)
                 self._weights.append(managed)

@@ -12,7 +12,6 @@ So gradients are averages when backward returns, as with torch's DistributedData
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,12 +52,7 @@ class DataParallelWrapper(nn.Module):
     # Attributes that a copy of the wrapper does not get. `_arrange` makes them again.
     _not_copied: tuple[str, ...] = ("_hooks", "_hooked_parameters", "_trained", "_all_used")
 
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: dist.ProcessGroup | None,
-        broadcast_buffers: bool,
-    ):
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None):
         super().__init__()
         self.module = module
         self._group_of = GroupOf(process_group)
@@ -66,7 +60,7 @@ class DataParallelWrapper(nn.Module):
         number = check_agreement(tensors, self._group, _refusal(module))
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
         self._meetings = Meetings(str(number))
-        self._has_buffers = broadcast_buffers and any(True for _ in _persistent_buffers(module))
+        self._has_buffers = any(True for _ in _persistent_buffers(module))
         self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
         self._averaged = False  # a backward has averaged all gradients
@@ -129,32 +123,22 @@ class DataParallelWrapper(nn.Module):
             self._synchronizing = before
 
     @torch.no_grad()
-    def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> Tensor:
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients, so that their norm is at most `max_norm`. Return the norm before.
 
         Call it after the gradients were averaged. The result is that of
         `torch.nn.utils.clip_grad_norm_` on one process, and the same on all ranks.
-
-        Raises:
-            RuntimeError: if error_if_nonfinite is True and the norm is NaN or infinite.
         """
         sharded, parameters = self._sharded_parameters(), list(self.parameters())
         if not sharded:
-            return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+            return nn.utils.clip_grad_norm_(parameters, max_norm)
         kinds: tuple[list[Tensor], list[Tensor]] = [], []  # replicated, sharded
         for parameter in parameters:
             if parameter.grad is not None:
                 kinds[parameter in sharded].append(parameter.grad)
-        norms = [_norm(grads, norm_type, parameters[0].device) for grads in kinds]
-        largest = math.isinf(norm_type)
-        powers = norms if largest else [norm**norm_type for norm in norms]
-        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        dist.all_reduce(powers[1], operation, group=self._group)
-        total = torch.maximum(*powers) if largest else (powers[0] + powers[1]) ** (1 / norm_type)
-        if error_if_nonfinite and not total.isfinite():
-            raise RuntimeError(f"the norm of the gradients must be finite, got {total.item()}")
+        squares = [_norm(grads, parameters[0].device).square() for grads in kinds]
+        dist.all_reduce(squares[1], group=self._group)
+        total = (squares[0] + squares[1]).sqrt()
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
         for grad in (*kinds[0], *kinds[1]):
             grad.mul_(scale.to(grad.dtype))
@@ -426,12 +410,11 @@ def _shares_memory(gradient: Tensor) -> bool:
     return torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) > 2
 
 
-def _norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+def _norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     """Return the norm of all gradients together, in float64, 0 if there are none."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch.stack(torch._foreach_norm(gradients, norm_type)).double()
-    return torch.linalg.vector_norm(norms, norm_type)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).double())
 
 
 def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) -> str | None:
