@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,13 +72,11 @@ class _Piece:
 class _Chunk:
     """Some parameters of every rank, which the ranks update and send together.
 
-    `optimizer` is None if this rank owns no parameter in the chunk. `first_group` is the index in
-    `ShardedOptimizer.param_groups` of its first parameter group.
+    `optimizer` is None if this rank owns no parameter in the chunk.
     """
 
-    def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
-        self.by_rank = by_rank
-        self.optimizer, self.first_group = optimizer, first_group
+    def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None):
+        self.by_rank, self.optimizer = by_rank, optimizer
 
     def place(self, memory: PeerMemory | None, start: int, index: int) -> int:
         """Move the parameters to new memory, or from byte `start` on into the buffer of this rank.
@@ -187,79 +186,74 @@ class ShardedOptimizer(Optimizer):
         shard_gradients: bool = False,
         **kwargs: Any,
     ):
-        self._group_of, self._peer_memory = GroupOf(process_group), peer_memory
-        self._shard_gradients = shard_gradients
-        self._owners: dict[Tensor, int] = {}
-        self._make = lambda groups: optimizer_cls(groups, **kwargs)
+        self._group_of, self._made = GroupOf(process_group), False
+        make: Any = partial(optimizer_cls, **kwargs)
+        super().__init__(params, dict(make([{"params": []}]).defaults))
+        self._made = True
+        named = []
+        for g, group in enumerate(self.param_groups):
+            numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
+            named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
+        number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
+        self._meetings = Meetings(str(number))
+        parameters = [parameter for _, parameter in named]
+        found = {owner_of(p) for p in parameters} if shard_gradients else set()
+        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PeerDDP)]
+        if not len(wrappers) == len(found) <= 1:
+            raise ValueError("shard_gradients=True needs the parameters of one PeerDDP")
+        if any(wrapper._group is not self._group for wrapper in wrappers):
+            raise ValueError("shard_gradients=True needs the process group of the PeerDDP")
+        ranks = self._group.size()
+        owners = balance([parameter.nbytes for parameter in parameters], ranks)
+        shares: list[list[Tensor]] = [[] for _ in range(ranks)]
+        for parameter, owner in zip(parameters, owners, strict=True):
+            shares[owner].append(parameter)
+        count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
         self._chunks: list[_Chunk] = []
-        self._meetings: Meetings | None = None
-        self._loads = [0] * self._group.size()
-        self._placed = 0  # number of parameter groups whose parameters have owners
-        self._constructed = False
-        super().__init__(params, dict(self._make([{"params": []}]).defaults))
-        self._constructed = True
-        self._share_out()
+        for by_rank in zip(*(_cut(share, count) for share in shares), strict=True):
+            mine = set(by_rank[self._group.rank()])
+            optimizer = None
+            if mine:
+                optimizer = make(
+                    [
+                        {**_options(group), "params": [p for p in group["params"] if p in mine]}
+                        for group in self.param_groups
+                    ]
+                )
+                self.state.update(optimizer.state)
+                optimizer.state = self.state
+            self._chunks.append(_Chunk(list(by_rank), optimizer))
+        self._lay_out(peer_memory)
+        for wrapper in wrappers:
+            wrapper.shard_gradients(dict(zip(parameters, owners, strict=True)))
+        self._sizes = [len(group["params"]) for group in self.param_groups]
 
     @property
     def _group(self) -> dist.ProcessGroup:
         return self._group_of()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group. All ranks must add the same group."""
-        super().add_param_group(param_group)
-        if self._constructed:  # the constructor distributes all of its groups together
-            self._share_out()
+        """Add a parameter group. Only the constructor may do so.
 
-    def _share_out(self) -> None:
-        first, groups = self._placed, self.param_groups[self._placed :]
-        named = []
-        for g, group in enumerate(groups, first):
-            numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
-            named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
-        number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
-        self._meetings = self._meetings or Meetings(str(number))
-        parameters = [parameter for _, parameter in named]
-        found = {owner_of(p) for p in parameters} if self._shard_gradients else set()
-        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PeerDDP)]
-        if not len(wrappers) == len(found) <= 1:
-            raise ValueError("shard_gradients=True needs the parameters of one PeerDDP")
-        if any(wrapper._group is not self._group for wrapper in wrappers):
-            raise ValueError("shard_gradients=True needs the process group of the PeerDDP")
-        owners = balance([parameter.nbytes for parameter in parameters], self._loads)
-        shares: list[list[Tensor]] = [[] for _ in self._loads]
-        for parameter, owner in zip(parameters, owners, strict=True):
-            shares[owner].append(parameter)
-        self._owners.update(zip(parameters, owners, strict=True))
-        count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
-        made: list[_Chunk] = []
-        for by_rank in zip(*(_cut(share, count) for share in shares), strict=True):
-            mine = set(by_rank[self._group.rank()])
-            optimizer = None
-            if mine:
-                optimizer = self._make(
-                    [
-                        {**_options(group), "params": [p for p in group["params"] if p in mine]}
-                        for group in groups
-                    ]
-                )
-                self.state.update(optimizer.state)
-                optimizer.state = self.state
-            made.append(_Chunk(list(by_rank), optimizer, first))
-        self._lay_out(made)
-        for wrapper in wrappers:
-            wrapper.shard_gradients(self._owners)
-        self._chunks += made
-        self._placed = len(self.param_groups)
-        self._sizes = [len(group["params"]) for group in self.param_groups]
+        Raises:
+            RuntimeError: if the optimizer has been made, because its parameters have owners then.
+        """
+        if self._made:
+            raise RuntimeError(
+                "a ShardedOptimizer keeps the parameters that it was made with; give it all groups "
+                "when you make it"
+            )
+        super().add_param_group(param_group)
 
     @torch.no_grad()
-    def _lay_out(self, chunks: Sequence[_Chunk]) -> None:
-        """Move the parameters of chunks to new memory."""
-        nbytes, memory, start = sum(packed_bytes(p) for c in chunks for p in c.by_rank), None, 0
-        devices = {p.device for chunk in chunks for share in chunk.by_rank for p in share}
-        if self._peer_memory and nbytes and can_have_peer_memory(self._group, devices):
+    def _lay_out(self, peer_memory: bool) -> None:
+        """Move the parameters to new memory."""
+        shares = [share for chunk in self._chunks for share in chunk.by_rank]
+        nbytes, memory, start = sum(map(packed_bytes, shares)), None, 0
+        devices = {p.device for share in shares for p in share}
+        if peer_memory and nbytes and can_have_peer_memory(self._group, devices):
             memory = make_peer_memory(self._group, devices.pop(), nbytes)
-        for index, chunk in enumerate(chunks):
+        for index, chunk in enumerate(self._chunks):
             start = chunk.place(memory, start, index)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -270,8 +264,8 @@ class ShardedOptimizer(Optimizer):
         is called once, before any parameter is updated, and its result is returned.
 
         Raises:
-            RuntimeError: if a rank has exited, the timeout has expired, or `param_groups` has other
-                parameters than were added.
+            RuntimeError: if a rank has exited, the timeout has expired, `param_groups` has other
+                parameters than the constructor got, or a parameter was moved or cast since.
         """
         loss = None
         if closure is not None:
@@ -279,12 +273,14 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         if [len(group["params"]) for group in self.param_groups] != self._sizes:
             raise RuntimeError(
-                "parameters must not be added to or removed from param_groups; use add_param_group"
+                "parameters must not be added to or removed from param_groups of a ShardedOptimizer"
+            )
+        if not all(chunk.is_current() for chunk in self._chunks):
+            raise RuntimeError(
+                "a parameter was moved or cast after the ShardedOptimizer was made; make it after "
+                "model.to(...) and the like"
             )
         works: list[Any] = []
-        moved = [chunk for chunk in self._chunks if not chunk.is_current()]
-        if moved:
-            self._lay_out(moved)
         for chunk in self._chunks:
             for outside, inside in self._pairs(chunk):
                 inside.update(_options(outside))
@@ -302,9 +298,7 @@ class ShardedOptimizer(Optimizer):
     def _pairs(self, chunk: _Chunk) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
         if chunk.optimizer is None:
             return ()
-        return zip(
-            self.param_groups[chunk.first_group :], chunk.optimizer.param_groups, strict=False
-        )
+        return zip(self.param_groups, chunk.optimizer.param_groups, strict=True)
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
@@ -321,7 +315,6 @@ class ShardedOptimizer(Optimizer):
             RuntimeError: if a rank does not call it within the timeout of the process group. A
                 warning names the missing ranks after 5 s.
         """
-        assert self._meetings is not None
         self._meetings.meet(self._group, "state_dict() of the optimizer")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -367,7 +360,7 @@ class ShardedOptimizer(Optimizer):
             options = {
                 index: _options(self.param_groups[index])
                 for chunk in self._chunks
-                for index, (_, inside) in enumerate(self._pairs(chunk), chunk.first_group)
+                for index, (_, inside) in enumerate(self._pairs(chunk))
                 if inside["params"]
             }
             outlines = [(states, options)]

@@ -123,48 +123,45 @@ def resharded(here: RankContext) -> None:
     dist.destroy_process_group(half)
 
 
-def few_parameters_and_one_more_group(here: RankContext) -> None:
-    """Some ranks own no parameters, and a parameter group is added later."""
+def few_parameters(here: RankContext) -> None:
+    """Some ranks own no parameters, and a parameter has no gradient."""
     torch.manual_seed(0)
-    ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(4)]
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    sharded = ShardedOptimizer(ours[:1], torch.optim.Adam, lr=0.1)
-    plain = torch.optim.Adam(theirs[:1], lr=0.1)
-    for o, parameters in ((sharded, ours), (plain, theirs)):
-        for i in range(4):
-            if i == 2:
-                o.add_param_group({"params": parameters[1:], "lr": 0.01})
-            for j, p in enumerate(parameters):
-                p.grad = None if j == 3 else p.detach() * (i + 1)
-            o.step()
-        o.zero_grad()
-        assert all(p.grad is None for p in parameters)
-    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
-    assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
+    for count in (1, 2):
+        ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(count)]
+        theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+        sharded = ShardedOptimizer(ours, torch.optim.Adam, lr=0.1)
+        plain = torch.optim.Adam(theirs, lr=0.1)
+        for o, parameters in ((sharded, ours), (plain, theirs)):
+            for i in range(4):
+                parameters[0].grad = parameters[0].detach() * (i + 1)
+                o.step()
+            o.zero_grad()
+            assert all(p.grad is None for p in parameters)
+        assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+        assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
 
 
-def parameters_that_move(here: RankContext) -> None:
+def strided_parameters_of_several_dtypes(here: RankContext) -> None:
     for peer_memory in (False, True):
-        parameters_move(here, peer_memory)
+        strided_parameters(here, peer_memory)
 
 
-def parameters_move(here: RankContext, peer_memory: bool) -> None:
-    """Parameters are cast after the optimizer was created, strided, and saved with mixed dtypes."""
+def strided_parameters(here: RankContext, peer_memory: bool) -> None:
+    """Parameters are strided, of mixed dtypes, and saved."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
-    model = model.to(memory_format=torch.channels_last)
     reference = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
     reference.load_state_dict(model.state_dict())
+    model = model.to(memory_format=torch.channels_last)
+    for m in (model, reference):
+        m[0].double()
+        m[1].bfloat16()
     strides = model[0].weight.stride()
     ours = ShardedOptimizer(model.parameters(), torch.optim.SGD, peer_memory=peer_memory, lr=0.1)
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
     assert model[0].weight.stride() == strides
     x = torch.randn(2, 2, 5, 5, device=here.device)
-    for step in range(3):
-        if step == 1:
-            for m in (model, reference):
-                m[0].double()
-                m[1].bfloat16()
+    for _ in range(3):
         for m, o in ((model, ours), (reference, theirs)):
             o.zero_grad()
             m[1](m[0](x.to(m[0].weight.dtype)).to(m[1].weight.dtype)).float().sum().backward()
@@ -225,6 +222,16 @@ def what_is_refused(here: RankContext) -> None:
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"must have \[1\] parameters, got \[2\]"):
         optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
+    with pytest.raises(RuntimeError, match="give it all groups"):
+        optimizer.add_param_group({"params": parameters[1:]})
+    optimizer.param_groups[0]["params"].append(parameters[1])
+    with pytest.raises(RuntimeError, match="must not be added"):
+        optimizer.step()
+    model = nn.Linear(2, 2).to(here.device)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    model.double()
+    with pytest.raises(RuntimeError, match="was moved or cast"):
+        optimizer.step()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
 
@@ -256,8 +263,8 @@ def test_four_ranks_train_as_one_process(ranks):
     "case",
     [
         resharded,
-        few_parameters_and_one_more_group,
-        parameters_that_move,
+        few_parameters,
+        strided_parameters_of_several_dtypes,
         closures_and_arguments,
         what_is_refused,
     ],
@@ -267,10 +274,8 @@ def test_as_the_wrapped_optimizer(ranks, case):
 
 
 def test_shares_are_balanced_by_bytes():
-    loads = [0, 0]
-    assert balance([1, 1, 1, 9, 1, 5], loads) == [1, 1, 1, 0, 1, 1]
-    assert loads == [9, 9]
-    assert balance([4], loads) == [0] and loads == [13, 9]
+    assert balance([1, 1, 1, 9, 1, 5], 2) == [1, 1, 1, 0, 1, 1]
+    assert balance([4], 3) == [0]
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
@@ -279,5 +284,6 @@ def test_shares_of_the_largest_model_are_within_two_percent(world_size):
     block = [d, 3 * d * d, d * d, d, 2 * d * ff, d * ff]
     sizes = [4 * n for n in [vocabulary * d, *(layers * block), d, vocabulary * d]]
     loads = [0] * world_size
-    balance(sizes, loads)
+    for size, owner in zip(sizes, balance(sizes, world_size), strict=True):
+        loads[owner] += size
     assert max(loads) <= 1.02 * sum(sizes) / world_size
