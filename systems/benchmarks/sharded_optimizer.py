@@ -184,13 +184,23 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
     optimizer_class, options = optimizer_class_and_options(params)
     wrapper = PeerDDP if params.strategy == "peer" else BucketedDDP
 
+    made: list[Any] = []
+
+    def wrap(module: torch.nn.Module) -> torch.nn.Module:
+        made.append(wrapper(module, BUCKET_SIZE_MB))
+        return made[0]
+
     def make_optimizer(parameters: Iterable[torch.nn.Parameter]) -> Any:
         if is_reference(params.strategy):
             return make_sharded_optimizer(params.strategy, parameters, optimizer_class, options)
         if params.strategy in ("sharded", "peer"):
             peer = params.strategy == "peer"
             return ShardedOptimizer(
-                parameters, optimizer_class, peer_memory=peer, shard_gradients=peer, **options
+                parameters,
+                optimizer_class,
+                peer_memory=peer,
+                shard_gradients=made[0] if peer else None,
+                **options,
             )
         if params.strategy == "torch_zero":
             return ZeroRedundancyOptimizer(
@@ -202,7 +212,7 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
         params,
         device,
         dist.get_rank(),
-        lambda module: wrapper(module, BUCKET_SIZE_MB),
+        wrap,
         make_optimizer,
     )
 

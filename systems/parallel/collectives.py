@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -78,8 +78,7 @@ class GroupOf:
     """The process group of an object: the given one, or the default one at the time of the call.
 
     The group is not kept alive, because only its destructor ends Gloo's threads. A thread that is
-    alive when Python ends can abort the process (pytorch 190489). A copy of the object has the same
-    group. With a given group, an object cannot be pickled.
+    alive when Python ends can abort the process (pytorch 190489).
     """
 
     def __init__(self, given: dist.ProcessGroup | None):
@@ -90,14 +89,6 @@ class GroupOf:
         if self._given is not None and group is None:
             raise RuntimeError("the process group was destroyed")
         return group_or_world(group)
-
-    def __deepcopy__(self, memo: Any) -> GroupOf:
-        return self
-
-    def __reduce__(self) -> Any:
-        if self._given is not None:
-            raise TypeError("a process group cannot be pickled; use the default group")
-        return GroupOf, (None,)
 
 
 def mean_operation(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp:

@@ -25,7 +25,7 @@ gradient waits for those before it. A rank without a gradient sends zeros at the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -59,25 +59,19 @@ class DataParallel(DataParallelWrapper):
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
-            parameters and buffers. If parameters are frozen or thawed later, all ranks must do so
-            before the same forward.
+            parameters and buffers. Freeze and cast parameters before.
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
             shape, stride, dtype or requires_grad; the message names the rank and the difference.
-            Also if the module is or contains a wrapper. A module of another DDP wrapper is taken
-            over.
+            Also if the module is or contains a wrapper, or a parameter was wrapped before.
         RuntimeError: if there is no process group.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, process_group)
-        self._arrange()
-
-    def _arrange(self) -> None:
-        self._own(self.module.parameters())
-        self._replicate([p for p in self.module.parameters() if p.requires_grad])
-        self._hook_gradients(self._trained)
+        self._replicate([p for p in module.parameters() if p.requires_grad])
+        self._start(self._trained)
 
 
 class NaiveDDP(DataParallel):
@@ -95,10 +89,8 @@ class FlatDDP(DataParallel):
     views of the flat tensors.
     """
 
-    _not_copied = (*DataParallel._not_copied, "_buckets")
-
-    def _arrange(self) -> None:
-        super()._arrange()
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, process_group)
         self._buckets = fill_buckets(self._trained, float("inf"))
 
     def _average(self) -> None:
@@ -126,8 +118,6 @@ class BucketedDDP(DataParallel):
         ValueError: if bucket_size_mb is not positive.
     """
 
-    _not_copied = (*DataParallel._not_copied, "_buckets", "_bucket_of", "_sent", "_exchange")
-
     def __init__(
         self,
         module: nn.Module,
@@ -136,12 +126,8 @@ class BucketedDDP(DataParallel):
     ):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb must be more than 0, got {bucket_size_mb}")
-        self._capacity = bucket_size_mb * MB
         super().__init__(module, process_group)
-
-    def _arrange(self) -> None:
-        super()._arrange()
-        self._buckets = fill_buckets(self._trained, self._capacity)
+        self._buckets = fill_buckets(self._trained, bucket_size_mb * MB)
         buckets = {p: index for index, bucket in enumerate(self._buckets) for p in bucket}
         self._bucket_of = [buckets[parameter] for parameter in self._trained]
         self._exchange = self._make_exchange()
@@ -154,8 +140,6 @@ class BucketedDDP(DataParallel):
         self._ready = [False] * len(self._trained)
         self._awaited = [len(bucket) for bucket in self._buckets]  # gradients that are not ready
         self._next = 0  # index of the next bucket to reduce
-        # Gradients whose averages were started, with their versions after the start
-        self._sent: list[tuple[Tensor, int]] = []
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         """Record that a gradient is ready, and start the averages that are now possible.
@@ -163,10 +147,17 @@ class BucketedDDP(DataParallel):
         Autograd calls this hook for every parameter, so it must be cheap.
 
         Raises:
-            RuntimeError: if a parameter gets a second gradient in the same backward.
+            RuntimeError: if a parameter gets a second gradient in the same backward, or has a hook
+                of the user that would run later, when the gradient may have been sent.
         """
         if not self._synchronizing:
             return
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        if next(reversed(hooks)) != self._hooks[index].id:
+            raise RuntimeError(
+                "register_post_accumulate_grad_hook must be called before wrapping, because the "
+                "gradient may be on its way to other ranks when a later hook runs"
+            )
         if self._ready[index]:
             name = next(name for name, p in self.module.named_parameters() if p is parameter)
             raise RuntimeError(
@@ -186,23 +177,12 @@ class BucketedDDP(DataParallel):
         gradients = self._exchange.start(self._next, [_grad(parameter) for parameter in bucket])
         for parameter, gradient in zip(bucket, gradients, strict=True):
             parameter.grad = None if gradient is None else mark_own(gradient)
-        self._sent += [(grad, grad._version) for grad in gradients if grad is not None]
         self._next += 1
 
     def _average(self) -> None:
         while self._next < len(self._buckets):
             self._send_next()
         self._exchange.finish()
-        self._begin()
-
-    def _progress(self) -> int:
-        return self._next
-
-    def _abandon(self) -> None:
-        zeroed = [gradient for gradient, version in self._sent if gradient._version != version]
-        self._exchange.finish()
-        for gradient in zeroed:  # by the user, while the exchange was still writing into it
-            gradient.zero_()
         self._begin()
 
 

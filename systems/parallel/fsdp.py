@@ -62,6 +62,7 @@ from systems.parallel.sharded_weights import (
     ShardedWeight,
     find_layers,
     master_dtype,
+    run_hooks,
 )
 from systems.parallel.wrapper import (
     DataParallelWrapper,
@@ -102,8 +103,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         module: on the device of the process group, the same on all ranks except for the values of
             parameters and buffers. Compile modules before wrapping. A compiled module and all of
             its submodules become one layer. The collectives run before and after the compiled
-            code, so they cause no graph breaks. If parameters are frozen or thawed later, all
-            ranks must do so before the same forward.
+            code, so they cause no graph breaks. Freeze and cast parameters before.
         compute_dtype: of communication and computation. Floating-point inputs are cast to it, and
             outputs have it. None keeps the dtype of each parameter. Shards and their gradients are
             always float32 (float64 if the parameter is float64).
@@ -118,8 +118,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
-            the rank and the difference. Also if the module is or contains a wrapper, or belongs to
-            an FSDP wrapper.
+            the rank and the difference. Also if the module is or contains a wrapper, or a parameter
+            was wrapped before.
         RuntimeError: if there is no process group.
     """
 
@@ -136,7 +136,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
     ):
         super().__init__(module, process_group)
         self.compute_dtype = compute_dtype
-        self._own(module.parameters())  # from a DDP wrapper
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
         by_module = self._manage(list(module.parameters()))
@@ -154,18 +153,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
         self._transfers = self._make_transfers(peer_memory)
         self._reductions: deque[Reduction] = deque()
-        self._collectives = 0  # number of collectives that the current step has started
-        self._arrange()
-
-    def _arrange(self) -> None:
-        self._own(self.module.parameters())
-        for weight in [*self._weights, *self._copies]:
-            weight.follow()
-        for layer in self._layers:
-            layer.set_trained()
         copies = {copy.shard: copy.unsharded for copy in self._copies}
         shards = {weight.shard for weight in self._weights}
-        trained = [p for p in self.module.parameters() if p.requires_grad]
+        trained = [p for p in module.parameters() if p.requires_grad]
         self._replicate([p for p in trained if p not in shards])
         self._buckets = fill_buckets(self._trained, float("inf"))
         # Index of the layer and the weight of each hook, None for a replicated parameter.
@@ -174,7 +164,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         ]
         hooked = [weight.unsharded for layer in self._layers for weight in layer.reduced]
         self._hooked += [None] * len(self._trained)
-        self._hook_gradients([*hooked, *(copies.get(p, p) for p in self._trained)])
+        self._start([*hooked, *(copies.get(p, p) for p in self._trained)])
 
     def _make_transfers(self, peer_memory: bool) -> LayerCollectives | PeerLayers:
         devices = {weight.shard.device for weight in self._weights}
@@ -364,12 +354,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _sharded_parameters(self) -> set[nn.Parameter]:
         return {weight.shard for weight in self._weights}
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError(
-            "an FSDP wrapper cannot be copied or pickled, because its hooks share the shards; load "
-            "its state_dict() into another module, or copy the tensors of parameters()"
-        )
-
     # ---- a step ----------------------------------------------------------------------------------
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
@@ -379,19 +363,14 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @not_compiled
     def _begin_forward(self) -> None:
-        for parameter in (*self._weights, *self._copies):
-            parameter.refuse_replacement()
-        self._release_all()
         super()._begin_forward()
+        self._release_all()
         _refresh(self._copies)
         self._forward_order.begin()
-        self._collectives = 0
-        self._open = True
 
     @not_compiled
     def _end_forward(self, output: Any) -> None:
         self._forward_order.end(self._group)
-        self._open = False
         if not torch.is_grad_enabled():  # no backward will end the pass
             self._release_all()
         super()._end_forward(output)
@@ -403,7 +382,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._gather(index, self._next_layers(index))
             if layer.frozen and torch.is_grad_enabled() and not in_backward():
                 self._release_after_backward(index, args, kwargs)
-        if not self._open and not in_backward():  # not called by the forward of the wrapper
+        if not self._in_forward and not in_backward():  # not called by the forward of the wrapper
+            self._refuse_after_error()
             _refresh([p for p in layer.parameters if not isinstance(p, ShardedWeight)])
         for parameter in layer.parameters:
             parameter.show_unsharded()
@@ -422,7 +402,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
         order = self._forward_order
         layer.position = at = len(order.visited)
-        if self._open:
+        if self._in_forward:
             order.visit(self._group, index)
         else:  # a part of the module was called on its own
             order.visited.append(index)
@@ -467,7 +447,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
-            self._collectives += self._transfers.gather(self._layers[each].weights)
+            self._transfers.gather(self._layers[each].weights)
         for weight in self._layers[index].weights:
             weight.wait()
 
@@ -512,9 +492,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _reduce(self, layer: Layer) -> None:
         layer.arrived.clear()
         weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
-        started = self._transfers.reduce(weights)
-        self._reductions += started
-        self._collectives += len(started)
+        self._reductions += self._transfers.reduce(weights)
         while len(self._reductions) > MAX_REDUCTIONS:
             self._reductions.popleft().finish()
 
@@ -541,19 +519,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._backward_layers.end(self._group)
             self._backward_order = []
 
-    def _progress(self) -> int:
-        return self._collectives
-
-    def _abandon(self) -> None:
-        while self._reductions:
-            self._reductions.popleft().work.wait()
-        for layer in self._layers:
-            layer.arrived.clear()
-        for parameter in (*self._weights, *self._copies):
-            if self._backward is not None:  # else a forward has failed
-                parameter.unsharded.grad = None
-        self._backward_order = []
-
     def _average(self) -> None:
         for bucket in self._buckets:
             start_average([p.grad for p in bucket if p.grad is not None], self._group).wait()
@@ -577,6 +542,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             torch._foreach_add_([copy.shard.grad for copy in copies], gradients)
         for copy in copies:
             copy.unsharded.grad = None
+            run_hooks(copy.shard)
 
     def _release_all(self) -> None:
         """Free all unsharded weights and put the shards back into the modules.

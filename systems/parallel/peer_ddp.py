@@ -30,13 +30,12 @@ class PeerDDP(BucketedDDP):
 
     Elsewhere, for example on several hosts, the wrapper is a `BucketedDDP`, and warns.
 
-    A `ShardedOptimizer` with shard_gradients=True lets each rank keep only the gradients of the
+    A `ShardedOptimizer` with shard_gradients lets each rank keep only the gradients of the
     parameters that it updates, and there is no such buffer. Then clip gradients by the method
     `clip_grad_norm_`, and scale the loss with torch's `ShardedGradScaler`, because a rank does not
     see the other gradients.
     """
 
-    _not_copied = (*BucketedDDP._not_copied, "_owners", "_means", "_kept")
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
     # Gradients that are means which only this rank has. While those of another backward arrive,
     # which all ranks have, these means are in `_kept`. They are added to the new means in the end.
@@ -51,32 +50,28 @@ class PeerDDP(BucketedDDP):
         Raises:
             ValueError: if a trainable parameter of the module is missing.
         """
+        left = [n for n, p in self.named_parameters() if p.requires_grad and p not in owners]
+        if left:
+            raise ValueError(
+                f"with shard_gradients, the optimizer must have all trainable parameters of the "
+                f"module, but {left[0]} is missing"
+            )
         self._owners = dict(owners)
         del self._exchange  # frees the buffer
-        self._arrange()
+        self._exchange = self._make_exchange()
 
     def _make_exchange(self) -> Exchange:
         devices = {parameter.device for parameter in self._trained}
         if not devices or not can_have_peer_memory(self._group, devices):
             return super()._make_exchange()
-        owners = self._owners
-        left = []
-        if owners is not None:
-            named = self.named_parameters()
-            left = [name for name, p in named if p.requires_grad and p not in owners]
-        if left:
-            raise ValueError(
-                f"with shard_gradients=True, the optimizer must have all trainable parameters of "
-                f"the module, but {left[0]} is missing"
-            )
-        return PeerBuckets(self._buckets, self._group, owners)
+        return PeerBuckets(self._buckets, self._group, self._owners)
 
     def _gradient(self, index: int, parameter: Any) -> None:
         if self._backward is None and parameter in self._means:
             # Backward began outside of the wrapper, so this gradient has arrived already.
             if parameter.grad is self._means[parameter]():
                 raise RuntimeError(
-                    "with shard_gradients=True, call zero_grad(set_to_none=True) before a backward "
+                    "with shard_gradients, call zero_grad(set_to_none=True) before a backward "
                     "that does not begin with an output of the wrapper, because it has already "
                     "added to a mean of this rank"
                 )
@@ -86,12 +81,12 @@ class PeerDDP(BucketedDDP):
     def _begin_backward(self) -> None:
         kept = dict(self._kept)
         for parameter in self._means:
-            if parameter.requires_grad and parameter.grad is not None:
+            if parameter.grad is not None:
                 kept[parameter] = parameter.grad.clone()
                 parameter.grad = torch.zeros_like(parameter)
-        # The user may have set a gradient to None, and with it the mean, since a failed backward.
+        # After a backward under `no_sync`, the user may have set a gradient to None.
         self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
-        self._means = {p: mean for p, mean in self._means.items() if not p.requires_grad}
+        self._means = {}
 
     def _end_backward(self) -> None:
         super()._end_backward()
@@ -104,10 +99,6 @@ class PeerDDP(BucketedDDP):
         if self._sharded_parameters():
             self._add_kept()
             self._note_means(self._trained)
-
-    def _abandon(self) -> None:
-        super()._abandon()
-        self._add_kept()
 
     @torch.no_grad()
     def _add_kept(self) -> None:

@@ -56,20 +56,16 @@ class PeerLayers:
         self._gathers = _Turns(memory, range(2 * slots, memory.channels // 2 * 2))
 
     @torch.no_grad()
-    def gather(self, weights: list[ShardedWeight]) -> int:
-        """Start to gather those of a layer's weights that are not gathered yet.
-
-        Returns the number of transfers, 0 or 1. See `LayerCollectives.gather`.
-        """
+    def gather(self, weights: list[ShardedWeight]) -> None:
+        """Start to gather those of a layer's weights that are not gathered yet."""
         weights = [weight for weight in weights if not weight.gathered]
         if not weights:
-            return 0
+            return
         for weight in weights:
             weight.allocate()
         work = self._memory.aside(partial(self._gather, weights, in_backward()), "gather")
         for weight in weights:
             weight.gathering = work
-        return 1
 
     def _gather(self, weights: list[ShardedWeight], again: bool) -> None:
         memory = self._memory

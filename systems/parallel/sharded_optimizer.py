@@ -33,7 +33,7 @@ from systems.parallel.peer_ddp import PeerDDP
 from systems.parallel.peer_memory import PeerMemory, can_have_peer_memory, make_peer_memory
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
-from systems.parallel.wrapper import owner_of, refusal_of
+from systems.parallel.wrapper import refusal_of
 
 # Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
 # large enough to use the full bandwidth of the network. On two H200s, an all-reduce nearly does so
@@ -163,16 +163,15 @@ class ShardedOptimizer(Optimizer):
         peer_memory: whether the ranks of a host copy updated parameters from each other's memory,
             on GPUs by copy engines, instead of broadcasting them (see `peer_memory`). Where they
             have no such memory, they broadcast, with a warning.
-        shard_gradients: whether each rank averages only the gradients of the parameters that it
-            owns, and frees the others during backward, as ZeRO stage 2. This halves the
-            communication in backward. The parameters must be all trainable ones of one `PeerDDP`,
-            which tells how to clip gradients. Where it has no peer memory, all ranks have all
-            gradients.
+        shard_gradients: the `PeerDDP` whose trainable parameters these are, all of them. Then each
+            rank averages only the gradients of the parameters that it owns, and frees the others
+            during backward, as ZeRO stage 2. This halves the communication in backward. `PeerDDP`
+            tells how to clip gradients. Where it has no peer memory, all ranks have all gradients.
 
     Raises:
         ValueError: on all ranks, if parameters differ across ranks, or are shards of an FSDP
             wrapper, whose optimizer state is sharded already; the message names the rank and the
-            difference. Also if shard_gradients is True and the parameters are others.
+            difference. Also if the parameters are others than those of shard_gradients.
         RuntimeError: if there is no process group.
     """
 
@@ -183,7 +182,7 @@ class ShardedOptimizer(Optimizer):
         *,
         process_group: dist.ProcessGroup | None = None,
         peer_memory: bool = False,
-        shard_gradients: bool = False,
+        shard_gradients: PeerDDP | None = None,
         **kwargs: Any,
     ):
         self._group_of, self._made = GroupOf(process_group), False
@@ -197,12 +196,15 @@ class ShardedOptimizer(Optimizer):
         number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
         self._meetings = Meetings(str(number))
         parameters = [parameter for _, parameter in named]
-        found = {owner_of(p) for p in parameters} if shard_gradients else set()
-        wrappers = [wrapper for wrapper in found if isinstance(wrapper, PeerDDP)]
-        if not len(wrappers) == len(found) <= 1:
-            raise ValueError("shard_gradients=True needs the parameters of one PeerDDP")
-        if any(wrapper._group is not self._group for wrapper in wrappers):
-            raise ValueError("shard_gradients=True needs the process group of the PeerDDP")
+        wrapper = shard_gradients or None
+        if wrapper is not None and not (
+            isinstance(wrapper, PeerDDP)
+            and wrapper._group is self._group
+            and set(wrapper.parameters()).issuperset(parameters)
+        ):
+            raise ValueError(
+                "shard_gradients must be the PeerDDP with these parameters and this process group"
+            )
         ranks = self._group.size()
         owners = balance([parameter.nbytes for parameter in parameters], ranks)
         shares: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -224,7 +226,7 @@ class ShardedOptimizer(Optimizer):
                 optimizer.state = self.state
             self._chunks.append(_Chunk(list(by_rank), optimizer))
         self._lay_out(peer_memory)
-        for wrapper in wrappers:
+        if wrapper is not None:
             wrapper.shard_gradients(dict(zip(parameters, owners, strict=True)))
         self._sizes = [len(group["params"]) for group in self.param_groups]
 

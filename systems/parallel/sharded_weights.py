@@ -40,20 +40,6 @@ class FSDPParameter:
         self.shard, self.unsharded, self.places = shard, unsharded, places
         self.show_shard()
 
-    def follow(self) -> None:
-        """Freeze or thaw the unsharded form as the shard was."""
-        self.unsharded.requires_grad_(self.shard.requires_grad)
-
-    def refuse_replacement(self) -> None:
-        """Raise an error if a module has another parameter in the place of this one."""
-        for module, name in self.places:
-            now = module._parameters.get(name)
-            if now is not self.shard and now is not self.unsharded:
-                raise RuntimeError(
-                    f"parameters must not be replaced or tied after wrapping, but {name} of "
-                    f"{type(module).__name__} was"
-                )
-
     def show_shard(self) -> None:
         for module, name in self.places:
             module._parameters[name] = self.shard
@@ -147,6 +133,21 @@ class ShardedWeight(FSDPParameter):
         self.show_shard()
 
 
+def run_hooks(shard: Any) -> None:
+    """Run the user's hooks after the gradient is there. Autograd knows only the unsharded form.
+
+    Raises:
+        RuntimeError: if there are hooks that must run before.
+    """
+    if shard._backward_hooks:
+        raise RuntimeError(
+            "hooks of Tensor.register_hook do not run for parameters of FSDP, which autograd does "
+            "not see; use register_post_accumulate_grad_hook"
+        )
+    for hook in (shard._post_accumulate_grad_hooks or {}).values():
+        hook(shard)
+
+
 def master_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of a shard of `tensor`: float32, but float64 and integers stay."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -167,14 +168,11 @@ class Layer:
     ):
         self.module, self.parameters = module, parameters
         self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
-        self._owned = [weight for weight in self.weights if weight in owned]
         self.position = 0  # index of the layer in the order of the last forward
-        self.set_trained()
-
-    def set_trained(self) -> None:
-        """Divide the weights into trained and frozen ones, as their shards are now."""
         self.frozen = [weight for weight in self.weights if not weight.shard.requires_grad]
-        self.reduced = [weight for weight in self._owned if weight.shard.requires_grad]
+        self.reduced = [
+            weight for weight in self.weights if weight in owned and weight.shard.requires_grad
+        ]
         self.arrived: set[ShardedWeight] = set()  # those of `reduced` with complete gradients
 
 
@@ -230,8 +228,7 @@ class Reduction(NamedTuple):
                 weight.shard.grad = piece.to(weight.shard.dtype)
             else:
                 weight.shard.grad.add_(piece)
-            for hook in (weight.shard._post_accumulate_grad_hooks or {}).values():
-                hook(weight.shard)  # of the user; autograd knows only the unsharded weight
+            run_hooks(weight.shard)
 
 
 class LayerCollectives:
@@ -244,13 +241,11 @@ class LayerCollectives:
         """End a pass. There is nothing to wait for."""
 
     @torch.no_grad()
-    def gather(self, weights: list[ShardedWeight]) -> int:
+    def gather(self, weights: list[ShardedWeight]) -> None:
         """Start to gather those of a layer's weights that are not gathered yet, together.
 
-        Returns the number of collectives, one per dtype.
-
-        This also allocates the memory of the unsharded weights. To wait for the results, call
-        `wait` of each weight.
+        There is one collective per dtype. This also allocates the memory of the unsharded weights.
+        To wait for the results, call `wait` of each weight.
 
         With NCCL, no additional stream or event is needed. NCCL starts a collective after the work
         that is already in the current stream. If a layer is gathered two layers ahead, the
@@ -282,7 +277,6 @@ class LayerCollectives:
             gathering = start_gather(outputs, inputs, group)
             for weight in alike:
                 weight.gathering = gathering
-        return len(by_dtype)
 
     @torch.no_grad()
     def reduce(self, weights: list[ShardedWeight]) -> list[Reduction]:

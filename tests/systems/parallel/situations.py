@@ -48,6 +48,11 @@ class Wrapper:
 
     wrap: Callable[[nn.Module], nn.Module]
     optimizer: Callable[..., Any] = torch.optim.Adam
+    shards_gradients: bool = False
+
+    def make_optimizer(self, model: Any, parameters: Any, **options: Any) -> Any:
+        more = {"shard_gradients": model} if self.shards_gradients else {}
+        return self.optimizer(parameters, **more, **options)
 
 
 def _zero(parameters: Any, **options: Any) -> Any:
@@ -73,7 +78,7 @@ OURS = {
     "peer": Wrapper(_peer),
     "sharded_optimizer": Wrapper(_bucketed, _sharded),
     "peer_optimizer": Wrapper(_bucketed, partial(_sharded, peer_memory=True)),
-    "sharded_gradients": Wrapper(_peer, partial(_sharded, peer_memory=True, shard_gradients=True)),
+    "sharded_gradients": Wrapper(_peer, partial(_sharded, peer_memory=True), shards_gradients=True),
     "fsdp": Wrapper(FullyShardedDataParallel),
     "peer_fsdp": Wrapper(partial(FullyShardedDataParallel, peer_memory=True)),
 }
@@ -127,8 +132,9 @@ class Run:
         self.optimizer = self.make_optimizer(model.parameters())
 
     def make_optimizer(self, parameters: Any) -> Any:
-        make: Any = torch.optim.Adam if self.wrapper is None else self.wrapper.optimizer
-        return make(parameters, **ADAM)
+        if self.wrapper is None:
+            return torch.optim.Adam(parameters, **ADAM)
+        return self.wrapper.make_optimizer(self.model, parameters, **ADAM)
 
     def shares(self, step: int) -> list[Tensor]:
         """Return the inputs of this rank, or those of all ranks if there is one process."""
@@ -247,69 +253,6 @@ def zeroed_between_forward_and_backward(run: Run) -> None:
         run.optimizer.step()
 
 
-def exception_in_forward(run: Run) -> None:
-    run.make()
-
-    def fail(x: Tensor) -> None:
-        raise Failed
-
-    for step in range(4):
-        run.made.at_middle = fail if step % 2 else lambda x: None
-        with contextlib.suppress(Failed):
-            run.train(step)
-
-
-def exception_in_backward(run: Run, set_to_none: bool = True) -> None:
-    run.make()
-
-    def fail(grad: Tensor) -> None:
-        raise Failed
-
-    for step in range(4):
-        run.made.at_middle = (lambda x: x.register_hook(fail)) if step % 2 else lambda x: None
-        run.zero_grad(set_to_none)
-        try:
-            run.backward(step)
-        except Failed:
-            continue
-        run.finish()
-        run.optimizer.step()
-
-
-def _fail(_: Tensor) -> None:
-    raise Failed
-
-
-def exception_after_no_sync(run: Run) -> None:
-    """An exception in forward does not throw away what was accumulated before."""
-    run.make()
-    run.zero_grad()
-    with run.no_sync():
-        run.backward(1)
-    run.made.at_middle = _fail
-    with contextlib.suppress(Failed):
-        run.backward(9)
-    run.made.at_middle = lambda x: None
-    run.backward(2)
-    run.finish()
-    run.optimizer.step()
-
-
-def exception_in_one_of_two_backwards(run: Run) -> None:
-    run.make()
-    run.train(0)
-    losses = run.losses(2)
-    run.made.at_middle = lambda x: x.register_hook(_fail)
-    failing = run.losses(1)
-    with contextlib.suppress(Failed):
-        failing[0].backward()
-    run.zero_grad()
-    for loss in losses:
-        (loss / len(losses)).backward()
-    run.finish()
-    run.optimizer.step()
-
-
 def zeroed_after_no_sync_and_forward(run: Run) -> None:
     run.make()
     with run.no_sync():
@@ -367,31 +310,6 @@ def data_of_gradients_replaced(run: Run) -> None:
             if p.grad is not None:
                 p.grad.data = p.grad.data * 0.5
         run.optimizer.step()
-
-
-def frozen_after_no_sync(run: Run) -> None:
-    run.make()
-    run.zero_grad()
-    with run.no_sync():
-        run.backward(1)
-    run.made.middle.requires_grad_(False)
-    run.backward(2)
-    run.finish()
-    run.optimizer.step()
-
-
-def loaded_after_an_exception(run: Run) -> None:
-    run.make()
-    run.train(0)
-    saved = {name: _clone(value) for name, value in run.model.state_dict().items()}
-    run.train(1)
-    forward = run.made.middle.forward
-    run.made.middle.forward = _fail
-    with contextlib.suppress(Failed):
-        run.losses(2)
-    run.made.middle.forward = forward
-    run.model.load_state_dict(saved)
-    run.train(3)
 
 
 def accumulated(run: Run, quiet: bool) -> None:
@@ -459,36 +377,6 @@ def gradient_of_the_input(run: Run) -> None:
 # ---- wrapping, freezing and thawing --------------------------------------------------------------
 
 
-def wrapped_again(run: Run) -> None:
-    run.make()
-    run.train(0)
-    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
-    run.train(1)
-    run.train(2)
-
-
-def first_wrapper_dropped(run: Run) -> None:
-    run.make()
-    run.train(0)
-    del run.model
-    gc.collect()
-    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
-    run.train(1)
-
-
-def frozen_then_thawed(run: Run) -> None:
-    run.make(freeze="middle")
-    for step in range(4):
-        if step in (1, 3):
-            for p in run.model.parameters():
-                p.requires_grad_()
-        if step == 2:
-            run.model.get_submodule(
-                "first" if run.made is run.model else "module.first"
-            ).requires_grad_(False)
-        run.train(step)
-
-
 def optimizer_before_wrapping(run: Run) -> None:
     run.make()
     torch.manual_seed(0)
@@ -513,15 +401,24 @@ def options_by_dimensions(run: Run) -> None:
         run.train(step)
 
 
-def gradients_edited_by_a_hook(run: Run) -> None:
-    """A hook after the accumulation of a gradient runs before the gradient is sent."""
-    run.make()
+def gradients_edited_by_a_hook(run: Run, first: bool = False) -> None:
+    """A hook after the accumulation of a gradient runs before the gradient is sent.
+
+    It is registered before wrapping, or after it.
+    """
 
     def halve(parameter: Tensor) -> None:
         assert parameter.grad is not None
         parameter.grad.mul_(0.5)
 
-    for parameter in [] if run.alone else list(run.model.parameters()):
+    def build() -> nn.Module:
+        net = Net()
+        for parameter in net.parameters() if first and not run.alone else ():
+            parameter.register_post_accumulate_grad_hook(halve)
+        return net
+
+    run.make(build)
+    for parameter in [] if first or run.alone else list(run.model.parameters()):
         parameter.register_post_accumulate_grad_hook(halve)
     for step in range(2):
         run.zero_grad()
@@ -738,7 +635,7 @@ def _clone(value: Tensor) -> Tensor:
     return value.detach().clone()
 
 
-def state_of_one_process(run: Run, assign: bool = False) -> None:
+def state_of_one_process(run: Run) -> None:
     """The state of one process is loaded, and a plain module loads the state of the wrapper."""
     run.make()
     run.train(0)
@@ -746,35 +643,28 @@ def state_of_one_process(run: Run, assign: bool = False) -> None:
     other = Net().to(run.here.device)
     state = other.double().state_dict() if run.alone else other.state_dict()
     given = {name: value.clone() for name, value in state.items()}
-    run.model.load_state_dict(given, assign=assign) if assign else run.model.load_state_dict(given)
-    if assign:
-        run.optimizer = run.make_optimizer(run.model.parameters())
+    run.model.load_state_dict(given)
     run.train(1)
     other.load_state_dict(run.model.state_dict())
 
 
 def copied(run: Run, through: Callable[[Any], Any]) -> None:
-    """A copy of the wrapper (EMA) computes the same, and trains as the original."""
+    """A copy of the module (EMA) computes the same, and can be wrapped and trained."""
     run.make()
     run.train(0)
-    run.use(through(run.model))
-    run.made = run.model if run.alone else run.model.module
+    run.made = through(run.made)
+    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
     run.train(1)
     run.train(2)
 
 
-def _pickled(model: Any) -> Any:
+def _pickled(module: Any) -> Any:
     file = io.BytesIO()
-    hook = model.__dict__.get(
-        "at_middle", getattr(model, "module", model).__dict__.get("at_middle")
-    )
-    inner = getattr(model, "module", model)
-    inner.__dict__.pop("at_middle", None)
-    torch.save(model, file)
-    inner.at_middle = hook
+    hook = module.__dict__.pop("at_middle")
+    torch.save(module, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
-    getattr(loaded, "module", loaded).at_middle = hook
+    loaded.at_middle = hook
     return loaded
 
 
@@ -802,14 +692,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "scaled_between_backwards": scaled_between_backwards,
     "data_of_gradients_replaced": data_of_gradients_replaced,
     "zeroed_between_forward_and_backward": zeroed_between_forward_and_backward,
-    "exception_in_forward": exception_in_forward,
-    "exception_in_backward": exception_in_backward,
-    "exception_in_backward_zeros": partial(exception_in_backward, set_to_none=False),
-    "exception_after_no_sync": exception_after_no_sync,
-    "exception_in_one_of_two_backwards": exception_in_one_of_two_backwards,
     "zeroed_after_no_sync_and_forward": zeroed_after_no_sync_and_forward,
-    "frozen_after_no_sync": frozen_after_no_sync,
-    "loaded_after_an_exception": loaded_after_an_exception,
     "accumulated": partial(accumulated, quiet=False),
     "accumulated_no_sync": partial(accumulated, quiet=True),
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
@@ -818,12 +701,10 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "two_backwards_of_one_forward": two_backwards_of_one_forward,
     "evaluated_between_steps": evaluated_between_steps,
     "gradient_of_the_input": gradient_of_the_input,
-    "wrapped_again": wrapped_again,
-    "first_wrapper_dropped": first_wrapper_dropped,
-    "frozen_then_thawed": frozen_then_thawed,
     "optimizer_before_wrapping": optimizer_before_wrapping,
     "options_by_dimensions": options_by_dimensions,
-    "gradients_edited_by_a_hook": gradients_edited_by_a_hook,
+    "gradients_edited_by_a_hook": partial(gradients_edited_by_a_hook, first=True),
+    "gradients_edited_by_a_later_hook": gradients_edited_by_a_hook,
     "gradients_set_by_hand": gradients_set_by_hand,
     "head_outside_forward": head_outside_forward,
     "multihead_attention": multihead_attention,
@@ -838,7 +719,6 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "overflow_in_one_shard": overflow_in_one_shard,
     "nested_state": nested_state,
     "state_of_one_process": state_of_one_process,
-    "state_assigned": partial(state_of_one_process, assign=True),
     "deepcopied": partial(copied, through=copy.deepcopy),
     "pickled": partial(copied, through=_pickled),
     "is_freed": is_freed,

@@ -120,7 +120,11 @@ def gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
     wrapped = WRAPPERS[wrapper](Sum().to(here.device))
     x = torch.full((2, 3, 4), 1.0 + here.rank, device=here.device)
     for sharded in (False, True) if wrapper == "peer" else (False,):
-        options = {"shard_gradients": sharded, "peer_memory": sharded, "lr": 1.0}
+        options = {
+            "shard_gradients": wrapped if sharded else None,
+            "peer_memory": sharded,
+            "lr": 1.0,
+        }
         optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
         before = [parameter.detach().clone() for parameter in wrapped.parameters()]
         (wrapped(x) * x).sum().backward()

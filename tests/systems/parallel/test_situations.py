@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,9 +43,6 @@ from tests.systems.parallel.situations import (
 
 # Situations in which a wrapper raises an error, which must have these words.
 _FSDP_REFUSES = {
-    "wrapped_again": "already sharded",
-    "first_wrapper_dropped": "already sharded",
-    "state_assigned": "assign=True",
     "deepcopied": "cannot be copied",
     "pickled": "cannot be copied",
     "gradients_set_by_hand": "not have been used",
@@ -50,7 +51,10 @@ REFUSED = {
     "fsdp": _FSDP_REFUSES,
     "peer_fsdp": _FSDP_REFUSES,
     **{
-        name: {"tied_checkpointed_reentrant": "second gradient in one backward"}
+        name: {
+            "tied_checkpointed_reentrant": "second gradient in one backward",
+            "gradients_edited_by_a_later_hook": "must be called before wrapping",
+        }
         for name in (
             "overlapped",
             "bucketed",
@@ -61,9 +65,6 @@ REFUSED = {
         )
     },
 }
-REFUSED["sharded_gradients"] |= dict.fromkeys(  # the parameters are not those of the wrapper yet
-    ("state_assigned", "deepcopied", "pickled"), "the parameters of one PeerDDP"
-)
 SLOW = ("peer", "peer_optimizer")  # what they do is a part of sharded_gradients, too
 CASES = [
     pytest.param(
@@ -98,6 +99,89 @@ def test_situation(ranks, name, situation):
 @pytest.mark.parametrize(("name", "situation"), ON_THREE)
 def test_situation_on_three_ranks(ranks, name, situation):
     ranks.assert_passes(goes_through, name, situation, repeats=1)
+
+
+# ---- changes after wrapping ----------------------------------------------------------------------
+
+
+def _fail(*_: object) -> None:
+    raise Failed
+
+
+def _assign(run: Run) -> None:
+    run.model.load_state_dict(run.model.state_dict(), assign=True)
+
+
+CHANGES: dict[str, Callable[[Run], Any]] = {
+    "freeze": lambda run: run.made.middle.requires_grad_(False),
+    "cast": lambda run: run.made.middle.double(),
+    "replace a module": lambda run: setattr(run.made, "middle", nn.Linear(6, 6)),
+    "replace a parameter": lambda run: setattr(run.made.last, "bias", nn.Parameter(torch.ones(1))),
+    "remove a parameter": lambda run: setattr(run.made.last, "bias", None),
+    "add a module": lambda run: run.made.middle.add_module("more", nn.Linear(6, 6)),
+    "assign": _assign,
+}
+
+
+def changes_are_refused(here: RankContext, name: str) -> None:
+    for what, change in CHANGES.items():
+        run = Run(here, WRAPPERS[name])
+        run.make()
+        run.train(0)
+        assign_to_shards = what == "assign" and "fsdp" in name
+        with pytest.raises((RuntimeError, TypeError), match=r"after wrapping|assign=True") as told:
+            change(run)
+            with torch.set_grad_enabled(what != "cast"):
+                run.losses(1)
+        assert told.type is (TypeError if assign_to_shards else RuntimeError), what
+    run = Run(here, WRAPPERS[name])
+    run.make()
+    for copy_of in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled; copy its `module`"):
+            copy_of(run.model)
+    with pytest.raises(ValueError, match=r"first.weight is already (averaged|sharded) by a "):
+        NaiveDDP(run.made)
+    if "fsdp" in name:
+        run.made.first.weight.register_hook(_fail)
+        with pytest.raises(RuntimeError, match="do not run for parameters of FSDP"):
+            run.train(0)
+
+
+@two_ranks
+@pytest.mark.parametrize("name", OURS)
+def test_a_wrapper_stays_as_it_was_made(ranks, name):
+    ranks.assert_passes(changes_are_refused, name, repeats=1)
+
+
+def errors_end_the_wrapper(here: RankContext, name: str) -> None:
+    """After an exception on all ranks, only the state can be used."""
+    for phase in ("forward", "backward", "backward under no_sync", "an earlier backward"):
+        run = Run(here, WRAPPERS[name])
+        run.make()
+        run.train(0)
+        losses = run.losses(2)
+        run.made.at_middle = _fail if phase == "forward" else lambda x: x.register_hook(_fail)
+        with pytest.raises(Failed), run.no_sync() if "no_sync" in phase else nullcontext():
+            run.backward(1)
+        run.made.at_middle = lambda x: None
+        run.zero_grad()
+        again = {"an earlier backward": losses[0].backward, "backward": run.finish}
+        with pytest.raises(RuntimeError, match=r"ended with an error; make a new wrapper"):
+            again.get(phase, partial(run.train, 3))()
+        with pytest.raises(RuntimeError, match=r"ended with an error; make a new wrapper"):
+            run.train(3)
+        if "fsdp" in name and phase == "backward":
+            with pytest.raises(RuntimeError, match="ended with an error"):
+                run.made.last(run.shares(3)[0])
+        new = Net().to(here.device)
+        new.load_state_dict(run.model.state_dict())
+        assert all(parameter.isfinite().all() for parameter in new.parameters())
+
+
+@two_ranks
+@pytest.mark.parametrize("name", OURS)
+def test_a_wrapper_ends_with_an_error(ranks, name):
+    ranks.assert_passes(errors_end_the_wrapper, name, repeats=1)
 
 
 # ---- wraps that make no sense --------------------------------------------------------------------

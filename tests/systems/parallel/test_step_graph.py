@@ -31,7 +31,7 @@ class _Training(Run):
     def make_optimizer(self, parameters: Any) -> Any:
         options: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2, "capturable": True}
         assert self.wrapper is not None
-        return self.wrapper.optimizer(parameters, **options)
+        return self.wrapper.make_optimizer(self.model, parameters, **options)
 
     def loss(self) -> torch.Tensor:
         return (self.model(self.x) - self.x[:, 0]).square().mean()
