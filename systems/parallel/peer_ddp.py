@@ -41,6 +41,8 @@ class PeerDDP(BucketedDDP):
     # which all ranks have, these means are in `_kept`. They are added to the new means in the end.
     _means: Mapping[nn.Parameter, weakref.ref[Tensor]] = MappingProxyType({})
     _kept: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
+    # Versions of the gradients of a backward under `no_sync` beside which means are kept
+    _versions: Mapping[nn.Parameter, int] = MappingProxyType({})
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -80,6 +82,16 @@ class PeerDDP(BucketedDDP):
 
     def _begin_backward(self) -> None:
         kept = dict(self._kept)
+        for parameter, version in self._versions.items():
+            if parameter.grad is not None and parameter.grad._version != version:
+                if parameter.grad.any():
+                    raise RuntimeError(
+                        "with shard_gradients, a gradient was changed in place after a backward "
+                        "under no_sync, but means of an earlier backward belong to it; change "
+                        "gradients after finish_gradient_synchronization()"
+                    )
+                del kept[parameter]  # it was set to zero
+        self._versions = {}
         for parameter in self._means:
             if parameter.grad is not None:
                 kept[parameter] = parameter.grad.clone()
@@ -92,6 +104,9 @@ class PeerDDP(BucketedDDP):
         super()._end_backward()
         if self._synchronizing:  # and no parameter got a gradient, else there is nothing to add
             self._add_kept()
+        else:
+            found = ((parameter, parameter.grad) for parameter in self._kept)
+            self._versions = {p: grad._version for p, grad in found if grad is not None}
 
     def _average_replicated(self) -> None:
         self._begin_backward()  # if there was none

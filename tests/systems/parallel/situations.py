@@ -335,6 +335,25 @@ def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
     run.optimizer.step()
 
 
+def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
+    """Change gradients of a backward under no_sync that were added to averaged ones."""
+    run.make()
+    run.zero_grad()
+    run.backward(0)
+    with run.no_sync():
+        run.backward(1)
+    change(run)
+    run.backward(2)
+    run.finish()
+    run.optimizer.step()
+
+
+def _halve(run: Run) -> None:
+    for parameter in run.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(0.5)
+
+
 def two_forwards_one_backward(run: Run) -> None:
     run.make()
     for step in range(2):
@@ -697,6 +716,11 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "accumulated_no_sync": partial(accumulated, quiet=True),
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
     "no_sync_skipped_zeros": partial(accumulated_then_skipped, set_to_none=False),
+    "dropped_with_its_means": partial(changed_with_its_means, change=Run.zero_grad),
+    "halved_with_its_means": partial(changed_with_its_means, change=_halve),
+    "zeroed_with_its_means": partial(
+        changed_with_its_means, change=partial(Run.zero_grad, set_to_none=False)
+    ),
     "two_forwards_one_backward": two_forwards_one_backward,
     "two_backwards_of_one_forward": two_backwards_of_one_forward,
     "evaluated_between_steps": evaluated_between_steps,
