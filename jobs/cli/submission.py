@@ -16,7 +16,6 @@ from jobs.launch.lock import SubmitLock
 from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
 from jobs.printing import say
 from jobs.results import unwritable
-from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import is_thrown_away
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import Record
@@ -118,16 +117,14 @@ def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[st
         _follow_up(manifest, "status")
         follow_up(f"{command('logs')} {failed[0].run[:8]} --in", relative(manifest.folder))
     recorded = {(r.run, r.repeat) for r in records}
-    if cancelled := read_cancelled(manifest.path) - recorded:
-        say(f"{counted(len(cancelled), 'run')} cancelled before the start", sys.stderr)
     if left_out := not_needed(manifest) - recorded:
         print(f"{counted(len(left_out), 'run')} not needed, because their blocks are decided")
-    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | cancelled | left_out)
+    lost = sum(len(job.tasks) for job in manifest.jobs) - len(recorded | left_out)
     if lost > 0 and manifest.executor is Executor.local:
         say(f"{counted(lost, 'run')} without a record; to see why, run:", sys.stderr)
         _follow_up(manifest, "status")
         return 1
-    return 1 if failed or prepared.failed_before or cancelled else 0
+    return 1 if failed or prepared.failed_before else 0
 
 
 def _report_interrupt(manifest: Manifest) -> None:

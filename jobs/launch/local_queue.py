@@ -25,7 +25,6 @@ from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place
 from jobs.results import unwritable
-from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import is_done_in_job
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
@@ -58,7 +57,6 @@ class LocalQueue:
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.noted: list[int] = []  # signals that have arrived
-        self.cancelled: set[int] = set()  # indices of jobs that `jobs cancel --where` cancelled
         self.unwritable = False  # whether a worker could not write a record
 
     def run(self) -> list[Record]:
@@ -82,7 +80,6 @@ class LocalQueue:
                         ended = [one for one in self.running if one.process.poll() is not None]
                         # After `poll`, so that the records of `ended` are complete.
                         self._collect(tail, progress)
-                        self._stop_cancelled()
                         for one in ended:
                             self._reap(one, progress)
                         progress.update(job for one in self.running for job in one.jobs)
@@ -152,7 +149,7 @@ class LocalQueue:
         code = one.process.returncode
         if code == unwritable.EXIT_CODE:
             self.unwritable = True  # this worker could not record later runs either
-        elif code != 0 and not self.noted and one.jobs[0].index not in self.cancelled:
+        elif code != 0 and not self.noted:
             self._after_death(one, progress)
 
     def _after_death(self, one: _Running, progress: QueueProgress) -> None:
@@ -184,18 +181,6 @@ class LocalQueue:
             if record.submission == self.manifest.id:
                 self.records.append(record)
                 progress.add(record)
-
-    def _stop_cancelled(self) -> None:
-        """Drop waiting jobs and stop workers of which `jobs cancel --where` listed all runs."""
-        listed = read_cancelled(self.manifest.path)
-        if not listed:
-            return
-        self.waiting = [job for job in self.waiting if not listed.issuperset(job.tasks)]
-        for one in self.running:
-            index, left = one.jobs[0].index, self._left(one.jobs)
-            if index not in self.cancelled and left and left <= listed:
-                self.cancelled.add(index)
-                one.process.terminate()
 
     def _stop_workers(self) -> None:
         for one in self.running:

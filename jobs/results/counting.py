@@ -356,19 +356,16 @@ def is_done_in_round(record: Record, retry_failed: bool = False) -> bool:
     return not (interrupted or (retry_failed and failed))
 
 
-def is_done_in_job(
-    record: Record, submission: str, cancelled: bool = False, usable: bool = False
-) -> bool:
+def is_done_in_job(record: Record, submission: str, usable: bool = False) -> bool:
     """Return whether a job keeps an attempt instead of executing its run again.
 
     It keeps those of its own `submission` however they ended, except preempted and cancelled ones,
-    unless the run was `cancelled` by `cancel --where`. It keeps others if they are ok and `usable`:
-    on the same kind of device, and of the present code.
+    and others if they are ok and `usable`: on the same kind of device, and of the present code.
     """
     if is_trial(record):
         return False
     if record.submission == submission:
-        return cancelled or not record.status.runs_again_in_its_job
+        return not record.status.runs_again_in_its_job
     return record.status is Status.ok and usable
 
 
@@ -377,41 +374,32 @@ def _crashed(record: Record) -> bool:
 
 
 def complete_rounds(
-    block: Block,
-    attempts: Iterable[Record],
-    counts: Callable[[Record], bool],
-    left_out: Collection[TaskKey] = (),
+    block: Block, attempts: Iterable[Record], counts: Callable[[Record], bool]
 ) -> set[int]:
     """Return the rounds of a block that need not be executed again, see rule 6.
 
     Attempts of different executions are not put together, because the runs would then not be
     paired. A round in which a GPU was throttled is executed up to MAX_EXECUTIONS times. `counts`
-    tells whether an attempt is a valid result, and `left_out` has tasks that a round may lack.
+    tells whether an attempt is a valid result.
     """
     own = (
         record for record in attempts if record.block is not None and record.block.id == block.id
     )
     latest: dict[tuple[int, str], tuple[float, bool, bool]] = {}  # by round and device
     tries: Counter[int] = Counter()
-    for execution in executions_of(own):
+    for execution in filter(is_complete, executions_of(own)):
         number = place_of(execution[0]).round
         valid = [record for record in execution if counts(record)]
-        needed = {task for task in block.tasks(number) if task not in left_out}
-        is_valid = needed <= {(record.run, record.repeat) for record in valid}
-        has_all = needed <= {(record.run, record.repeat) for record in execution}
-        if not has_all and not is_complete(execution):
-            continue
+        is_valid = set(block.tasks(number)) <= {(record.run, record.repeat) for record in valid}
         tries[number] += is_valid
         key, start = (number, execution[0].device), started_at(execution)
         if key not in latest or start >= latest[key][0]:
             latest[key] = start, is_valid, any(map(is_throttled, valid))
-    complete = {
+    return {
         number
         for (number, _), (_, is_valid, is_disturbed) in latest.items()
         if is_valid and (not is_disturbed or tries[number] >= MAX_EXECUTIONS)
     }
-    empty = {n for n in range(block.rounds) if left_out and set(block.tasks(n)) <= set(left_out)}
-    return complete | empty
 
 
 def is_throttled(record: Record) -> bool:

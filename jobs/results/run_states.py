@@ -15,7 +15,6 @@ from typing import Any
 from jobs.block import Block, TaskKey
 from jobs.formatting import counted
 from jobs.results import unwritable
-from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import best as best_attempts
 from jobs.results.counting import is_thrown_away, superseded
 from jobs.results.job_states import job_states
@@ -84,7 +83,6 @@ def observe(folder: Path) -> Observation:
     tasks: dict[TaskKey, TaskState] = {}
     judgements: dict[str, Judgement] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
-        cancelled = read_cancelled(manifest.path, bad)
         for job in manifest.jobs:
             own: dict[str, Judgement] = {}
             if any(block.auto for block in manifest.blocks):
@@ -99,7 +97,7 @@ def observe(folder: Path) -> Observation:
             }
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             state = states[manifest.id][job.index]
-            for task in _job_tasks(manifest, job, state, latest_here, best, cancelled, bad):
+            for task in _job_tasks(manifest, job, state, latest_here, best, bad):
                 key = task.key
                 is_open = latest_here[key] is None and key not in best
                 if is_open and key[0] in decided:
@@ -155,7 +153,6 @@ def _job_tasks(
     state: JobState,
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
-    cancelled: set[TaskKey],
     bad: list[BadLine],
 ) -> Iterator[TaskState]:
     """Yield the state of each task of a job.
@@ -183,8 +180,6 @@ def _job_tasks(
             detail = f"a worker was executing it; {detail}"
         if state.status is Status.running and status is Status.queued:
             detail = f"waiting for earlier runs of its job ({detail})"
-        if key in cancelled and key != executing:
-            status, detail = Status.cancelled, "cancelled before it started; submit again"
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
         # A job that is queued or running repeats its runs that were preempted or cancelled.

@@ -129,11 +129,6 @@ def stopped(
     return failed(Status.cancelled, "Cancelled", message)
 
 
-def cancelled_before_start() -> Outcome:
-    message = "cancelled before it started; submit the sweep again to execute this run"
-    return failed(Status.cancelled, "Cancelled", message)
-
-
 def not_repeated(before: Record) -> Outcome:
     """Return the outcome of a run that is not executed: an earlier attempt says how it ends."""
     failure, place = before.failure, before.block

@@ -13,7 +13,6 @@ import uuid
 from typing import Any
 
 from jobs.block import Block, TaskKey
-from jobs.results.cancelled import read_cancelled
 from jobs.results.counting import (
     complete_executions,
     complete_rounds,
@@ -37,12 +36,9 @@ class KnownResults:
         self._manifest, self._recorder = manifest, recorder
         self._tail = RecordTail(manifest.folder, {run for run, _ in job.tasks})
         self.records: list[Record] = []
-        self.cancelled: set[TaskKey] = set()  # what `jobs cancel --where` listed
 
     def refresh(self) -> None:
         self.records += self._tail.new()
-        # A union, because a network file system may fail for a moment.
-        self.cancelled |= read_cancelled(self._manifest.path)
 
     def of(self, task: TaskKey) -> list[Record]:
         return [record for record in self.records if (record.run, record.repeat) == task]
@@ -53,7 +49,6 @@ class KnownResults:
         return is_done_in_job(
             record,
             manifest.id,
-            cancelled=(record.run, record.repeat) in self.cancelled,
             usable=not manifest.force
             and record.device == recorder.device
             and (manifest.keep_stale or not recorder.code.staleness.is_stale(record)),
@@ -72,8 +67,7 @@ class Turns:
         self._since = time.time()
 
     def complete(self) -> set[int]:
-        known = self._known
-        return complete_rounds(self._block, self._own(), known.is_result, known.cancelled)
+        return complete_rounds(self._block, self._own(), self._known.is_result)
 
     def was_executed(self, round: int) -> bool:
         """Return whether a round was executed as a whole, with any outcome."""

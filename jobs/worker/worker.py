@@ -29,7 +29,7 @@ from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks
 from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
-from jobs.results.counting import MAX_EXECUTIONS, is_trial
+from jobs.results.counting import MAX_EXECUTIONS
 from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
@@ -43,7 +43,6 @@ from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, blocked_signals, oom_kills
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
-    cancelled_before_start,
     died,
     failed,
     not_repeated,
@@ -160,7 +159,7 @@ class Worker:
     def _run_single(self, task: TaskKey) -> None:
         self.known.refresh()
         is_done = any(map(self.known.is_result, self.known.of(task)))
-        if not is_done and not self._skip_cancelled(task):
+        if not is_done:
             self._execute(self._begin(task))
             self._kept += 1
 
@@ -228,14 +227,12 @@ class Worker:
         """Execute and record the runs of a block once, except those that its rounds leave out."""
         for task, place in turns.places(round, trial=True):
             self.known.refresh()
-            if task not in self.known.cancelled and not turns.lasting_failure(task[0]):
+            if not turns.lasting_failure(task[0]):
                 self._execute(self._begin(task, place), turns.options(task[0], place))
 
     def _run_in_turn(self, turns: Turns, task: TaskKey, place: BlockPlace) -> None:
-        """Execute and record a run of a round, unless it was cancelled or failed before."""
+        """Execute and record a run of a round, unless it failed before."""
         self.known.refresh()
-        if self._skip_cancelled(task, place):
-            return
         attempt = self._begin(task, place)
         before = turns.lasting_failure(task[0])
         if before is not None and self._unsupported is None:
@@ -251,18 +248,6 @@ class Worker:
             self._record(attempt, self._outcome_of_deaths())
         else:
             self._attempt_run(attempt, options)
-
-    def _skip_cancelled(self, task: TaskKey, place: BlockPlace | None = None) -> bool:
-        """Return whether `jobs cancel --where` cancelled this run. If so, record that once.
-
-        A run that a later submission has recorded is not recorded again: the latest record counts.
-        """
-        if task not in self.known.cancelled:
-            return False
-        since = self.manifest.created_at
-        if not any(r.started_at > since and not is_trial(r) for r in self.known.of(task)):
-            self.recorder.write(self._begin(task, place), cancelled_before_start())
-        return True
 
     def _count_deaths(self) -> Counter[str]:
         """Return, for each run, the number of workers of this job that died while executing it."""

@@ -71,7 +71,7 @@ def test_every_door_leads_to_every_command(door: str, words: str, usage: str) ->
 
 
 def test_an_option_given_twice_is_an_error() -> None:
-    for name in ("status", "attempts", "compare", "cancel", "retry", "submit"):
+    for name in ("status", "attempts", "compare", "retry", "submit"):
         done = call("jobs", name, "--where", "a == 1", "x", "--where", "b == 2")
         assert done.returncode == 2 and "join the conditions with 'and'" in done.stdout
     assert "--out is given 2 times" in call("jobs", "export", "x", "--out=a", "--out=b").stdout

@@ -1,29 +1,14 @@
-"""The option --where of `status`, `retry` and `cancel`."""
+"""The option --where of `status` and `retry`."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from jobs.results.cancelled import read_cancelled
-from jobs.results.unreadable import BadLine
-from tests.jobs.harness import (
-    PATIENCE_S,
-    ROOT,
-    Fifo,
-    call,
-    parent_of,
-    records,
-    start,
-    statuses,
-    write_sweep,
-)
+from tests.jobs.harness import ROOT, call, records, write_sweep
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 MIXED = """
@@ -118,93 +103,6 @@ def test_runs_of_code_that_no_longer_exists_can_be_selected(
     assert done.returncode == 0 and "1 of 2 runs" in done.stdout, done.stdout
     done = call("jobs", "status", folder.path, "--where", "implementation == 'other.py:attend'")
     assert done.returncode == 2 and "there is no file 'other.py'" in done.stdout
-
-
-@pytest.mark.slow
-def test_cancel_stops_jobs_and_skips_runs_of_a_local_queue(tmp_path: Path) -> None:
-    fifo = Fifo(tmp_path / "fifo")
-    cases = [
-        {"what": "wait", "path": str(fifo.path)},
-        *({"what": "ok", "tag": i} for i in range(1, 6)),
-    ]
-    sweep, out = write_sweep(tmp_path, cases, runs_per_job=2), tmp_path / "out"
-
-    def cancel(where: str) -> str:
-        done = call("jobs", "cancel", out, "--where", where)
-        assert done.returncode == 0, done.stdout
-        return done.stdout.removesuffix("\n").removeprefix("cancelled ").replace(f" of {out}", "")
-
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    fifo.pids()
-    assert cancel("what == wait") == "0 jobs; 1 executing run of jobs that continue left to end"
-    assert cancel("tag in [1, 2, 3, 4]") == "1 job; 2 runs of jobs that continue will be skipped"
-    assert [statuses(out)[f"ok{tag}"] for tag in range(1, 6)] == ["cancelled"] * 4 + ["queued"]
-    assert statuses(out)["wait0"] == "running"
-    assert cancel("tag == 0") == "1 job"  # no other run of its job is live
-    told, _ = queue.communicate(timeout=PATIENCE_S)
-    assert queue.returncode == 1 and "exit code" not in told, told
-    assert "2 cancelled, 1 ok" in told and "3 runs cancelled before the start" in told
-    ended = {f"{r.params['what']}{r.params['tag']}": r.status for r in records(out)}
-    assert ended == {"wait0": "cancelled", "ok4": "cancelled", "ok5": "ok"}
-    assert sorted(statuses(out).values()) == ["cancelled"] * 5 + ["ok"]
-
-    fifo.release()
-    again = call("jobs.submit", sweep, "--debug", "--out", out)
-    assert again.returncode == 0 and "5 ok" in again.stdout
-    assert set(statuses(out).values()) == {"ok"}
-
-
-@pytest.mark.slow
-def test_cancel_stops_a_run_that_its_restarted_worker_executes_again(tmp_path: Path) -> None:
-    """The run has a record with the status cancelled, of the worker before."""
-    fifo = Fifo(tmp_path / "fifo")
-    sweep = write_sweep(tmp_path, [{"what": "wait", "path": str(fifo.path)}])
-    out = tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    waiting, _ = fifo.pids()
-    os.kill(parent_of(parent_of(waiting)), signal.SIGTERM)  # as a user ends the worker
-    fifo.pids()  # the queue has started it again
-    assert "cancelled 1 job" in call("jobs", "cancel", out, "--where", "what == wait").stdout
-    queue.communicate(timeout=PATIENCE_S)
-    assert [record.status for record in records(out)] == ["cancelled"] * 2
-
-
-def test_cancel_in_a_debug_submission(tmp_path: Path) -> None:
-    """The runs share a process, which skips the runs that match. It stops if all of them do."""
-    fifo = Fifo(tmp_path / "fifo")
-    cases = [{"what": "wait", "path": str(fifo.path)}, {"what": "ok"}]
-    sweep, out = write_sweep(tmp_path, cases, runs_per_job=1), tmp_path / "out"
-    submitted = start("jobs.submit", sweep, "--debug", "--out", out)
-    fifo.pids()
-    assert "1 executing run of" in call("jobs", "cancel", out, "--where", "what == wait").stdout
-    assert "1 run of jobs that" in call("jobs", "cancel", out, "--where", "what == ok").stdout
-    assert statuses(out) == {"wait0": "running", "ok0": "cancelled"}
-    assert "cancelled 1 job" in call("jobs", "cancel", out, "--where", "what == wait").stdout
-    submitted.communicate(timeout=PATIENCE_S)
-    assert set(statuses(out).values()) <= {"cancelled", "killed"}
-
-
-def test_lists_of_cancelled_runs_of_processes_at_the_same_time_are_merged(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from jobs.results.cancelled import add_cancelled\n"
-    )
-    code += "sys.stdin.readline()\n"
-    code += "for i in range(20): add_cancelled(Path(sys.argv[1]), [(sys.argv[2], i)])"
-    added = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, tmp_path, name], cwd=ROOT, stdin=subprocess.PIPE
-        )
-        for name in "ab"
-    ]
-    for process in added:
-        assert process.stdin is not None
-        process.stdin.close()
-    assert [process.wait(PATIENCE_S) for process in added] == [0] * 2
-    assert read_cancelled(tmp_path) == {(n, i) for n in "ab" for i in range(20)}
-    (tmp_path / "cancelled" / "0.json").write_text("[")  # a damaged list does not hide the others
-    bad: list[BadLine] = []
-    assert len(read_cancelled(tmp_path, bad)) == 40
-    assert [line.path.name for line in bad] == ["0.json"]
 
 
 @pytest.mark.slow

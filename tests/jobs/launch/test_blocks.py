@@ -15,12 +15,9 @@ from jobs.frame.results import list_results
 from jobs.results.record import Record
 from jobs.results.run_states import observe
 from tests.jobs.harness import (
-    PATIENCE_S,
-    Fifo,
     call,
     facts,
     records,
-    start,
     write_sweep,
 )
 
@@ -186,22 +183,6 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     count = len(records(out))
     assert call("jobs", "retry", out).returncode == 1
     assert [n for n, _ in order(records(out)[count:])] == [-1] * 3 + [0] * 4 + [1] * 4
-
-
-@pytest.mark.slow
-def test_a_cancelled_run_leaves_the_rounds_of_the_others(tmp_path: Path) -> None:
-    fifo = Fifo(tmp_path / "fifo")
-    cases = [{"what": "pause", "path": str(fifo.path)}, {"what": "ok", "tag": 1}, OK[2]]
-    sweep, out = block_sweep(tmp_path, cases), tmp_path / "out"
-    queue = start("jobs.submit", sweep, "--local", "--out", out)
-    fifo.pids()
-    assert call("jobs", "cancel", out, "--where", "tag == 2").returncode == 0
-    fifo.release()
-    queue.wait(PATIENCE_S)
-    found = records(out)
-    assert Counter(r.status for r in found) == {"ok": 8, "cancelled": 2}  # 2 in the trial
-    assert {r.params["tag"] for r in found if r.status == "cancelled"} == {2}
-    assert len(executions(found)) == 2
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.results.cancelled import add_cancelled
+from jobs.processes import ProcessHandle
 from jobs.results.manifest import (
     Executor,
     read_manifest,
@@ -53,10 +53,13 @@ def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(
     sweep = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
     folder.submit(sweep, lambda params, _: failed("error") if params["size"] == 1 else None)
     retry = folder.submit(sweep, lambda params, _: None)
-    add_cancelled(retry.path, [task for job in retry.jobs for task in job.tasks])
+    write_handles(replace(retry, handles={0: ProcessHandle(1, 1, "host", interrupted=True)}))
+    earlier_version = retry.path / "cancelled" / "1.json"  # a list of runs, which is ignored
+    earlier_version.parent.mkdir()
+    earlier_version.write_text("[")
     states = {task.run.params["size"]: task for task in observe(folder.path).tasks}
     assert states[1].status is Status.error and states[1].record is not None
-    assert states[2].status is Status.cancelled
+    assert states[2].status is Status.cancelled and not observe(folder.path).bad_lines
 
 
 def test_a_run_that_was_repeated_while_its_state_was_unknown_has_the_new_state(
