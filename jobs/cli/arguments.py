@@ -25,9 +25,9 @@ def run_prefix(text: str) -> str:
     return text
 
 
-def flag(name: str, help: str, short: str = "") -> Any:
+def flag(name: str, help: str) -> Any:
     """Return an option without a value, such as --force."""
-    return typer.Option(name, *([short] if short else []), help=help)
+    return typer.Option(name, help=help)
 
 
 RESULTS: dict[str, Any] = {"parser": as_path, "autocompletion": results_folders}

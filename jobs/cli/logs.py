@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from typing import Annotated
 
-from jobs.cli.arguments import In, RunId, flag
-from jobs.cli.follow import follow
+from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.results.manifest import ARTIFACTS
-from jobs.results.run_logs import job_logs, log_of, text_of
-from jobs.results.run_states import Observation, TaskState
+from jobs.results.run_logs import job_logs, latest_logs, log_of, text_of
+from jobs.status import Status
 
-EXAMPLES = "3fa2 --follow"
+EXAMPLES = "3fa2"
 
 
-def logs(
-    run: RunId,
-    folder: In = None,
-    follows: Annotated[
-        bool,
-        flag(
-            "--follow",
-            "Print the output while the run writes it, until the run ends.",
-            short="-f",
-        ),
-    ] = False,
-) -> None:
+def logs(run: RunId, folder: In = None) -> None:
     """Print the output of a run and, if the run failed, the reason.
 
     Shows the latest attempt. If the run has several repeats, shows a repeat that failed if there is
-    one, otherwise the repeat that finished last; with --follow, a repeat that is running or queued.
-    If the run is in several folders, the folder of the last submission is preferred. If the run has
-    no log file, prints the output of its job.
+    one, otherwise the repeat that finished last. If the run is in several folders, the folder of
+    the last submission is preferred. If the run has no log file, prints the output of its job.
+
+    While the run is running, also prints the command that follows its log file: tail -F PATH.
     """
-    seen, task = found_run(run, folder, prefer_live=follows)
-    printed = False
-    if follows and task.status.is_live:
-        print(f"# {task.run.label()} -> {task.status}", flush=True)
-        seen, task, printed = follow(seen, task)
-    _print(seen, task, printed)
-
-
-def _print(seen: Observation, task: TaskState, printed: bool) -> None:
-    """Print the status of a run, why it failed, its artifacts, and its output if not `printed`."""
+    seen, task = found_run(run, folder)
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
     failure = task.record.failure if task.record is not None else None
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):
         print(f"# artifacts in {left}")
+    for each in seen.tasks:
+        is_running = each.run.id == task.run.id and each.status is Status.running
+        if is_running and (paths := latest_logs(seen, each)):  # runs of --debug have no log
+            print(f"# running; to follow its output: tail -F {shlex.join(map(str, paths))}")
     shown = log_of(seen, task)
     if shown is None:
         for path in job_logs(seen, task):
@@ -57,8 +41,7 @@ def _print(seen: Observation, task: TaskState, printed: bool) -> None:
             sys.stdout.write(text_of(path))
         return
     text = text_of(shown)
-    if not printed:
-        print(f"# {shown}")
-        sys.stdout.write(text)
+    print(f"# {shown}")
+    sys.stdout.write(text)
     if failure is not None and failure.traceback and failure.traceback not in text:
         print(f"# traceback:\n{failure.traceback}")  # a hang logs no traceback

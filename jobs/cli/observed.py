@@ -48,12 +48,10 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
     note_bad_lines(bad)
 
 
-def found_run(
-    run: str, folder: Path | None, prefer_live: bool = False
-) -> tuple[Observation, TaskState]:
+def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
     """Return a run and the state of its results folder. See `find.find_run`."""
     with waiting_for("the results of the run to be read"):
-        seen, task = find.find_run(run, folder, prefer_live)
+        seen, task = find.find_run(run, folder)
     note_bad_lines(seen.bad_lines)
     return seen, task
 

@@ -28,14 +28,12 @@ def last_folder() -> Path:
     return folder
 
 
-def find_run(
-    run: str, folder: Path | None, prefer_live: bool = False
-) -> tuple[Observation, TaskState]:
+def find_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
     """Return the run whose id begins with `run`, and the state of its results folder.
 
     Without a folder, it is that of the last accepted submission if it has the run, otherwise all
     folders in ./logs. Of several repeats, one that failed is preferred, then one that was executed,
-    then the last. With `prefer_live`, one that is running or queued comes first.
+    then the last.
     """
     found: list[tuple[Observation, TaskState]] = []
     for path in [folder] if folder else _folders_with(run):
@@ -51,7 +49,7 @@ def find_run(
         raise CommandError(
             f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
         )
-    return max(found, key=lambda item: _preference(item[1], prefer_live))
+    return max(found, key=lambda item: _preference(item[1]))
 
 
 def _folders_with(run: str) -> list[Path]:
@@ -71,12 +69,10 @@ def _folders_with(run: str) -> list[Path]:
     return [path for path in holding if path != REPLAY.resolve()] or holding
 
 
-def _preference(task: TaskState, prefer_live: bool) -> tuple[int, bool, bool, float]:
+def _preference(task: TaskState) -> tuple[bool, bool, float]:
     """Return a sort key of the repeats of a run. The last one is shown."""
-    live = [Status.queued, Status.unknown, Status.running]
     record = task.record
     bad = record is not None and record.status not in (Status.ok, Status.unsupported)
-    first = 1 + live.index(task.status) if prefer_live and task.status in live else 0
     # Rounds after the one that failed are recorded as failed, too, but not executed.
     executed = bad and record is not None and record.log is not None
-    return first, bad, executed, record.finished_at if record else 0.0
+    return bad, executed, record.finished_at if record else 0.0

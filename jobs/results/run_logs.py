@@ -18,6 +18,12 @@ def logs_of(seen: Observation, task: TaskState) -> list[Path]:
     return sorted(found, key=lambda path: (attempt_of(path), path.name))
 
 
+def latest_logs(seen: Observation, task: TaskState) -> list[Path]:
+    """Return the log files of the last attempt of a run, one for each node."""
+    logs = logs_of(seen, task)
+    return [path for path in logs if attempt_of(path) == attempt_of(logs[-1])]
+
+
 def attempt_of(log: Path) -> int:
     return int(log.name.split("-")[2].split(".")[0])  # <run>-<repeat>-<attempt>[.node<rank>].log
 

@@ -168,7 +168,7 @@ WORDS = st.sampled_from(
 @st.composite
 def command_line(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(list(SHOWING)))
-    endless = ("--watch", "--follow", "-f", "--help")
+    endless = ("--watch", "--help")
     options = [x for p in SHOWING[name].params for x in p.opts if x[0] == "-"]
     option = st.sampled_from([x for x in options if x not in endless] or ["--in"])
     return ["jobs", name, *draw(st.lists(st.one_of(WORDS, WORDS, option), max_size=5))]

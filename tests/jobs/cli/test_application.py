@@ -139,4 +139,4 @@ def test_completion_of_results(elsewhere: Path) -> None:
     assert complete("replay", "--in", "logs/my", ids[0][:6]) == [ids[0]]
     assert complete("replay", "--in", "nowhere", ids[0][:6]) == []
     assert complete("status", "--watch", "lo") == ["logs/my"]
-    assert "--follow" in complete("logs", ids[0], "--")
+    assert "--in" in complete("logs", ids[0], "--")
