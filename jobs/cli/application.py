@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from jobs.cli.invocation import REPORTS
 from jobs.cli.output import fail
 from jobs.errors import CommandError, InputError, TableError
 
@@ -38,6 +37,8 @@ COMMANDS = {
     "check": "Check an attention, a DDP or FSDP wrapper or a sharded optimizer of your own.",
     "carry": "Write the state of this git repository to the file .code_state.json in its root.",
 }
+
+REPORTS = ("tables", "attempts", "compare", "export", "report")  # read many records
 
 
 class Command(TyperCommand):

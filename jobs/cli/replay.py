@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 
 import yaml
 
 from jobs.cli.arguments import In, RunId
-from jobs.cli.invocation import words
 from jobs.cli.observed import found_run
 from jobs.cli.output import fail
 from jobs.results.latest import REPLAY
@@ -50,9 +50,9 @@ def replay(run: RunId, folder: In = None) -> None:
         path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
     except OSError as error:  # e.g. ./logs is a file
         fail(f"cannot write {path}: {error.strerror}")
-    command = [*words("submit"), str(path), "--debug", "--force", "--out", str(REPLAY)]
-    print(shlex.join(command), flush=True)
+    command = ["-m", "jobs", "submit", str(path), "--debug", "--force", "--out", str(REPLAY)]
+    print(shlex.join(["python", *command]), flush=True)
     if not all(one.is_own for one in seen.manifests if task.run.id in one.runs):
         # The parameters could name any code.
         fail(f"the run is also of another user; check {path}, then execute the command yourself")
-    raise SystemExit(subprocess.run(command).returncode)
+    raise SystemExit(subprocess.run([sys.executable, *command]).returncode)

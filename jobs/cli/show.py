@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from jobs.cli.arguments import In, RunId
-from jobs.cli.invocation import command
 from jobs.cli.observed import found_run
 from jobs.cli.output import columns, width
 from jobs.errors import shown
@@ -142,7 +141,7 @@ def _environment(record: Record) -> Iterator[str]:
 def _again(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
     place = shlex.quote(str(relative(seen.folder)))
     if not task.run.checkout and task.run.shape.nodes == 1:
-        yield f"  {command('replay')} {task.run.id} --in {place}    # here, in the foreground"
+        yield f"  python -m jobs replay {task.run.id} --in {place}    # here, in the foreground"
     yield f"  {manifest.command}    # its submission"
 
 
@@ -151,5 +150,5 @@ def _line(name: str, text: str) -> str:
 
 
 def _table(title: str, columns: dict[str, list[str]]) -> str:
-    table = markdown_table(columns, width=width(), least=_LEAST, see=command("attempts"))
+    table = markdown_table(columns, width=width(), least=_LEAST, see="python -m jobs attempts")
     return f"{title}\n\n{table}"

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jobs.cli.invocation import command
 from jobs.cli.output import fail, follow_up, note
 from jobs.errors import CommandError
 from jobs.formatting import compact_ids, counted, relative
@@ -88,9 +87,9 @@ def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Rec
 
     if options.executor is Executor.slurm:
         return submission.start(prepared, options, lock)
-    status = f"{command('status')} {shlex.quote(str(relative(prepared.manifest.folder)))}"
+    folder = shlex.quote(str(relative(prepared.manifest.folder)))
     told = "note: the output cannot be written, the runs continue; to see their states, run:"
-    with outliving_output(f"{told}\n  {status}"):
+    with outliving_output(f"{told}\n  python -m jobs status {folder}"):
         return submission.start(prepared, options, lock)
 
 
@@ -115,7 +114,7 @@ def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[st
     _follow_up(manifest, *reports)
     if failed:
         _follow_up(manifest, "status")
-        follow_up(f"{command('logs')} {failed[0].run[:8]} --in", relative(manifest.folder))
+        follow_up(f"python -m jobs logs {failed[0].run[:8]} --in", relative(manifest.folder))
     recorded = {(r.run, r.repeat) for r in records}
     if left_out := not_needed(manifest) - recorded:
         print(f"{counted(len(left_out), 'run')} not needed, because their blocks are decided")
@@ -149,4 +148,4 @@ def kinds(records: list[Record]) -> str:
 
 def _follow_up(manifest: Manifest, *names: str) -> None:
     for name in names:
-        follow_up(command(name), relative(manifest.folder))
+        follow_up(f"python -m jobs {name}", relative(manifest.folder))

@@ -10,7 +10,6 @@ import typer
 
 from jobs.cli.arguments import Results, as_path
 from jobs.cli.completion import sweep_files
-from jobs.cli.invocation import command
 from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import fail, note, width
 from jobs.errors import TableError
@@ -70,7 +69,7 @@ def tables(
         note(line)
     others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
     if others:
-        see = f"{command('compare')} {relative(observation.folder)}"
+        see = f"python -m jobs compare {relative(observation.folder)}"
         note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
         images = _draw(observation, sweep, results, plot)
