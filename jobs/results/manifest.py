@@ -16,12 +16,12 @@ import getpass
 import hashlib
 import os
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from jobs.block import Block
 from jobs.processes import ProcessHandle
@@ -154,25 +154,14 @@ def write_manifest(manifest: Manifest) -> str:
     """Create the log folders of the jobs, and write manifest.json. Return a hash for the jobs."""
     for job in manifest.jobs:  # Slurm kills a job that has no log folder, and gives no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
-    shapes = list(dict.fromkeys([run.shape for run in manifest.runs.values()]))
-    names = [field.name for field in fields(Run)]
-    runs = [
-        {name: getattr(run, name) for name in names} | {"shape": shapes.index(run.shape)}
-        for run in manifest.runs.values()
-    ]
-    return write_json(
-        manifest.path / "manifest.json",
-        {
-            **{name: getattr(manifest, name) for name in _PLAIN},
-            "sweep": manifest.sweep.model_dump(mode="json", by_alias=True),
-            "shapes": [asdict(shape) for shape in shapes],
-            "runs": runs,
-            "jobs": [asdict(job) for job in manifest.jobs],
-            "snapshot": asdict(manifest.snapshot) if manifest.snapshot else None,
-            "blocks": [asdict(block) for block in manifest.blocks],
-            "checkouts": [asdict(checkout) for checkout in manifest.checkouts.values()],
-        },
-    )
+    data = _MANIFEST.dump_python(manifest, by_alias=True, exclude=_NOT_IN_FILE)
+    shapes = list(dict.fromkeys(run.shape for run in manifest.runs.values()))
+    for run_id, run in manifest.runs.items():  # thousands of runs have few shapes
+        data["runs"][run_id]["shape"] = shapes.index(run.shape)
+    for key in ("runs", "checkouts"):
+        data[key] = list(data[key].values())
+    data["shapes"] = [asdict(shape) for shape in shapes]
+    return write_json(manifest.path / "manifest.json", data)
 
 
 def write_handles(manifest: Manifest) -> None:
@@ -183,45 +172,11 @@ def write_handles(manifest: Manifest) -> None:
     write_json(manifest.path / HANDLES, handles, parents=False)
 
 
-# Fields that the file has as they are
-_PLAIN = (
-    "id", "created_at", "executor", "sweep_path", "command", "done", "provenance", "force",
-    "keep_stale",
-)  # fmt: skip
-
-
-class _RunData(BaseModel):
-    id: str
-    benchmark: str
-    version: int
-    params: dict[str, Any]
-    shape: int  # position in the list of shapes
-    timeout_s: float
-    code: tuple[str, ...] = ()
-    checkout: str = ""
-
-
-class _ManifestData(BaseModel):
-    id: str
-    created_at: float
-    executor: Executor
-    sweep: Sweep
-    sweep_path: str
-    command: str
-    shapes: list[Shape]
-    runs: list[_RunData]
-    jobs: list[Job]
-    done: list[tuple[str, int]]
-    provenance: dict[str, Any]
-    force: bool
-    keep_stale: bool = False
-    snapshot: Snapshot | None = None
-    blocks: list[Block] = []
-    checkouts: list[Checkout] = []
-
-
+_NOT_IN_FILE = {"folder", "handles", "handles_unreadable"}  # fields that manifest.json lacks
+_MANIFEST = TypeAdapter(Manifest)
 _OBJECT = TypeAdapter(dict[str, Any])
 _PROCESS = TypeAdapter(ProcessHandle)
+_SHAPES = TypeAdapter(list[Shape])
 _SLURM_JOB = TypeAdapter(SlurmJob)
 
 
@@ -238,49 +193,42 @@ def read_manifest(
         content = file.read_bytes()
         if digest not in (None, hashlib.sha256(content).hexdigest()):
             raise BrokenManifest(file, "it was changed after its jobs were submitted")
-        data = _ManifestData.model_validate_json(content, extra="ignore")
-        old = SlurmJob(None, name=data.sweep.name, since=data.created_at)
+        manifest = _manifest(path, _OBJECT.validate_json(content))
+        old = SlurmJob(None, name=manifest.sweep.name, since=manifest.created_at)
         problems: list[BadLine] = []
         handles = _read_handles(path / HANDLES, old, problems)
         if bad is not None:
             bad += problems
-        return replace(_manifest(path, data, handles), handles_unreadable=bool(problems))
+        return replace(manifest, handles=handles, handles_unreadable=bool(problems))
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise BrokenManifest(file, str(error.strerror)) from None
-    except (ValidationError, LookupError) as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
-        raise BrokenManifest(file, why) from None
+        why = str(error.strerror)
+    except ValidationError as error:
+        why = first_problem(error)
+    except KeyError as error:
+        why = f"the key {error} is missing"
+    except (TypeError, ValueError) as error:
+        why = str(error)
+    raise BrokenManifest(file, why)
 
 
-def _manifest(
-    path: Path, data: _ManifestData, handles: dict[int, SlurmJob | ProcessHandle]
-) -> Manifest:
-    runs = {}
-    for run in data.runs:
-        if not 0 <= run.shape < len(data.shapes):
-            valid = f"a position in 'shapes', which has {len(data.shapes)} entries"
-            raise LookupError(f"the shape of run {run.id} must be {valid}, got {run.shape}")
-        runs[run.id] = Run(**{**dict(run), "shape": data.shapes[run.shape]})
-    if data.id != path.name:
-        raise LookupError(f"the id must be the name of its folder, {path.name!r}, got {data.id!r}")
-    named = [run_id for run_id, _ in (*data.done, *(t for job in data.jobs for t in job.tasks))]
-    named += [run_id for block in data.blocks for run_id in (block.baseline, *block.runs)]
-    for run_id in named:
-        if run_id not in runs:
-            raise LookupError(f"every task and block must name one of the runs, got {run_id!r}")
-    return Manifest(
-        folder=path.parent.parent,
-        sweep=data.sweep,
-        runs=runs,
-        jobs=data.jobs,
-        snapshot=data.snapshot,
-        blocks=data.blocks,
-        checkouts={checkout.name: checkout for checkout in data.checkouts},
-        handles=handles,
-        **{name: getattr(data, name) for name in _PLAIN},
-    )
+def _manifest(path: Path, data: dict[str, Any]) -> Manifest:
+    """Return a manifest from the content of its file. Raises KeyError, TypeError or ValueError."""
+    shapes = dict(enumerate(_SHAPES.validate_python(data["shapes"])))
+    data["runs"] = {run["id"]: run | {"shape": shapes[run["shape"]]} for run in data["runs"]}
+    data["checkouts"] = {one["name"]: one for one in data.get("checkouts", [])}
+    data["folder"] = path.parent.parent
+    manifest = _MANIFEST.validate_python(data, extra="ignore")
+    if manifest.id != path.name:
+        what = f"the id must be the name of its folder, {path.name!r}"
+        raise ValueError(f"{what}, got {manifest.id!r}")
+    named = [run for run, _ in (*manifest.done, *(t for job in manifest.jobs for t in job.tasks))]
+    named += [run for block in manifest.blocks for run in (block.baseline, *block.runs)]
+    for run in named:
+        if run not in manifest.runs:
+            raise ValueError(f"every task and block must name one of the runs, got {run!r}")
+    return manifest
 
 
 def _read_handles(
