@@ -27,11 +27,10 @@ def preview(prepared: Prepared, cluster: str, sbatch: bool) -> None:
     manifest = prepared.manifest
     on_slurm = manifest.executor is Executor.slurm or sbatch
     print(columns(_rows(prepared, cluster, on_slurm)), end="")
-    shapes = Counter(job.shape for job in manifest.jobs)
-    for shape, count in shapes.items():
+    shapes = Counter((job.shape, job.timeout_min) for job in manifest.jobs)
+    for (shape, limit), count in shapes.items():
         text = f"  {counted(count, 'job')} of {shape}"
         if on_slurm:  # only Slurm limits the time of a whole job
-            limit = max(job.timeout_min for job in manifest.jobs if job.shape == shape)
             text += f", at most {limit} min each"
         print(broken(text, indent=4), end="")
     names = varying(prepared.expansion.runs)

@@ -1,4 +1,4 @@
-"""Group runs that need the same resources into jobs, and compute the time limit of each job."""
+"""Group runs that need the same resources into jobs, and compute the time limits of the jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def pack(
 ) -> list[Job]:
     """Group tasks into jobs of the same `Shape`, in their order.
 
-    The tasks of a block are in one job, so that they are executed in one allocation.
+    The tasks of a block are in one job, so that they are executed in one allocation. All jobs of a
+    `Shape` have the time limit of the longest one, because Slurm has one for all jobs of an array.
 
     Args:
         runs_per_job: maximum number of tasks in a job, unless a single block has more. None: chosen
@@ -45,12 +46,13 @@ def pack(
     for shape, groups in by_shape.items():
         count = sum(map(len, groups))
         size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
-        for chunk in _chunks(groups, size):
-            allowed_s = sum(
-                _allowed_s(block, own, runs, earlier_s) for block, own in in_blocks(chunk, blocks)
-            )
-            minutes = shape.timeout_min or math.ceil(allowed_s / 60) + STARTUP_MIN
-            jobs.append(Job(len(jobs), shape, minutes, chunk))
+        chunks = list(_chunks(groups, size))
+        longest_s = max(
+            sum(_allowed_s(block, own, runs, earlier_s) for block, own in in_blocks(chunk, blocks))
+            for chunk in chunks
+        )
+        minutes = shape.timeout_min or math.ceil(longest_s / 60) + STARTUP_MIN
+        jobs += [Job(len(jobs) + i, shape, minutes, chunk) for i, chunk in enumerate(chunks)]
     return jobs
 
 

@@ -1,7 +1,7 @@
 """Submission of jobs to Slurm. submitit writes the sbatch scripts; no other module uses it.
 
-Jobs with the same resources, launch settings and time limit are submitted as one job array. If
-there are more jobs than the cluster's MaxArraySize allows, they are submitted as several arrays.
+Jobs with the same `Shape` are submitted as one job array. If there are more jobs than the cluster's
+MaxArraySize allows, they are submitted as several arrays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,6 @@ def require_slurm(results: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Array:
-    """Jobs that are submitted as one Slurm job array."""
-
-    jobs: list[Job]
-    parallelism: int  # maximum number of jobs of the array that run at the same time
-    after: int | None = None  # index of the array that must end first; None: do not wait
-
-
 def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
     """Submit all jobs of a manifest to Slurm, as one or more job arrays.
 
@@ -96,12 +87,11 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
     """
     (manifest.path / "slurm").mkdir(0o755, exist_ok=True)
     numbers: list[str] = []
-    for place, array in enumerate(arrays(manifest, largest)):
-        after = numbers[array.after] if array.after is not None else None
-        script = _script(manifest, array, place, after, digest)
+    for place, jobs in enumerate(arrays(manifest, largest)):
+        script = _script(manifest, jobs, place, digest)
         with whole_file(manifest.path / "slurm" / f"{place}_submission.sh") as file:
             file.write(script.encode(errors="surrogateescape"))
-        planned = _planned(manifest, array, place, cluster)
+        planned = _planned(manifest, jobs, place, cluster)
         _note(manifest, planned)
         with noted_signals() as noted:
             answer = sbatch(script, environment_of(manifest)[1], noted)
@@ -115,16 +105,16 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
             if known.found is None:
                 refused = answer.refused and not known.unknown
                 words = answer.words or "sbatch printed nothing"
-                raise CommandError(_failed(manifest, array, planned, words, refused, numbers))
+                raise CommandError(_failed(manifest, jobs, planned, words, refused, numbers))
             number = str(known.found.number)
             _note(manifest, _with_number(planned, number))
         numbers.append(number)
 
 
-def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict[int, SlurmJob]:
+def _planned(manifest: Manifest, jobs: list[Job], place: int, cluster: str) -> dict[int, SlurmJob]:
     """Return the jobs of an array before they have a number, by job index."""
     named = manifest.sweep.slurm.additional_parameters.get("job_name", manifest.sweep.name)
-    several = len(array.jobs) > 1
+    several = len(jobs) > 1
     return {
         job.index: SlurmJob(
             id=None,
@@ -135,7 +125,7 @@ def _planned(manifest: Manifest, array: Array, place: int, cluster: str) -> dict
             name=str(named),
             since=time.time(),
         )
-        for element, job in enumerate(array.jobs)
+        for element, job in enumerate(jobs)
     }
 
 
@@ -162,14 +152,14 @@ def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:
 
 def _failed(
     manifest: Manifest,
-    array: Array,
+    jobs: list[Job],
     planned: dict[int, SlurmJob],
     words: str,
     refused: bool,
     before: list[str],
 ) -> str:
     """Note that sbatch failed, and return the message. Jobs that are not `refused` stay noted."""
-    what = f"{counted(len(array.jobs), 'job')} ({array.jobs[0].shape}): {words}"
+    what = f"{counted(len(jobs), 'job')} ({jobs[0].shape}): {words}"
     slurm = manifest.sweep.slurm
     if refused:
         for index in planned:
@@ -193,38 +183,17 @@ def _failed(
     return text
 
 
-def arrays(manifest: Manifest, largest: int) -> list[Array]:
-    """Group the jobs of a manifest into arrays of at most `largest` jobs.
-
-    The jobs of an array have the same `Shape` and time limit. All arrays with the same `Shape`
-    share `slurm.array_parallelism`. If there are more arrays, some wait for the end of others.
-    """
-    by_shape: dict[Shape, dict[int, list[Job]]] = {}
+def arrays(manifest: Manifest, largest: int) -> list[list[Job]]:
+    """Group the jobs of a manifest into arrays of at most `largest` jobs of the same `Shape`."""
+    by_shape: dict[Shape, list[Job]] = {}
     for job in manifest.jobs:
-        by_shape.setdefault(job.shape, {}).setdefault(job.timeout_min, []).append(job)
-    result: list[Array] = []
-    for by_limit in by_shape.values():
-        chunks = [
-            jobs[i : i + largest]
-            for jobs in by_limit.values()
-            for i in range(0, len(jobs), largest)
-        ]
-        most, first = manifest.sweep.slurm.array_parallelism, len(result)
-        for i, (chunk, share) in enumerate(zip(chunks, _shares(chunks, most), strict=True)):
-            result.append(Array(chunk, share, first + i - most if i >= most else None))
-    return result
+        by_shape.setdefault(job.shape, []).append(job)
+    return [
+        jobs[i : i + largest] for jobs in by_shape.values() for i in range(0, len(jobs), largest)
+    ]
 
 
-def _shares(chunks: list[list[Job]], most: int) -> list[int]:
-    """Divide `most` in proportion to the numbers of jobs of arrays. Every array gets at least 1."""
-    shares = [1] * len(chunks)
-    for _ in range(min(most, sum(map(len, chunks))) - len(chunks)):
-        i = max(range(len(chunks)), key=lambda i: len(chunks[i]) / shares[i])
-        shares[i] += 1
-    return shares
-
-
-def planned_arrays(manifest: Manifest) -> tuple[list[Array], str]:
+def planned_arrays(manifest: Manifest) -> tuple[list[list[Job]], str]:
     """Return the job arrays of a submission that is not started.
 
     If Slurm does not answer, its default limit is used, and the second value is the reason.
@@ -237,9 +206,8 @@ def planned_arrays(manifest: Manifest) -> tuple[list[Array], str]:
 
 def sbatch_texts(manifest: Manifest) -> Iterator[str]:
     """Yield the script of each array, as it would be given to sbatch."""
-    for place, array in enumerate(planned_arrays(manifest)[0]):
-        after = None if array.after is None else "<the array before>"
-        yield _script(manifest, array, place, after, "<hash of the manifest>")
+    for place, jobs in enumerate(planned_arrays(manifest)[0]):
+        yield _script(manifest, jobs, place, "<hash of the manifest>")
 
 
 def _executor(folder: Path, python: str | None) -> Any:
@@ -253,11 +221,11 @@ def _executor(folder: Path, python: str | None) -> Any:
     return Executor(folder, python=python)
 
 
-def _script(manifest: Manifest, array: Array, place: int, after: str | None, digest: str) -> str:
-    """Return the sbatch script of an array. It starts after the array with the number `after`."""
+def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str:
+    """Return the sbatch script of an array of jobs, which have the same `Shape` and time limit."""
     from jobs.launch.worker_task import signal_delay_s  # imports the worker
 
-    slurm, job = manifest.sweep.slurm, array.jobs[0]
+    slurm, job = manifest.sweep.slurm, jobs[0]
     shape = job.shape
     executor = _executor(manifest.path / "slurm", slurm.python)
     kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
@@ -278,18 +246,17 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
         # Slurm gives a job with --mem=0 all the memory of its nodes.
         "mem": f"{int(shape.mem_gb * 1024)}MB" if shape.mem_gb else None,
         **{name: getattr(slurm, name) for name in _OPTIONS},
-        "dependency": f"afterany:{after}" if after else None,
         # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
         # that the signal does not arrive before the worker has started.
         "signal_delay_s": signal_delay_s(job.timeout_min),
-        "array_parallelism": array.parallelism,
+        "array_parallelism": slurm.array_parallelism,
         # The exports are for sites with `sbatch --export=NONE`. The function srun comes last, so
         # that commands of the user call the program srun.
         "setup": [
             f"export PYTHONPATH={shlex.quote(environment['PYTHONPATH'])}",
             f"export CUDA_DEVICE_ORDER={shlex.quote(environment['CUDA_DEVICE_ORDER'])}",
             *map(checked, slurm.setup),
-            restarting_srun(manifest, array.jobs),
+            restarting_srun(manifest, jobs),
         ],
         # If a worker dies, end the job on all nodes. Otherwise the other nodes would wait until the
         # time limit.
@@ -298,8 +265,8 @@ def _script(manifest: Manifest, array: Array, place: int, after: str | None, dig
     }
     given = {k: v for k, v in wanted.items() if v is not None}
     executor.update_parameters(wckey=None, **given)  # some sites refuse unknown keys
-    if len(array.jobs) > 1:
-        executor.parameters["map_count"] = len(array.jobs)
+    if len(jobs) > 1:
+        executor.parameters["map_count"] = len(jobs)
     task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]
     worker = f"{executor.python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
     text: str = executor._make_submission_file_text(worker, "")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.launch.packing import local_slots, pack
+from jobs.launch.packing import STARTUP_MIN, local_slots, pack
 from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import tasks_of
 from jobs.provenance import cpu_device
@@ -117,7 +117,10 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
 def test_packing_keeps_every_task_once_with_its_likes(
     shapes: list[Shape], runs_per_job: int, repeats: int
 ) -> None:
-    runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i, shape in enumerate(shapes)}
+    runs = {
+        str(i): Run(str(i), "toy", 1, {}, shape, 60.0 * (1 + i % 3))
+        for i, shape in enumerate(shapes)
+    }
     tasks = tasks_of([*runs], repeats)
     # Repeats go round, so that drift is spread.
     assert tasks == [(run, n) for n in range(repeats) for run in runs]
@@ -131,9 +134,11 @@ def test_packing_keeps_every_task_once_with_its_likes(
     by_shape = [[t for job in jobs if job.shape == shape for t in job.tasks] for shape in shapes]
     for members in by_shape:
         assert members == sorted(members, key=tasks.index)  # in the order of the tasks
-    for shape in set(shapes):  # no more jobs than necessary
-        count = sum(job.shape == shape for job in jobs)
-        assert count == -(-shapes.count(shape) * repeats // runs_per_job)
+    for shape in set(shapes):  # no more jobs than necessary, with one time limit
+        alike = [job for job in jobs if job.shape == shape]
+        assert len(alike) == -(-shapes.count(shape) * repeats // runs_per_job)
+        longest = max(sum(runs[run].timeout_s for run, _ in job.tasks) for job in alike)
+        assert {job.timeout_min for job in alike} == {longest / 60 + STARTUP_MIN}
 
 
 @pytest.mark.parametrize(

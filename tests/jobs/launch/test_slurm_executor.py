@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import slurm_client
-from jobs.launch.slurm_executor import Array, arrays, restarting_srun
+from jobs.launch.slurm_executor import arrays, restarting_srun
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.run import Shape
 from jobs.sweep.schema import Sweep
@@ -25,34 +25,18 @@ def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:
     return Manifest(folder, "id", 0.0, Executor.slurm, sweep, "", "", {}, jobs, [], {})
 
 
-def some(count: int, shape: Shape = Shape(), timeout_min: int = 5, first: int = 0) -> list[Job]:
-    tasks = [("run", 0)]
-    return [Job(index, shape, timeout_min, tasks) for index in range(first, first + count)]
+def some(count: int, shape: Shape = Shape(), first: int = 0) -> list[Job]:
+    return [Job(index, shape, 5, [("run", 0)]) for index in range(first, first + count)]
 
 
-def drawn(result: list[Array]) -> list[tuple[int, int, int | None]]:
-    return [(len(array.jobs), array.parallelism, array.after) for array in result]
-
-
-@pytest.mark.parametrize(
-    ("parallelism", "largest", "expected"),
-    [
-        (4, 8, [(8, 2, None), (8, 1, None), (4, 1, None)]),
-        (2, 5, [(5, 1, None), (5, 1, None), (5, 1, 0), (5, 1, 1)]),  # the last two wait
-    ],
-)
-def test_the_parts_of_a_split_array_share_its_parallelism(
-    tmp_path: Path, parallelism: int, largest: int, expected: list[tuple[int, int, int | None]]
-) -> None:
-    given = manifest(tmp_path, some(20), array_parallelism=parallelism)
-    assert drawn(arrays(given, largest)) == expected
-
-
-def test_another_limit_shares_and_another_shape_does_not(tmp_path: Path) -> None:
-    gpu = Shape(gpus_per_node=1)
-    jobs = some(9) + some(1, timeout_min=3, first=9) + some(3, gpu, first=10)
-    result = drawn(arrays(manifest(tmp_path, jobs, array_parallelism=1), 1001))
-    assert result == [(9, 1, None), (1, 1, 0), (3, 1, None)]
+def test_an_array_has_jobs_of_one_shape_and_at_most_as_many_as_slurm_takes(tmp_path: Path) -> None:
+    jobs = some(7) + some(3, Shape(gpus_per_node=1), first=7) + some(1, first=10)
+    result = arrays(manifest(tmp_path, jobs), 4)
+    assert [[job.index for job in one] for one in result] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 10],
+        [7, 8, 9],
+    ]
 
 
 # Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
@@ -136,6 +120,7 @@ slurm:
   partition: h100
   account: it's mine
   qos: long
+  array_parallelism: 2
   constraint: nvlink
   python: apptainer exec --nv 'my image.sif' python3
   srun_args: [--cpu-bind=none]
@@ -155,7 +140,7 @@ def test_dry_run_shows_the_sbatch_scripts_with_the_settings_of_the_cluster(tmp_p
     assert " 0.4 GPU-hours" in done.stdout  # 3 jobs of 1 minute on 2 nodes of 4 GPUs
     lines = done.stdout.splitlines()
     for line in (
-        "--array=0-2%3",
+        "--array=0-2%2",
         "--nodes=2",
         "--ntasks-per-node=1",
         "--gpus-per-node=h100:4",
