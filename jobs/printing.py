@@ -29,7 +29,7 @@ def say(text: str, stream: TextIO | None) -> None:
 
 
 @contextmanager
-def waiting_for(what: str) -> Iterator[None]:
+def waiting_for(what: str, how_to_stop: str = "Ctrl-C stops") -> Iterator[None]:
     """Print what is waited for, if the `with` block takes longer than NOTICE_S.
 
     Of several such blocks in each other, the innermost says so.
@@ -37,7 +37,7 @@ def waiting_for(what: str) -> Iterator[None]:
 
     def tell() -> None:
         if _waits[-1:] == [what]:
-            say(f"waiting for {what}; Ctrl-C stops", sys.stderr)
+            say(f"waiting for {what}; {how_to_stop}", sys.stderr)
 
     notice = threading.Timer(NOTICE_S, tell)
     notice.daemon = True

@@ -94,11 +94,9 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         planned = _planned(manifest, jobs, place, cluster)
         _note(manifest, planned)
         with noted_signals() as noted:
-            answer = sbatch(script, environment_of(manifest)[1], noted)
+            answer = sbatch(script, environment_of(manifest)[1])
             if answer.number is not None:
                 _note(manifest, _with_number(planned, answer.number))
-        if noted:
-            raise KeyboardInterrupt
         number = answer.number
         if number is None:
             known = _asked(planned, 0.0 if answer.refused else LATE_S)
@@ -109,6 +107,8 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
             number = str(known.found.number)
             _note(manifest, _with_number(planned, number))
         numbers.append(number)
+        if noted:
+            raise KeyboardInterrupt
 
 
 def _planned(manifest: Manifest, jobs: list[Job], place: int, cluster: str) -> dict[int, SlurmJob]:
