@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -210,24 +211,15 @@ def sbatch_texts(manifest: Manifest) -> Iterator[str]:
         yield _script(manifest, jobs, place, "<hash of the manifest>")
 
 
-def _executor(folder: Path, python: str | None) -> Any:
-    """Return submitit's Slurm executor, which makes sbatch scripts even without Slurm."""
-    from submitit.slurm.slurm import SlurmExecutor  # takes longer than planning a submission
-
-    class Executor(SlurmExecutor):  # type: ignore[misc]
-        affinity = classmethod(lambda cls: 2)
-        name = classmethod(lambda cls: "slurm")
-
-    return Executor(folder, python=python)
-
-
 def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str:
     """Return the sbatch script of an array of jobs, which have the same `Shape` and time limit."""
+    # Takes longer than planning a submission. The public functions of submitit also submit.
+    from submitit.slurm.slurm import _make_sbatch_string
+
     from jobs.launch.worker_task import signal_delay_s  # imports the worker
 
     slurm, job = manifest.sweep.slurm, jobs[0]
     shape = job.shape
-    executor = _executor(manifest.path / "slurm", slurm.python)
     kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
@@ -249,6 +241,7 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
         # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
         # that the signal does not arrive before the worker has started.
         "signal_delay_s": signal_delay_s(job.timeout_min),
+        "map_count": len(jobs) if len(jobs) > 1 else None,
         "array_parallelism": slurm.array_parallelism,
         # The exports are for sites with `sbatch --export=NONE`. The function srun comes last, so
         # that commands of the user call the program srun.
@@ -263,14 +256,12 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
         "srun_args": ["--kill-on-bad-exit=1", "--export=ALL", *cpus, *slurm.srun_args],
         "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
     }
-    given = {k: v for k, v in wanted.items() if v is not None}
-    executor.update_parameters(wckey=None, **given)  # some sites refuse unknown keys
-    if len(jobs) > 1:
-        executor.parameters["map_count"] = len(jobs)
+    given: dict[str, Any] = {k: v for k, v in wanted.items() if v is not None}
+    given["wckey"] = None  # some sites refuse unknown keys
     task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]
-    worker = f"{executor.python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
-    text: str = executor._make_submission_file_text(worker, "")
-    return text
+    python = slurm.python or shlex.quote(sys.executable)
+    worker = f"{python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
+    return _make_sbatch_string(worker, manifest.path / "slurm", **given)
 
 
 def restarting_srun(manifest: Manifest, jobs: list[Job]) -> str:
