@@ -119,8 +119,8 @@ def judged(
 ) -> list[Verdict | None]:
     """Return the verdict on each pair, None for those without rounds.
 
-    The pairs on one kind of device share what they show about noise: times and energies each have a
-    variance, see `judge`, and phases a floor, see `aa_floor`.
+    The pairs on one kind of device share what they show about noise: a variance, see `judge`, and
+    each phase a floor, see `aa_floor`.
     """
     blocks: dict[tuple[str, str], dict[tuple[str, str], tuple[Round, ...]]] = {}
     for pair in pairs:
@@ -129,10 +129,10 @@ def judged(
         key = (pair.block, pair.baseline)
         of_phase[key] = max(of_phase.get(key, ()), pair.rounds, key=len)
     floors = {key: aa_floor(of_phase.values()) for key, of_phase in blocks.items()}
-    groups: dict[tuple[str, bool], list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for i, pair in enumerate(pairs):
         if pair.rounds:
-            groups.setdefault((pair.device, pair.is_time), []).append(i)
+            groups.setdefault(pair.device, []).append(i)
     verdicts: list[Verdict | None] = [None] * len(pairs)
     for places in groups.values():
         own = [pairs[i] for i in places]
@@ -172,19 +172,16 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
         details.append("by less than the margin")
     if pair.is_launch_bound:
         details.append("launch-bound")
-    clocks = pair.clocks_mhz
     return replace(
         cell,
         verdict=verdict.verdict,
-        before=median(t for round in pair.rounds for t in round.baseline) if pair.is_time else None,
-        after=median(round.candidate for round in pair.rounds) if pair.is_time else None,
+        before=median(time for round in pair.rounds for time in round.baseline),
+        after=median(round.candidate for round in pair.rounds),
         ratio=verdict.ratio,
         low=verdict.low,
         high=verdict.high,
         detail="; ".join(details),
         judged=verdict,
-        clocks_mhz=clocks,
-        cycles_ratio=verdict.ratio * clocks[1] / clocks[0] if clocks and pair.is_time else None,
     )
 
 

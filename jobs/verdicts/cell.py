@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from jobs.code.short_names import short_names
 from jobs.formatting import format_number, format_ratio, format_scalar
 from jobs.run import Run, varying
-from jobs.verdicts.conditions import is_other_clock
 from jobs.verdicts.judge import Verdict
-from jobs.verdicts.pairs import ENERGY
 
 # Verdicts that a table leaves out unless all are asked for
 UNIMPORTANT = ("new", "gone", "not measured")
@@ -36,15 +34,7 @@ class Cell:
     detail: str = ""  # such as `oom`
     judged: Verdict | None = None  # the verdict on the times; None: there is none
     baseline_run: Run | None = None  # None: the baseline is the same run
-    # Median SM clocks of before and after in MHz, and after / before in cycles. None: unknown.
-    clocks_mhz: tuple[float, float] | None = None
-    cycles_ratio: float | None = None
     pending: bool = False  # whether a run that is not measured may still get a result
-
-    @property
-    def is_time(self) -> bool:
-        """Whether times are compared, and not energies."""
-        return not self.phase.endswith(ENERGY)
 
     @property
     def text(self) -> str:
@@ -80,9 +70,6 @@ def cell_columns(
     several_devices = exact or len({cell.device for cell in chosen}) > 1
     several_baselines = exact or len({cell.baseline for cell in chosen if cell.baseline}) > 1
     judged = exact or any(cell.judged for cell in chosen)
-    in_cycles = any(
-        c.cycles_ratio and c.clocks_mhz and is_other_clock(c.clocks_mhz) for c in chosen
-    )
     unit = "rounds" if any(cell.baseline or cell.baseline_run for cell in cells) else "processes"
     rows = []
     for cell in chosen:
@@ -94,37 +81,33 @@ def cell_columns(
         if several_baselines:
             row["baseline"] = cell.baseline
         row |= (
-            _exact_columns(cell, unit)
-            if exact
-            else _rounded_columns(cell, unit if judged else "", in_cycles)
+            _exact_columns(cell, unit) if exact else _rounded_columns(cell, unit if judged else "")
         )
         rows.append(row)
     return {header: [row[header] for row in rows] for header in rows[0]}
 
 
-def _rounded_columns(cell: Cell, unit: str, in_cycles: bool) -> dict[str, str]:
+def _rounded_columns(cell: Cell, unit: str) -> dict[str, str]:
     row = {
         "phase": cell.phase,
         "before (ms)": "" if cell.before is None else format_number(cell.before),
         "after (ms)": "" if cell.after is None else format_number(cell.after),
-        "ratio": _ratio(cell, cell.ratio),
+        "ratio": _ratio(cell),
         "95% interval": _interval(cell),
     }
-    if in_cycles:
-        row["ratio in cycles"] = _ratio(cell, cell.cycles_ratio)
     if unit:
         row[unit] = str(cell.judged.rounds) if cell.judged else ""
         row["allocations"] = str(cell.judged.allocations) if cell.judged else ""
     return row | {"verdict": cell.text}
 
 
-def _ratio(cell: Cell, ratio: float | None) -> str:
-    if ratio is None:
+def _ratio(cell: Cell) -> str:
+    if cell.ratio is None:
         return ""
     spread = 0.0
     if cell.verdict == "unsure" and cell.low is not None and cell.high is not None:
         spread = cell.high - cell.low
-    return format_ratio(ratio, spread, 3, "")
+    return format_ratio(cell.ratio, spread, 3, "")
 
 
 def _interval(cell: Cell) -> str:
@@ -143,7 +126,6 @@ def _exact_columns(cell: Cell, unit: str) -> dict[str, str]:
         "ratio": cell.ratio,
         "low": cell.low,
         "high": cell.high,
-        "ratio in cycles": cell.cycles_ratio,
         unit: judged.rounds if judged else None,
         "allocations": judged.allocations if judged else None,
         "p": judged.p if judged else None,

@@ -17,7 +17,7 @@ from jobs.frame.recorded import recorded_value
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.conditions import differences, is_other_clock
+from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
 from jobs.verdicts.judge import MARGIN, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
@@ -42,8 +42,8 @@ class Comparison:
         """0: nothing is more than the margin slower, with 95% confidence; 1: something is; 3: else.
 
         A cell that is broken or wrong also gives 1, and one that is still to be measured 3. Cells
-        that are fixed, new or gone have no influence, and neither have energies and runs that
-        cannot be measured.
+        that are fixed, new or gone have no influence, and neither have runs that cannot be
+        measured.
         """
         timed = _timed(self.cells)
         if any(established(_verdicts(timed))):
@@ -67,7 +67,7 @@ def undecided(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def _timed(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell.judged is not None and cell.is_time]
+    return [cell for cell in cells if cell.judged is not None]
 
 
 def _verdicts(cells: Iterable[Cell]) -> list[Verdict]:
@@ -276,12 +276,7 @@ def _basis(found: BlockCells) -> list[str]:
         "ratio: after / before, the geometric mean over rounds; before, after: medians over "
         "processes. Their quotient can differ from the ratio."
     )
-    other = sum(
-        cell.clocks_mhz is not None and is_other_clock(cell.clocks_mhz) for cell in found.cells
-    )
-    differ = f"{counted(other, 'cell')} with SM clocks that differ by more than 1%"
-    clocks = [f"{differ}: the ratio in cycles is corrected for them."] if other else []
-    return [f"{', '.join(parts)}.", columns, *clocks, _floor_text(found.cells)]
+    return [f"{', '.join(parts)}.", columns, _floor_text(found.cells)]
 
 
 def _floor_text(cells: Iterable[Cell]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,24 +14,6 @@ from jobs.results.record import Record
 OTHER_CLOCK = 0.01  # relative difference from which on two SM clocks count as different
 MOST_NAMED = 3  # values in a line
 Records = Sequence[Record]
-
-
-def sm_clock_mhz(record: Record, phase: str) -> float | None:
-    """Return the median SM clock of the GPUs during a phase, in MHz. None if it is unknown."""
-    clock = record.conditions.get(phase, {}).get("sm_clock_mhz")  # minimum, median, maximum
-    middle: Any = clock[len(clock) // 2] if isinstance(clock, list) and clock else 0
-    return float(middle) if is_number(middle) and middle > 0 else None
-
-
-def clocks_mhz(before: Records, after: Records, phase: str) -> tuple[float, float] | None:
-    """Return the median SM clocks of a phase before and after. None if one is unknown."""
-    return _clocks(before, after, lambda record: [phase])
-
-
-def is_other_clock(clocks: tuple[float, float]) -> bool:
-    """Return whether two clocks differ so much that cycles tell more than times."""
-    before, after = clocks
-    return not 1 / (1 + OTHER_CLOCK) <= after / before <= 1 + OTHER_CLOCK
 
 
 def on_same_gpus(before: Records, after: Records) -> bool:
@@ -98,9 +80,9 @@ def _other_sources(before: Records, after: Records) -> list[str]:
 def _other_clocks(before: Records, after: Records) -> list[str]:
     """Return lines on the SM clock and on what slowed down the GPUs."""
     lines = []
-    clocks = _clocks(before, after, lambda record: record.conditions)
-    if clocks and is_other_clock(clocks):
-        lines.append(f"SM clock: {clocks[0]:.0f} MHz before, {clocks[1]:.0f} MHz after")
+    ours, theirs = _clock(before), _clock(after)
+    if ours and theirs and abs(theirs / ours - 1) > OTHER_CLOCK:
+        lines.append(f"SM clock: {ours:.0f} MHz before, {theirs:.0f} MHz after")
     shares = [_throttled(before), _throttled(after)]
     for reason in sorted({*shares[0], *shares[1]}) if all(shares) else ():
         first, second = (f"{share[reason] / share['']:.0%}" for share in shares)
@@ -109,15 +91,12 @@ def _other_clocks(before: Records, after: Records) -> list[str]:
     return lines
 
 
-def _clocks(
-    before: Records, after: Records, phases_of: Callable[[Record], Iterable[str]]
-) -> tuple[float, float] | None:
-    """Return the median SM clocks before and after over some phases. None if one is unknown."""
-    ours, theirs = (
-        [mhz for r in side for phase in phases_of(r) if (mhz := sm_clock_mhz(r, phase)) is not None]
-        for side in (before, after)
-    )
-    return (median(ours), median(theirs)) if ours and theirs else None
+def _clock(records: Records) -> float | None:
+    """Return the median SM clock over all phases, in MHz. None if it is unknown."""
+    phases = [conditions for record in records for conditions in record.conditions.values()]
+    clocks = [found.get("sm_clock_mhz") for found in phases]  # minimum, median, maximum
+    known = [clock[len(clock) // 2] for clock in clocks if isinstance(clock, list) and clock]
+    return median(filter(is_number, known)) if any(map(is_number, known)) else None
 
 
 def _throttled(records: Records) -> Counter[str]:

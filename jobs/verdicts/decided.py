@@ -49,9 +49,7 @@ def judge_block(
     device = latest[0].device if latest else ""
     stuck = {record.run for record in latest if record.status in _STUCK}
     own = [
-        pair
-        for pair in paired_rounds(records)
-        if (pair.block, pair.device) == (block.id, device) and pair.is_time
+        pair for pair in paired_rounds(records) if (pair.block, pair.device) == (block.id, device)
     ]
     wanted = [
         pair

@@ -26,7 +26,7 @@ from jobs.results.run_states import Observation, observe
 from jobs.run import Run
 from jobs.status import Status
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.conditions import clocks_mhz, on_same_gpus
+from jobs.verdicts.conditions import on_same_gpus
 from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Verdict
 from jobs.verdicts.pairs import TOO_SHORT
 
@@ -160,7 +160,6 @@ def folder_cells(
                 cells.append(Cell(run, device, phase, "not measured", detail=TOO_SHORT))
             else:
                 judged = _judge(ours, theirs, noises[phase, device], same_gpus, margin)
-                clocks = clocks_mhz(a.records, b.records, phase)
                 cell = Cell(
                     run,
                     device,
@@ -173,8 +172,6 @@ def folder_cells(
                     high=judged.high,
                     detail=_reasons(b),
                     judged=judged,
-                    clocks_mhz=clocks,
-                    cycles_ratio=judged.ratio * clocks[1] / clocks[0] if clocks else None,
                 )
                 cells.append(cell)
     return cells

@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.formatting import is_number
 from jobs.frame.metrics import median_ms
 from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
 from jobs.results.record import Record
-from jobs.verdicts.conditions import clocks_mhz
 from jobs.verdicts.judge import RESOLUTION_MS, Round
 
 _Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 
 TOO_SHORT = "time of 0 ms"
-ENERGY = " energy"  # end of the name of what is compared, if it is the energy of a phase
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,6 @@ class Pair:
     baseline: str
     baseline_checkout: str
     block: str  # id of the block
-    # A phase whose time is compared, or such as `forward_sustained energy`. The values of the
-    # rounds are then energies in J.
     phase: str
     device: str
     rounds: tuple[Round, ...]
@@ -48,23 +43,11 @@ class Pair:
     wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
 
     @property
-    def is_time(self) -> bool:
-        return not self.phase.endswith(ENERGY)
-
-    @property
-    def clocks_mhz(self) -> tuple[float, float] | None:
-        """Median SM clocks of the baseline and of the candidate. None if one is unknown."""
-        before = [record for *baseline, _ in self.records for record in baseline]
-        after = [candidate for *_, candidate in self.records]
-        return clocks_mhz(before, after, self.phase)
-
-    @property
     def is_launch_bound(self) -> bool:
         """Whether the host, not the GPU, determined the time of the phase in some process."""
-        phase = self.phase.removesuffix(ENERGY)
         facts = (r.measurements.facts for pair in self.records for r in pair if r.measurements)
         marked = (one.get("launch_bound") for one in facts)
-        return any(isinstance(phases, list) and phase in phases for phases in marked)
+        return any(isinstance(phases, list) and self.phase in phases for phases in marked)
 
 
 def paired_rounds(records: Sequence[Record]) -> list[Pair]:
@@ -144,27 +127,13 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     times: dict[str, Counter[str]] = {}
     count = Counter(place_of(execution[0]).id for execution in executions)
     for execution in executions:
-        timed = {phase: None for record in execution for phase in _values_of(record)}
+        measured = [r.measurements for r in execution if r.measurements is not None]
+        timed = {phase: None for found in measured for phase in found.samples_ms}
         times.setdefault(place_of(execution[0]).id, Counter()).update(timed.keys())
     return {
         block: [phase for phase in found if 2 * found[phase] > count[block]]
         for block, found in times.items()
     }
-
-
-def _values_of(record: Record) -> list[str]:
-    if record.measurements is None:
-        return []
-    return [
-        *record.measurements.samples_ms,
-        *(f"{phase}{ENERGY}" for phase in _joules(record)),
-    ]
-
-
-def _joules(record: Record) -> dict[str, Any]:
-    """Return the energy of a call in J by phase, which workers add to the facts."""
-    found = record.measurements.facts.get("joules_per_call") if record.measurements else None
-    return {k: v for k, v in found.items() if is_number(v)} if isinstance(found, dict) else {}
 
 
 def _round(
@@ -177,18 +146,15 @@ def _round(
     values = tuple(each for each in baseline if not isinstance(each, str))
     if len(values) < len(baseline):
         return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
-    step = RESOLUTION_MS if candidate.gpus and not phase.endswith(ENERGY) else 0.0
+    step = RESOLUTION_MS if candidate.gpus else 0.0
     return Round(allocation, values, value, step)
 
 
 def _value(record: Record, phase: str) -> float | str:
-    """Return the median time of a phase in ms, its energy in J, or why there is none."""
+    """Return the median time of a phase in ms, or why there is none."""
     if record.measurements is None:
         return str(record.status)
-    if phase.endswith(ENERGY):
-        found = _joules(record).get(phase.removesuffix(ENERGY))
-    else:
-        found = median_ms(record.measurements, phase)
+    found = median_ms(record.measurements, phase)
     if found is None:
         return "no such phase"
     return found if found > 0 else TOO_SHORT

@@ -135,23 +135,6 @@ def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
     assert (only(compared(folder)).verdict, compared(folder).exit_code) == ("same", 0)
 
 
-def test_energies_have_verdicts_but_do_not_decide_the_exit_code(tmp_path: Path) -> None:
-    draw = random.Random(0)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        more = 1.5 if params["mode"] == "fast" else 1.0
-        sustained = {"forward_sustained": [2.0 * (1 + draw.gauss(0, 0.001))]}
-        facts = {"joules_per_call": {"forward_sustained": more * (1 + draw.gauss(0, 0.001))}}
-        return {"status": "ok", "measurements": {"samples_ms": sustained, "facts": facts}}
-
-    found = compared(blocks(tmp_path, outcome))
-    cells = {cell.phase: cell for cell in found.cells}
-    assert cells["forward_sustained"].verdict == "same" and found.exit_code == 0
-    energy = cells["forward_sustained energy"]
-    assert (energy.verdict, energy.before) == ("slower", None)
-    assert energy.ratio == pytest.approx(1.5, rel=0.01)
-
-
 def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(1.1))
     measure(folder, noisy(1.0, seed=1), "another")
