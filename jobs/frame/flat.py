@@ -189,6 +189,8 @@ def _conditions(record: Record | None, phase: str | None) -> dict[str, Any]:
     known = {} if record is None or phase is None else record.conditions.get(phase, {})
     found: dict[str, Any] = {}
     for name, value in known.items():
+        if name not in CONDITIONS:
+            continue
         if name == "throttle" and isinstance(value, dict):
             found[name] = "; ".join(value)
         elif isinstance(value, list) and len(value) == 3 and is_number(value[1]):

@@ -72,11 +72,6 @@ class Metric:
         return self.name != "peak_memory" and self.has_phases
 
     @property
-    def is_memory(self) -> bool:
-        """Whether the metric is a size, in bytes or a multiple."""
-        return self.unit in ("bytes", "MB", "GB", "MiB", "GiB")
-
-    @property
     def is_timed(self) -> bool:
         """Whether the metric was measured with a clock, so that it differs between processes."""
         in_time = self.unit in TIME_UNITS and not self.name.startswith(PREDICTED)

@@ -175,6 +175,7 @@ def write_handles(manifest: Manifest) -> None:
 _NOT_IN_FILE = {"folder", "handles", "handles_unreadable"}  # fields that manifest.json lacks
 _MANIFEST = TypeAdapter(Manifest)
 _OBJECT = TypeAdapter(dict[str, Any])
+_OBJECTS = TypeAdapter(list[dict[str, Any]])
 _PROCESS = TypeAdapter(ProcessHandle)
 _SHAPES = TypeAdapter(list[Shape])
 _SLURM_JOB = TypeAdapter(SlurmJob)
@@ -215,10 +216,17 @@ def read_manifest(
 
 def _manifest(path: Path, data: dict[str, Any]) -> Manifest:
     """Return a manifest from the content of its file. Raises KeyError, TypeError or ValueError."""
-    shapes = dict(enumerate(_SHAPES.validate_python(data["shapes"])))
-    data["runs"] = {run["id"]: run | {"shape": shapes[run["shape"]]} for run in data["runs"]}
-    data["checkouts"] = {one["name"]: one for one in data.get("checkouts", [])}
-    data["folder"] = path.parent.parent
+    shapes = _SHAPES.validate_python(data["shapes"])
+    runs = _OBJECTS.validate_python(data["runs"])
+    places = range(len(shapes))
+    for each in runs:
+        if each["shape"] not in places:
+            what = f"the shape of run {each['id']!r} must be one of {len(shapes)} shapes"
+            raise ValueError(f"{what}, counted from 0, got {each['shape']!r}")
+    data["runs"] = {str(each["id"]): each | {"shape": shapes[each["shape"]]} for each in runs}
+    checkouts = _OBJECTS.validate_python(data.get("checkouts", []))
+    data["checkouts"] = {str(one["name"]): one for one in checkouts}
+    data |= {"folder": path.parent.parent, "handles": {}, "handles_unreadable": False}
     manifest = _MANIFEST.validate_python(data, extra="ignore")
     if manifest.id != path.name:
         what = f"the id must be the name of its folder, {path.name!r}"

@@ -95,7 +95,7 @@ def render_answer(
     Args:
         part: its numbers are evaluated in their order, then its answer is rendered.
         study: study of the part. None: the answer needs no records, or there are none.
-        device: kind of GPU, see `Study.results_on`. None: there are no results.
+        device: kind of GPU. Empty: there are no results.
     """
     answer = Answer("")
     lookups = AnswerLookups(study, studies.get(device, {}), registry)
@@ -105,7 +105,7 @@ def render_answer(
     known: dict[str, Any] = {
         **lookups.functions,
         "by": by(lookups.value),
-        "accounting": _Accounting(),
+        "accounting": _Accounting(lookups),
         "sizes": list(accounting.MODEL_SIZES),
         "device": device or None,
         "devices": list(studies),
@@ -174,16 +174,18 @@ class _Accounting:
     What a function does not know, such as the bandwidth of an unknown GPU, is a missing number.
     """
 
+    def __init__(self, lookups: AnswerLookups):
+        self._lookups = lookups
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(accounting, name)
-        return _known(found) if isinstance(found, FunctionType) else found
+        return self._known(found) if isinstance(found, FunctionType) else found
 
+    def _known(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_known(*args: Any, **kwargs: Any) -> Any:
+            found = function(*args, **kwargs)
+            return self._lookups.missing_number() if found is None else found
 
-def _known(function: Callable[..., Any]) -> Callable[..., Any]:
-    def of_known(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        return Missing() if found is None else found
-
-    return of_known
+        return of_known

@@ -36,11 +36,7 @@ _OUT_OF_MEMORY = {
 
 
 class AnswerLookups:
-    """Functions of a template that look up results of one kind of device.
-
-    Args:
-        device: kind of GPU, see `Study.results_on`. None: there are no results.
-    """
+    """Functions of a template that look up results of one kind of device."""
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class AnswerLookups:
         """Return how one run ended, see `state_of`. NotMeasured if it did not end by itself."""
         state = state_of(self._results(self._named(sweep), params), _chosen(params))
         is_open = state.is_live or state.runs_again_on_submit
-        return self._missing() if is_open else str(state)
+        return self.missing_number() if is_open else str(state)
 
     def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
         """Return the items of a list that a run returned, such as kernels.forward.
@@ -112,7 +108,7 @@ class AnswerLookups:
             return self._none(study, params)
         fact = fact_at(record.measurements.facts, path.split("."))
         if not isinstance(fact, list):
-            return self._missing()
+            return self.missing_number()
         (number,) = self._use(study, [record])
         return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
 
@@ -278,11 +274,12 @@ class AnswerLookups:
         found = {str(r.status) for params in runs for r in self._results(study, params)
                  if has(r, _chosen(params))}  # fmt: skip
         if found.isdisjoint(ends):
-            return self._missing()
+            return self.missing_number()
         self.impossible += 1
         return Missing()
 
-    def _missing(self) -> Missing:
+    def missing_number(self) -> Missing:
+        """Count a number that is not known, and return what stands for it."""
         self.missing += 1
         return Missing()
 

@@ -183,7 +183,8 @@ def _on(seen: Observation, device: str) -> Observation:
 
 
 def _counts(record: Record, device: str) -> bool:
-    return record.device == device or record.device.startswith("cpu:")
+    on_cpu = record.device.startswith("cpu:")
+    return record.device == device or (on_cpu and not device.startswith("cpu:"))
 
 
 def _devices(observations: Sequence[Observation]) -> dict[str, list[Observation]]:

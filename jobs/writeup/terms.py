@@ -17,10 +17,6 @@ TERMS = {
         "after the other on the same GPUs. The next round has the reverse order."
     ),
     "paired": "Measured in the same rounds. Only paired times have a verdict (docs/verdicts.md).",
-    "A/A floor": (
-        "The difference that two executions of the same code show in a round. Smaller differences "
-        "are not established."
-    ),
     "attempt": (
         "One execution of a run. If a run was executed several times, for example after a failure, "
         "a table shows one attempt for each repeat and tells how many it does not show."

@@ -329,8 +329,8 @@ class DataParallelWrapper(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled; copy its `module`, or save its "
-            "state_dict()"
+            f"a {type(self).__name__} cannot be copied or pickled; save its state_dict(), or copy "
+            "its `module` if the parameters are not sharded"
         )
 
 

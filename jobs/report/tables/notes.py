@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from jobs.formatting import counted, format_range
-from jobs.frame.recorded import UNKNOWN, environment_value, recorded_value
+from jobs.formatting import counted, format_range, plural
+from jobs.frame.recorded import UNKNOWN, environment_value, loaded_version, recorded_value
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
 from jobs.frame.statistics import over_processes, statistic
@@ -20,6 +20,7 @@ from jobs.results.record import Record
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MOST_LISTED = 3  # maximum number of commits or versions that a note lists
 MAX_REASONS = 5  # maximum number of reasons for missing records
+_MEAN_STD = "mean ± standard deviation"
 
 
 def notes_of(shown: Shown, cells: Collection[Cell] = (), phases: Sequence[str] = ()) -> list[str]:
@@ -33,65 +34,88 @@ def notes_of(shown: Shown, cells: Collection[Cell] = (), phases: Sequence[str] =
 def basis_note(results: Iterable[Result], phases: Sequence[str] = ()) -> str:
     """Return the note on processes, GPUs, rounds, commits and slowed-down processes.
 
-    An example is `60 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 60 power-capped`. A run
-    with several ranks is an execution. Slowdowns are told for some phases; empty: for all.
+    An example is `60 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 60 power-capped`.
+    Slowdowns are told for some phases; empty: for all.
     """
     measured = [each for each in results if each.status == "ok"]
     records = [each.record for each in measured if each.record is not None]
     if not records:
         return ""
-    ranks = any(each.run.shape.nproc_per_node for each in measured)
-    text = counted(len(records), "execution" if ranks else "process")
-    if gpus := {str(gpu.get("uuid")) for record in records for gpu in record.gpus}:
-        text += f" on {counted(len(gpus), 'GPU')}"
+    text = counted(len(records), _noun(measured))
+    uuids = {str(gpu["uuid"]) for record in records for gpu in record.gpus if gpu.get("uuid")}
+    text += f" on {counted(len(uuids), 'GPU')}" if uuids else ""
+    in_rounds = [each.record for each in measured if each.in_round and each.record is not None]
     rounds: dict[str, set[str]] = {}
-    for place in (place_of(record) for record in records if record.block is not None):
+    for place in map(place_of, in_rounds):
         rounds.setdefault(place.id, set()).add(place.execution)
     if rounds:
         counts = list(map(len, rounds.values()))
-        text += f" in {format_range(counts)} {'round' if max(counts) == 1 else 'rounds'}"
+        where = f"in {format_range(counts)} {'round' if max(counts) == 1 else 'rounds'}"
+        text += f" {where}" if len(in_rounds) == len(records) else f" ({len(in_rounds)} {where})"
     return "; ".join([text, *several_of(records), *_slowed_down(records, phases)])
 
 
-def several_of(records: Iterable[Record], least: int = 1) -> list[str]:
-    """Return the commits, at least `least`, versions if there are several, and untested ones."""
+def _noun(results: Iterable[Result]) -> str:
+    """Return the name of what a run executes: with several ranks, each of them is a process."""
+    return "execution" if any(r.run.shape.nproc_per_node for r in results) else "process"
+
+
+def several_of(records: Sequence[Record], least: int = 1) -> list[str]:
+    """Return the commits, if there are `least`, several versions of a package, and untested ones.
+
+    Code in another repository has its commit. Runs that loaded no package have no version.
+    """
+    values: dict[str, Counter[str]] = {}
+    for record in records:
+        code = record.environment.get("code") or [{}]
+        place = code[-1].get("repository")
+        commit = f"commit of {place}" if place else "commit"
+        for name, value in (
+            (commit, recorded_value(record, "commit")),
+            ("torch", loaded_version(record, "torch")),
+            ("Triton", loaded_version(record, "triton")),
+            ("untested", environment_value(record, "loaded", "untested")),
+        ):
+            if value:
+                values.setdefault(name, Counter())[str(value)] += 1
     found = []
-    values = {
-        "commit": (least, lambda record: recorded_value(record, "commit")),
-        "torch": (2, lambda record: recorded_value(record, "torch")),
-        "Triton": (2, lambda record: recorded_value(record, "triton")),
-        "untested": (1, lambda record: environment_value(record, "loaded", "untested")),
-    }
-    for name, (fewest, of) in values.items():
-        counts = Counter(str(of(record) or UNKNOWN) for record in records)
-        del counts[UNKNOWN]
-        if len(counts) >= fewest:
-            texts = [f"{each} ({count})" for each, count in counts.most_common(MOST_LISTED)]
-            more = len(counts) - MOST_LISTED
-            listed = next(iter(counts)) if len(counts) == 1 else ", ".join(texts)
-            found.append(f"{name} {listed}" + (f" and {more} more" if more > 0 else ""))
+    for name, counts in sorted(values.items(), key=lambda item: not item[0].startswith("commit")):
+        fewest = 1 if name == "untested" else least if name.startswith("commit") else 2
+        if len(counts) < fewest or counts.keys() == {UNKNOWN}:
+            continue
+        texts = [f"{each} ({count})" for each, count in counts.most_common(MOST_LISTED)]
+        more = len(counts) - MOST_LISTED
+        listed = next(iter(counts)) if len(counts) == 1 else ", ".join(texts)
+        found.append(f"{name} {listed}" + (f" and {more} more" if more > 0 else ""))
     return found
 
 
 def _sampling(shown: Shown, cells: Collection[Cell]) -> str:
-    """Return the statistic of the cells, and their spread. Empty if none has several samples."""
+    """Return the statistic of the cells, and their spread. Empty if none has several samples.
+
+    A cell of runs in blocks has a statistic over processes of that of each process.
+    """
     name = shown.view.statistic
-    timed = [cell for cell in cells if cell.measured and cell.metric.is_timed]
-    paired = any(cell.interval for cell in timed)
-    samples = [cell.pooled for cell in timed if cell.metric.is_sampled and len(cell.pooled) > 1]
-    if not paired and not samples:
-        return ""
-    rows = (row for cell in timed for row in cell.measured)
-    ranks = any(row.result.run.shape.nproc_per_node for row in rows)
-    of_rank = " of the slowest rank" if ranks else ""
-    mean_std = "mean ± standard deviation" if name == "mean_std" else ""
+    of_samples = "mean" if name == "mean_std" else name
+    paired = [cell for cell in cells if cell.in_rounds and cell.metric.is_timed]
+    alone = [cell for cell in cells if not cell.in_rounds and cell.metric.is_sampled]
+    samples = [cell.pooled for cell in alone if cell.measured and len(cell.pooled) > 1]
+    parts = []
     if paired:
-        text = f"{mean_std or over_processes(name)} over processes{of_rank}"
-        return f"{text}; ±: half of the 95% interval of the mean over processes"
-    spread = max(statistic(each, "spread") for each in samples)
-    counts = format_range(list(map(len, samples)))
-    text = f"{mean_std or name} of {counts} samples{of_rank}"
-    return f"{text}; interquartile range at most {spread:.1%} of the median"
+        over = _MEAN_STD if name == "mean_std" else over_processes(name)
+        noun = plural(_noun(row.result for cell in paired for row in cell.measured))
+        parts.append(f"{over} over {noun} of the {of_samples} of each")
+        if any(cell.interval for cell in paired):
+            parts.append(f"±: half of the 95% interval of the mean over {noun}")
+    if samples:
+        spread = max(statistic(each, "spread") for each in samples)
+        counts = format_range(list(map(len, samples)))
+        text = f"{_MEAN_STD if name == 'mean_std' else name} of {counts} samples"
+        parts.append(f"not in blocks: {text}" if paired else text)
+        parts.append(f"interquartile range at most {spread:.1%} of the median")
+    if parts and any(r.run.shape.nproc_per_node for r in shown.results):
+        parts.append("times of ranks: the slowest rank of each sample")
+    return "; ".join(parts)
 
 
 def _slowed_down(records: Sequence[Record], phases: Sequence[str]) -> list[str]:
@@ -110,7 +134,9 @@ def _reasons(results: Iterable[Result]) -> list[str]:
     """Return why records are missing, the most frequent reasons first."""
     counts = Counter(f"{r.status}: {r.detail}" for r in results if not r.record and r.detail)
     found = counts.most_common(MAX_REASONS)
-    return [f"{reason} ({counted(count, 'run')})" for reason, count in found]
+    more = len(counts) - MAX_REASONS
+    texts = [f"{reason} ({counted(count, 'run')})" for reason, count in found]
+    return [*texts, counted(more, "more reason")] if more > 0 else texts
 
 
 def _hidden_code(shown: Shown) -> str:

@@ -143,7 +143,7 @@ _CASES = [
         for keys, message in (
             ("where: device == 1234567", "device: got 1234567, expected text; write it in quotes"),
             ("where: device == 4bb999b", "write 4bb999b in quotes"),
-            ("where: devcie == a", "'devcie' is not a parameter; did you mean 'device'?"),
+            ("where: devices == a", "'devices' is not a parameter; did you mean 'device'?"),
             ("columns: [device], baseline: {device: 7}", "device: got 7, expected text"),
         )
     ),

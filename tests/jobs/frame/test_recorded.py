@@ -105,8 +105,8 @@ def test_a_table_names_its_commits_and_versions(tmp_path: Path, folder: ResultsF
     folder.submit(loaded, lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]))
     (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
     assert note == (
-        "4 processes; commit 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1), fffffff (1) and 1 "
-        "more; torch 2.11.0 (1), 2.14.1 (1); untested torch 2.14"
+        "4 processes; commit 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1), 4bb999b (1); "
+        "commit of my_repo fffffff; torch 2.11.0 (1), 2.14.1 (1); untested torch 2.14"
     )
     (one,) = (n for n in report_table(folder, rows=["size"], where="size == 4").notes if "com" in n)
     assert one == "1 process; commit 4bb999b"

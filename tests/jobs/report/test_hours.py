@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report.hours import Hours, hours
+from jobs.report.hours import Hours, hours, lost_attempts
 from jobs.results.counting import place_of
 from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.record import BlockPlace, Record, Seconds
@@ -176,3 +176,9 @@ def test_runs_without_gpus_have_only_wall_hours(observe: Observe) -> None:
     run = sweep_run(1, Shape())
     row = only(hours(observe([attempt(run, ok(1.0), 0, 3)], [run])))
     assert not row.uses_gpus and row.wall == pytest.approx(3)
+
+
+def test_attempts_without_a_record_are_counted() -> None:
+    run = sweep_run(1)
+    records = [attempt(run, ok(1.0), 0, 1, attempt=3), attempt(run, ok(1.0), 1, 1, repeat=1)]
+    assert lost_attempts(records) == 2  # attempts 1 and 2 of the first repeat

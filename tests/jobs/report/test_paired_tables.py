@@ -154,7 +154,8 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
         )
     made = report_table(folder, **VIEW)
     assert made.notes == [
-        f"{H200}; median over processes; ±: half of the 95% interval of the mean over processes",
+        f"{H200}; median over processes of the median of each; ±: half of the 95% interval of the "
+        "mean over processes",
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
         "30 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 24 power-capped; "
         "6 of 24 throttled by heat or hardware",
@@ -235,7 +236,8 @@ def test_a_table_may_have_paired_and_other_speedups(tmp_path: Path, folder: Resu
     assert note(made).endswith(
         "speedups without an interval are not paired: the runs were not measured in the same blocks"
     )
-    assert "17 processes on 1 GPU in 5 rounds" in note(made)
+    assert "not in blocks: median of 2 samples" in note(made)
+    assert "17 processes on 1 GPU (15 in 5 rounds)" in note(made)
 
 
 def test_a_value_that_is_no_time_has_no_interval_if_all_processes_agree(
