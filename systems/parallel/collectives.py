@@ -199,6 +199,8 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup) ->
     """Overwrite `tensors` with the values of rank 0. They may have any dtype and any strides."""
     # `.data` because autograd may have saved a buffer, whose values backward does not use.
     given = [tensor.data for tensor in tensors if tensor.numel()]
+    if not given:
+        return
     dense = [tensor.contiguous() for tensor in given]
     # Sent as bytes, because Gloo does not support every dtype.
     as_bytes = [tensor.view(-1).view(torch.uint8) for tensor in dense]

@@ -266,6 +266,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         Raises:
             RuntimeError: as `gather_full_parameters`.
         """
+        self._release_all()  # after an error, modules show copies in the compute dtype
         states = self.module.state_dict(*args, **kwargs)
         if to is not None and to != self._group.rank():
             states.clear()
@@ -511,6 +512,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         """Do nothing: gradients are right, but no communication is saved.
 
         Every backward adds its means to the gradients of the shards, so no rank keeps whole ones.
+        All ranks must run equally many backward passes.
         """
         yield
 

@@ -29,18 +29,18 @@ class Meetings:
         self._count = 0  # number of meetings so far
         self._posted: list[str] = []  # keys of this object that no rank will need after a meeting
 
-    def meet(self, group: dist.ProcessGroup, what: str, value: str = "") -> None:
-        """Wait until all ranks call this function, with the same arguments.
+    def meet(self, group: dist.ProcessGroup, what: str) -> None:
+        """Wait until all ranks call this function, for the same purpose.
 
         Raises:
-            RuntimeError: if the arguments of the ranks differ, or if a rank has not come when the
+            RuntimeError: if the purposes of the ranks differ, or if a rank has not come when the
                 timeout of the process group expires. The message names the ranks. A warning names
                 the ranks that are missing after 5 s.
         """
         store, rank, ranks = _get_default_store(), group.rank(), range(group.size())
         key = self._key(group, self._count)
         self._count += 1
-        store.set(f"{key}/{rank}", f"{what}: {value}" if value else what)
+        store.set(f"{key}/{rank}", what)
         if store.add(f"{key}/arrived", 1) == group.size():
             store.set(f"{key}/all", "")
             for old in self._posted:

@@ -279,8 +279,8 @@ class ShardedOptimizer(Optimizer):
             )
         if not all(chunk.is_current() for chunk in self._chunks):
             raise RuntimeError(
-                "a parameter was moved or cast after the ShardedOptimizer was made; make it after "
-                "model.to(...) and the like"
+                "a parameter was moved, cast or given other memory after the ShardedOptimizer was "
+                "made; make it after model.to(...) and the like, and set values by copy_()"
             )
         works: list[Any] = []
         for chunk in self._chunks:

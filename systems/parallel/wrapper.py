@@ -13,6 +13,7 @@ is made once: it refuses to run after an error, with changed parameters, and to 
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ class DataParallelWrapper(nn.Module):
         self._has_buffers = any(True for _ in _persistent_buffers(module))
         self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
-        self._averaged = False  # a backward has averaged all gradients
+        # The gradients that a backward has averaged: one of them, see `_are_averaged`. None: there
+        # was no such backward.
+        self._averaged: tuple[Any, ...] | None = None
         self._open = False  # a backward has started communication and not ended
         self._in_forward = False  # a forward has begun and not ended
         self._backward: int | None = None  # id of the backward pass in progress
@@ -104,10 +107,10 @@ class DataParallelWrapper(nn.Module):
                 forward or backward ended with an error, or parameters have changed.
         """
         self._refuse_after_error()
-        if not self._averaged:
+        if not self._are_averaged():
             self._refuse_changes()
             self._complete()
-        self._averaged = self._open = False
+        self._averaged, self._open = None, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -175,7 +178,7 @@ class DataParallelWrapper(nn.Module):
         self._refuse_changes()
         self._in_forward = True
         if torch.is_grad_enabled():
-            self._averaged = False
+            self._averaged = None
         if self._buffers_differ and self._synchronizing:
             broadcast_from_first(_persistent_buffers(self.module), self._group)
             self._buffers_differ = False
@@ -216,11 +219,24 @@ class DataParallelWrapper(nn.Module):
 
     def _end_backward(self) -> None:
         if not self._synchronizing:
-            self._averaged = False
+            self._averaged = None
         elif self._open:
             self._complete()
-            self._averaged = True
+            grads = ((p, p.grad) for p in self._wrapped)
+            found = ((p, weakref.ref(g), g._version) for p, g in grads if g is not None)
+            self._averaged = next(found, ())
         self._open, self._backward = False, None
+
+    def _are_averaged(self) -> bool:
+        """Return whether the gradients are as the last backward has averaged them.
+
+        They are not if they were set to None or to zero since, for a step without a batch. A rank
+        may own no gradient.
+        """
+        if not self._averaged:
+            return self._averaged is not None
+        parameter, grad, version = self._averaged
+        return parameter.grad is grad() is not None and parameter.grad._version == version
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
@@ -272,7 +288,7 @@ class DataParallelWrapper(nn.Module):
             _WRAPPED[parameter] = type(self)
         # Parameters and children of all modules, which follow every change, and what they are now
         self._views: list[Any] = []
-        for module in self.module.modules():
+        for module in (self, *self.module.modules()):
             self._views += [module._parameters.values(), module._modules.values()]
         self._held = list(chain.from_iterable(self._views))
         self._wrapped = list(self.module.parameters())
@@ -359,8 +375,14 @@ def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, also in nested containers that torch's pytree knows."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """Return the tensors in a value, also in nested containers and dataclasses."""
+    found: list[Tensor] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf):
+            found += tensors_in([getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)])
+    return found
 
 
 def mark_own(gradient: Tensor) -> Tensor:
@@ -393,7 +415,7 @@ def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) 
         wrapper = _WRAPPED.get(parameter)
         if wrapper is not None and (wrapper.sharded or not sharded_only):
             verb = "sharded" if wrapper.sharded else "averaged"
-            return f"{name} is already {verb} by a {wrapper.__name__}"
+            return f"{name} is already {verb} by a {wrapper.__name__}; wrap another module"
         if type(parameter).__name__ == "DTensor" and not sharded_only:
             return f"{name} is already a DTensor, of FSDP2 or tensor parallelism"
     return None

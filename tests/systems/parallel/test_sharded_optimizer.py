@@ -230,7 +230,7 @@ def what_is_refused(here: RankContext) -> None:
     model = nn.Linear(2, 2).to(here.device)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     model.double()
-    with pytest.raises(RuntimeError, match="was moved or cast"):
+    with pytest.raises(RuntimeError, match="was moved, cast"):
         optimizer.step()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
