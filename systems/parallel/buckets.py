@@ -41,15 +41,16 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
     return sorted(buckets, key=lambda bucket: position[bucket[-1]])
 
 
-def balance(sizes: Sequence[int], ranks: int) -> list[int]:
+def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
 
     Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
-    fewest bytes at that moment. Sizes are in bytes.
+    fewest bytes at that moment. Sizes are in bytes. `loads`, the bytes that each rank already has,
+    are updated in place.
     """
-    owners, loads = [0] * len(sizes), [0] * ranks
+    owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        owners[i] = min(range(ranks), key=loads.__getitem__)
+        owners[i] = min(range(len(loads)), key=loads.__getitem__)
         loads[owners[i]] += sizes[i]
     return owners
 

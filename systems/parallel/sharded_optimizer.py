@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -72,11 +71,13 @@ class _Piece:
 class _Chunk:
     """Some parameters of every rank, which the ranks update and send together.
 
-    `optimizer` is None if this rank owns no parameter in the chunk.
+    `optimizer` is None if this rank owns no parameter in the chunk. `first_group` is the index in
+    `ShardedOptimizer.param_groups` of its first parameter group.
     """
 
-    def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None):
-        self.by_rank, self.optimizer = by_rank, optimizer
+    def __init__(self, by_rank: list[list[Tensor]], optimizer: Optimizer | None, first_group: int):
+        self.by_rank = by_rank
+        self.optimizer, self.first_group = optimizer, first_group
 
     def place(self, memory: PeerMemory | None, start: int, index: int) -> int:
         """Move the parameters to new memory, or from byte `start` on into the buffer of this rank.
@@ -185,18 +186,47 @@ class ShardedOptimizer(Optimizer):
         shard_gradients: PeerDDP | None = None,
         **kwargs: Any,
     ):
-        self._group_of, self._made = GroupOf(process_group), False
-        make: Any = partial(optimizer_cls, **kwargs)
-        super().__init__(params, dict(make([{"params": []}]).defaults))
+        self._group_of, self._peer_memory = GroupOf(process_group), peer_memory
+        self._shard_gradients = shard_gradients or None
+        self._make: Any = lambda groups: optimizer_cls(groups, **kwargs)
+        self._loads = [0] * self._group.size()
+        self._chunks: list[_Chunk] = []
+        self._sizes: list[int] = []  # numbers of parameters, of the groups that have owners
+        self._made = False
+        super().__init__(params, dict(self._make([{"params": []}]).defaults))
         self._made = True
+        self._meetings = Meetings(str(self._share_out()))
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._group_of()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group. All ranks must add the same group.
+
+        Raises:
+            RuntimeError: with shard_gradients, because the wrapper knows the owners of all
+                parameters.
+        """
+        if self._made and self._shard_gradients is not None:
+            raise RuntimeError(
+                "with shard_gradients, give the ShardedOptimizer all groups when you make it"
+            )
+        super().add_param_group(param_group)
+        if self._made:  # the constructor distributes all of its groups together
+            self._share_out()
+
+    def _share_out(self) -> int:
+        """Give owners to the parameters of new groups. Return the number of the agreement."""
+        first = len(self._sizes)
+        groups = self.param_groups[first:]
         named = []
-        for g, group in enumerate(self.param_groups):
+        for g, group in enumerate(groups, first):
             numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
             named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
         number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
-        self._meetings = Meetings(str(number))
         parameters = [parameter for _, parameter in named]
-        wrapper = shard_gradients or None
+        wrapper = self._shard_gradients
         if wrapper is not None and not (
             isinstance(wrapper, PeerDDP)
             and wrapper._group is self._group
@@ -205,57 +235,41 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(
                 "shard_gradients must be the PeerDDP with these parameters and this process group"
             )
-        ranks = self._group.size()
-        owners = balance([parameter.nbytes for parameter in parameters], ranks)
-        shares: list[list[Tensor]] = [[] for _ in range(ranks)]
+        owners = balance([parameter.nbytes for parameter in parameters], self._loads)
+        shares: list[list[Tensor]] = [[] for _ in self._loads]
         for parameter, owner in zip(parameters, owners, strict=True):
             shares[owner].append(parameter)
         count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
-        self._chunks: list[_Chunk] = []
+        made: list[_Chunk] = []
         for by_rank in zip(*(_cut(share, count) for share in shares), strict=True):
             mine = set(by_rank[self._group.rank()])
             optimizer = None
             if mine:
-                optimizer = make(
+                optimizer = self._make(
                     [
                         {**_options(group), "params": [p for p in group["params"] if p in mine]}
-                        for group in self.param_groups
+                        for group in groups
                     ]
                 )
                 self.state.update(optimizer.state)
                 optimizer.state = self.state
-            self._chunks.append(_Chunk(list(by_rank), optimizer))
-        self._lay_out(peer_memory)
+            made.append(_Chunk(list(by_rank), optimizer, first))
+        self._lay_out(made)
+        self._chunks += made
         if wrapper is not None:
             wrapper.shard_gradients(dict(zip(parameters, owners, strict=True)))
         self._sizes = [len(group["params"]) for group in self.param_groups]
-
-    @property
-    def _group(self) -> dist.ProcessGroup:
-        return self._group_of()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group. Only the constructor may do so.
-
-        Raises:
-            RuntimeError: if the optimizer has been made, because its parameters have owners then.
-        """
-        if self._made:
-            raise RuntimeError(
-                "a ShardedOptimizer keeps the parameters that it was made with; give it all groups "
-                "when you make it"
-            )
-        super().add_param_group(param_group)
+        return number
 
     @torch.no_grad()
-    def _lay_out(self, peer_memory: bool) -> None:
-        """Move the parameters to new memory."""
-        shares = [share for chunk in self._chunks for share in chunk.by_rank]
+    def _lay_out(self, chunks: Sequence[_Chunk]) -> None:
+        """Move the parameters of chunks to new memory."""
+        shares = [share for chunk in chunks for share in chunk.by_rank]
         nbytes, memory, start = sum(map(packed_bytes, shares)), None, 0
         devices = {p.device for share in shares for p in share}
-        if peer_memory and nbytes and can_have_peer_memory(self._group, devices):
+        if self._peer_memory and nbytes and can_have_peer_memory(self._group, devices):
             memory = make_peer_memory(self._group, devices.pop(), nbytes)
-        for index, chunk in enumerate(self._chunks):
+        for index, chunk in enumerate(chunks):
             start = chunk.place(memory, start, index)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -267,7 +281,7 @@ class ShardedOptimizer(Optimizer):
 
         Raises:
             RuntimeError: if a rank has exited, the timeout has expired, `param_groups` has other
-                parameters than the constructor got, or a parameter was moved or cast since.
+                parameters than were added, or a parameter was moved or cast since.
         """
         loss = None
         if closure is not None:
@@ -275,7 +289,7 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         if [len(group["params"]) for group in self.param_groups] != self._sizes:
             raise RuntimeError(
-                "parameters must not be added to or removed from param_groups of a ShardedOptimizer"
+                "parameters must not be added to or removed from param_groups; use add_param_group"
             )
         if not all(chunk.is_current() for chunk in self._chunks):
             raise RuntimeError(
@@ -300,7 +314,8 @@ class ShardedOptimizer(Optimizer):
     def _pairs(self, chunk: _Chunk) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
         if chunk.optimizer is None:
             return ()
-        return zip(self.param_groups, chunk.optimizer.param_groups, strict=True)
+        groups = self.param_groups[chunk.first_group :]
+        return zip(groups, chunk.optimizer.param_groups, strict=False)
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
@@ -362,7 +377,7 @@ class ShardedOptimizer(Optimizer):
             options = {
                 index: _options(self.param_groups[index])
                 for chunk in self._chunks
-                for index, (_, inside) in enumerate(self._pairs(chunk))
+                for index, (_, inside) in enumerate(self._pairs(chunk), chunk.first_group)
                 if inside["params"]
             }
             outlines = [(states, options)]

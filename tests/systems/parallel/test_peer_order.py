@@ -150,7 +150,7 @@ def test_weights_and_gradients_of_layers(ranks, order, monkeypatch):
 def test_parameters_of_chunks(ranks, order, monkeypatch):
     def train(group: Any, rank: int) -> None:
         owned = [[torch.zeros(5 + r), torch.zeros(3, 2)] for r in range(ranks)]
-        chunks = [_Chunk([[x[i]] for x in owned], None) for i in range(2)]
+        chunks = [_Chunk([[x[i]] for x in owned], None, 0) for i in range(2)]
         nbytes = sum(packed_bytes(tensors) for tensors in owned)
         memory = group.memory(group, None, nbytes)
         start = 0
