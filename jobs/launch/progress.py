@@ -18,11 +18,12 @@ from rich.progress import (
 from rich.text import Text
 
 from jobs.code.short_names import run_labels
-from jobs.formatting import UNLIMITED
+from jobs.formatting import UNLIMITED, counted
 from jobs.results.counting import is_trial
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import Record
 from jobs.results.worker_state import read_worker_state
+from jobs.status import Status
 
 MILD = {"ok": "green", "unsupported": "yellow", "oom": "yellow"}
 
@@ -63,6 +64,8 @@ class QueueProgress:
         )
         self._total = sum(len(job.tasks) for job in manifest.jobs)
         self._ended = 0
+        self._unsupported = ""  # why the run that ended last is not supported; empty if it is
+        self._left_out = 0  # number of lines left out since then
         self._task = self._bar.add_task(manifest.sweep.name, total=self._total)
 
     def __enter__(self) -> Self:
@@ -70,6 +73,7 @@ class QueueProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._show_left_out()
         self._bar.running = ""
         self._bar.stop()
 
@@ -80,10 +84,20 @@ class QueueProgress:
         )
 
     def add(self, record: Record) -> None:
-        """Print how a run ended, and advance the bar."""
+        """Print how a run ended, and advance the bar.
+
+        Of consecutive runs that are unsupported for the same reason, only the first has a line.
+        """
         counts = not is_trial(record)
         self._bar.advance(self._task, counts)
         self._ended += counts
+        is_unsupported = record.status is Status.unsupported
+        reason = record.failure.summary if record.failure and is_unsupported else ""
+        if reason and reason == self._unsupported:
+            self._left_out += 1
+            return
+        self._show_left_out()
+        self._unsupported = reason
         what = self._round(record) + self._label(self._manifest.runs[record.run])
         if record.failure is not None:
             what += f": {record.failure.summary}"
@@ -92,6 +106,12 @@ class QueueProgress:
         in_total = self._rounds and counts
         count = f"[{self._ended}/{max(self._ended, self._total)}] " if in_total else ""
         self.show(f"{count}{record.status:11}", MILD.get(record.status, "red"), rest)
+
+    def _show_left_out(self) -> None:
+        if self._left_out:
+            more = f"{counted(self._left_out, 'more run')} for the same reason"
+            self.show(f"{Status.unsupported:11}", MILD[Status.unsupported], f"    {more}")
+        self._left_out = 0
 
     def _round(self, record: Record) -> str:
         """Return the round of a run in a block, and its side if versions of the code differ."""
