@@ -5,10 +5,11 @@ A record without a hash of its sources counts as older code.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jobs.formatting import counted
+from jobs.formatting import counted, relative
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.run import Run
@@ -41,10 +42,11 @@ def with_stale(observation: Observation, staleness: Staleness | None = None) -> 
     if not stale:
         return observation
     are = "is" if len(stale) == 1 else "are"
+    folder = shlex.quote(str(relative(observation.folder)))
     note = (
         f"{len(stale)} of {counted(len(measured), 'result')} {are} from older code"
-        f"{without_hash(stale.values())}; python -m jobs.submit measures them again, "
-        "python -m jobs status --where 'older_code == true' lists them"
+        f"{without_hash(stale.values())}; submitting the sweep again measures them, "
+        f"python -m jobs status {folder} --where 'older_code == true' lists them"
     )
     return replace(observation, stale=frozenset(stale), notes=[*observation.notes, note])
 

@@ -163,4 +163,4 @@ def _hidden_attempts(shown: Shown) -> str:
     )
     if not hidden:
         return ""
-    return f"{counted(hidden, 'attempt')} not shown: python aggregate.py attempts FOLDER lists them"
+    return f"{counted(hidden, 'attempt')} not shown; the command attempts lists them"

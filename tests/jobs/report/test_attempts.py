@@ -77,7 +77,7 @@ def test_markdown_is_the_default(three: ResultsFolder) -> None:
 
 def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) -> None:
     whole, some = (report_table(three, rows=["size"], where=f"size > {n}").notes for n in (0, 1))
-    note = "2 attempts not shown: python aggregate.py attempts FOLDER lists them"
+    note = "2 attempts not shown; the command attempts lists them"
     assert note in whole
     assert not any("not shown" in note for note in some)
 

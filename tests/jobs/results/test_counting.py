@@ -86,7 +86,7 @@ def test_a_cut_round_is_not_shown_beside_complete_ones(
     }
     notes = ". ".join(report_table(folder, **VIEW).notes)
     assert "missing: its round is not complete (2 runs)" in notes
-    assert "2 attempts not shown: python aggregate.py attempts FOLDER lists them" in notes
+    assert "2 attempts not shown; the command attempts lists them" in notes
 
 
 def test_the_only_round_is_shown_while_it_is_not_complete(
