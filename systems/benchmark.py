@@ -87,7 +87,7 @@ class RoundOptions:
     check: bool = True  # whether to check the output; the block's trial does
     sustained_s: float = 0.0  # duration of the measurement of sustained speed of each phase
     hold_ms: float = 0.0  # time for which the GPU is kept busy before a timed call; 0: own choice
-    # Always empty: no benchmark shares measurements with the other runs of a block any more.
+    # Unused. Without it, the code of all benchmarks would differ from that of earlier records.
     shared: dict[str, float] = field(default_factory=dict)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,22 +27,15 @@ def statistic(samples: np.ndarray, name: str) -> float:
     computes the standard deviation separately. That of one sample is 0, and so is a spread whose
     median is 0.
     """
-    return float(_reduced(samples, name))
-
-
-def _reduced(samples: np.ndarray, name: str) -> Any:
-    """Return a statistic over the last axis of an array."""
     if name in _QUANTILES:
-        return _quantile(np.sort(samples).T, _QUANTILES[name])
+        return _quantile(np.sort(samples), _QUANTILES[name])
     if name == "spread":
-        ordered = np.sort(samples).T
+        ordered = np.sort(samples)
         low, middle, high = (_quantile(ordered, q) for q in (0.25, 0.5, 0.75))
-        return np.divide(high - low, middle, out=np.zeros_like(middle), where=middle != 0)
+        return (high - low) / middle if middle else 0.0
     if name == "std":
-        if samples.shape[-1] == 1:
-            return np.zeros(samples.shape[:-1])
-        return np.std(samples, ddof=1, axis=-1)
-    return getattr(np, name.removesuffix("_std"))(samples, axis=-1)  # mean, min, max
+        return float(np.std(samples, ddof=1)) if len(samples) > 1 else 0.0
+    return float(getattr(np, name.removesuffix("_std"))(samples))  # mean, min, max
 
 
 def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | None:
@@ -64,8 +56,8 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float] | No
     return mean - half, mean + half
 
 
-def _quantile(ordered: np.ndarray, q: float) -> Any:
-    """Return the quantile `q` of samples that are sorted along the first axis.
+def _quantile(ordered: np.ndarray, q: float) -> float:
+    """Return the quantile `q` of sorted samples.
 
     Values between two samples are interpolated linearly. The result is the same as that of
     np.quantile, which is about 25 times slower on small arrays. A table of 100,000 records needs
@@ -74,4 +66,4 @@ def _quantile(ordered: np.ndarray, q: float) -> Any:
     place = q * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))

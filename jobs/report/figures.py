@@ -44,13 +44,16 @@ class Figure:
         Raises:
             TableError: if a prediction fails.
         """
-        suffix, content = ".png", self.content
-        if not isinstance(content, bytes):
-            make = plot_figure if isinstance(content, Shown) else timeline_figure
-            figure = make(content, self.title if as_png else "")  # type: ignore[arg-type]
-            if figure is None:
-                return None
-            suffix, content = (".png", png(figure)) if as_png else (".svg", svg(figure))
+        title = self.title if as_png else ""
+        if isinstance(self.content, bytes):
+            return Drawing(self.title, _unique(self.name, ".png", taken), self.content)
+        if isinstance(self.content, Shown):
+            figure = plot_figure(self.content, title)
+        else:
+            figure = timeline_figure(self.content, title)
+        if figure is None:
+            return None
+        suffix, content = (".png", png(figure)) if as_png else (".svg", svg(figure))
         return Drawing(self.title, _unique(self.name, suffix, taken), content)
 
 

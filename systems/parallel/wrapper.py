@@ -66,8 +66,8 @@ class DataParallelWrapper(nn.Module):
         self._has_buffers = any(True for _ in _persistent_buffers(module))
         self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
-        # The gradients that a backward has averaged: one of them, see `_are_averaged`. None: there
-        # was no such backward.
+        # One of the gradients that the last backward has averaged, as (parameter, reference to the
+        # gradient, version), or () if this rank owns none. None: they are not averaged.
         self._averaged: tuple[Any, ...] | None = None
         self._open = False  # a backward has started communication and not ended
         self._in_forward = False  # a forward has begun and not ended
@@ -286,11 +286,11 @@ class DataParallelWrapper(nn.Module):
         ]
         for parameter in self.module.parameters():
             _WRAPPED[parameter] = type(self)
-        # Parameters and children of all modules, which follow every change, and what they are now
+        # Views of the parameters and children of all modules, which show every change
         self._views: list[Any] = []
         for module in (self, *self.module.modules()):
             self._views += [module._parameters.values(), module._modules.values()]
-        self._held = list(chain.from_iterable(self._views))
+        self._held = list(chain.from_iterable(self._views))  # what they show now
         self._wrapped = list(self.module.parameters())
         self._trained_flags = list(map(_TRAINED, self._wrapped))
         self._dtypes = list(map(_DTYPE, self._wrapped))
