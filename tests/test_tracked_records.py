@@ -36,7 +36,6 @@ WITHOUT_SOURCE_HASH = {
     "flash_leaderboard",
     "fsdp",
     "sharded_optimizer",
-    "transformer",
 }
 
 # Commit whose files were measured, by the commit that records name. The machine had a copy of the
