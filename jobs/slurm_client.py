@@ -9,7 +9,6 @@ import subprocess
 import time
 
 from jobs.errors import CommandError
-from jobs.formatting import on_one_line
 from jobs.printing import waiting_for
 
 CLIENT_S = 15.0  # time limit of one command, in seconds
@@ -92,6 +91,6 @@ def configuration(cluster: str = "") -> dict[str, str]:
     done = slurm_client("scontrol", "show", "config", cluster=cluster)
     found = dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", done.stdout, re.MULTILINE))
     if done.returncode and not found and "denied" not in done.stderr:
-        why = on_one_line(done.stderr)
-        raise SlurmSilent(f"Slurm does not answer: 'scontrol show config' failed: {why}")
+        why = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        raise SlurmSilent(f"Slurm does not answer: 'scontrol show config' failed: {why[-1]}")
     return found

@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from jobs.cli.arguments import RESULTS, as_path
+from jobs.cli.observed import results_folders_in
 from jobs.cli.output import fail, note
 from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.results.unreadable import BadLine
 
 EXAMPLES = "logs/flash --out flash.parquet"
 
@@ -24,7 +26,11 @@ class By(StrEnum):
 def export(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER", help="Results folders, such as logs/flash.", **RESULTS),
+        typer.Argument(
+            metavar="FOLDER",
+            help="Results folders, such as logs/flash, and folders that contain results folders.",
+            **RESULTS,
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -52,8 +58,10 @@ def export(
         fail(f"--out: {wrong}")
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
-    frame, notes = read_frame(folders, by is By.process)
-    for text in notes:
+    bad: list[BadLine] = []
+    inside = [path for place in folders for path in results_folders_in([place], bad) or [place]]
+    frame, notes = read_frame(inside, by is By.process)
+    for text in (*map(str, bad), *notes):
         note(text)
     if out is None:
         write_csv(frame, sys.stdout)

@@ -33,19 +33,26 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
     What cannot be read is printed at the end.
     """
     bad: list[BadLine] = []
+    for folder in results_folders_in(places, bad):
+        try:
+            seen = observe(folder.resolve())
+        except CommandError as error:
+            bad.append(BadLine(folder, 0, str(error)))
+        else:
+            bad += seen.bad_lines
+            yield seen
+    note_bad_lines(bad)
+
+
+def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
+    """Return the results folders among some folders and in them, and append what is unreadable."""
+    found: dict[Path, Path] = {}
     for place in places:
         if place != LOGS and not place.is_dir():
             fail(f"there is no folder {place}; give a results folder, or one that contains some")
-        found = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
-        for folder in dict.fromkeys(map(Path.resolve, found)):
-            try:
-                seen = observe(folder)
-            except CommandError as error:
-                bad.append(BadLine(folder, 0, str(error)))
-            else:
-                bad += seen.bad_lines
-                yield seen
-    note_bad_lines(bad)
+        inside = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
+        found |= {path.resolve(): path for path in inside}
+    return list(found.values())
 
 
 def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:

@@ -104,6 +104,9 @@ def _print_tables(
             continue
         for warning in table.warnings:
             note(f"table {view.name}: {warning}")
+        if not table.has_values and only is None and not for_programs:
+            note(f"table {view.name} is left out: no run measured what it shows")
+            continue
         print(render(table, output_format, width()), end="\n\n")
 
 

@@ -19,7 +19,7 @@ from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
-from jobs.verdicts.judge import MARGIN, Verdict, established
+from jobs.verdicts.judge import LEVEL, MARGIN, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
 
 NO_ROUNDS = (
@@ -310,7 +310,9 @@ def _decision(
     """
     if not _verdicts(cells):
         return []
-    lines = [f"Margin of the verdict same: {margin:.2%}."]
+    lines = [
+        f"faster, slower: significant at {LEVEL:.1%}. same: within {margin:.2%}. unsure: neither."
+    ]
     open_cells = undecided(cells)
     if not open_cells:
         return lines

@@ -58,6 +58,13 @@ class Cells:
         return f"{self.measured} of {counted(len(self.asked), 'cell')}"
 
     @property
+    def summary(self) -> str:
+        """How many cells are measured, and how many of them not as asked."""
+        older = f", {len(self.stale)} with older code" if self.stale else ""
+        few = f", {len(self.few)} in too few processes" if self.few else ""
+        return f"{self.count}{older}{few}"
+
+    @property
     def text(self) -> str:
         """How many cells are measured, and which are not."""
         parts = [f"{self.count} measured"]
