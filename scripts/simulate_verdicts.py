@@ -1,6 +1,6 @@
 """Judge generated results of known truth with `aggregate.py compare`, and print how often it errs.
 
-python scripts/simulate_verdicts.py                        # the table of docs/verdicts.md
+python scripts/simulate_verdicts.py          # the table of docs/verdicts.md, with more designs
 python scripts/simulate_verdicts.py --blocks 400 --noise power-capped --design 1x5
 
 A block has a baseline, which is executed twice in each round, and four candidates, of which one may
