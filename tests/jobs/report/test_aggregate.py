@@ -219,6 +219,15 @@ def test_a_sweep_without_tables_shows_all_it_swept(tmp_path: Path, folder: Resul
     assert sum(line.startswith("|") for line in out.splitlines()) == 2 + 4
 
 
+def test_a_table_of_what_no_run_measured_is_a_note(tmp_path: Path, folder: ResultsFolder) -> None:
+    text = TOY + "fixed: {size: 1}\ntables: [{name: t, value: fact.nothing}, {name: times}]\n"
+    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    code, out, err = cli(folder.path)
+    assert (code, out.count("###")) == (0, 1)
+    assert "table t is left out" in err
+    assert "–" in cli(folder.path, "--table", "t")[1]
+
+
 def test_views_of_a_sweep_file_instead_of_those_submitted(
     tmp_path: Path, special: ResultsFolder
 ) -> None:

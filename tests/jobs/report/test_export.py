@@ -66,6 +66,7 @@ def test_csv_is_printed_without_a_file(filled: ResultsFolder) -> None:
     code, out, err = cli("export", filled.path)
     assert (code, err) == (0, "")
     assert cli("export", filled.path, "--out", "-") == (0, out, "")
+    assert cli("export", filled.path.parent)[1] == out  # a folder that contains it
     assert out.startswith('"folder","sweep","benchmark","run","device","phase","status","size"')
     assert read_csv(out, load(filled.path))["size"].tolist() == list(range(1, len(HOSTILE) + 3))
 
