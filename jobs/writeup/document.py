@@ -211,7 +211,8 @@ class ProblemResult:
     def states_on(self, device: str) -> str:
         """The states of the parts that need records on one kind of device, and their cells.
 
-        For example `answered (a), partly (b); 12 of 20 cells, 3 with older code`. "" if no part needs records.
+        For example `answered (a), partly (b); 12 of 20 cells, 3 with older code`. "" if no part
+        needs records.
         """
         parts = [part for part in self.parts if part.state is not State.derived]
         states = _with_letters([(part.state_on(device), part) for part in parts])
