@@ -60,8 +60,9 @@ class Cells:
     @property
     def summary(self) -> str:
         """How many cells are measured, and how many of them not as asked."""
-        older = f", {len(self.stale)} with older code" if self.stale else ""
-        few = f", {len(self.few)} in too few processes" if self.few else ""
+        which = "all" if len(self.stale) == self.measured else str(len(self.stale))
+        older = f", {which} with older code" if self.stale else ""
+        few = f", {len(self.few)} too few times" if self.few else ""
         return f"{self.count}{older}{few}"
 
     @property

@@ -240,7 +240,8 @@ class AnswerLookups:
     def _results(self, study: Study | None, params: dict[str, Any]) -> list[Result]:
         """Return the results of the device that have all parameters that a lookup names.
 
-        If runs of the stock sweep have the values, too, others do not count.
+        If the stock sweep has a run with the values, others, such as those with other steps, do not
+        count, also if it was not executed.
         """
         if study is None:
             return []
@@ -258,8 +259,12 @@ class AnswerLookups:
         if not study.is_stock:
             return having
         asked, _ = asked_cells(study.name, None)
-        stock = [each for each in having if each.run.id in asked and has(each, _chosen(params))]
-        return stock or having
+        values = {name: params[name] for name in named}
+        is_asked = any(
+            benchmark in (None, run.benchmark) and run.params | values == run.params
+            for run in asked.values()
+        )
+        return [each for each in having if each.run.id in asked] if is_asked else having
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from jobs.code.short_names import as_in_runs
-from jobs.formatting import format_ratio
+from jobs.formatting import format_range, format_ratio
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
@@ -42,7 +42,7 @@ class Speedup:
     instead: str = ""  # text of a cell without a speedup: the reason, a dash or ""
     interval: Interval | None = None  # 95% confidence interval of a paired speedup
     spread: float = 0.0  # without an interval: the larger relative spread of the two cells
-    paired: bool = False  # whether the ratio is that of rounds of a block
+    rounds: int = 0  # number of rounds of a block whose ratio it is; 0: not paired
     elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
     verdict: str = ""  # same or unsure, if this is what the rounds say
     is_timed: bool = True  # False: the value does not depend on where it was measured
@@ -66,6 +66,10 @@ class Speedup:
         interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
         word = f" {self.verdict}" if self.verdict and with_details else ""
         return f"{self.ratio:.{digits}f}x{interval}{word}"
+
+    @property
+    def paired(self) -> bool:
+        return self.rounds > 0
 
     @property
     def pairing(self) -> str:
@@ -114,6 +118,9 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups are not paired: {NOT_PAIRED}")
     elif unpaired:
         notes.append(f"speedups without an interval are not paired: {NOT_PAIRED}")
+    rounds = [speedup.rounds for speedup in timed if speedup.interval]
+    if len(set(rounds)) > 1:
+        notes.append(f"speedups with an interval are of {format_range(rounds)} rounds")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
     if any(speedup.verdict and speedup.interval for speedup in timed):
@@ -157,7 +164,8 @@ def speedup_of(
     if lower_is_better:  # the ratio of a verdict is candidate / baseline
         ratio, ends = 1 / ratio, [1 / end for end in reversed(ends)]
     word = "" if verdict.verdict in ("faster", "slower") else verdict.verdict
-    return Speedup(ratio, interval=(ends[0], ends[1]) if ends else None, paired=True, verdict=word)
+    interval = (ends[0], ends[1]) if ends else None
+    return Speedup(ratio, interval=interval, rounds=verdict.rounds, verdict=word)
 
 
 def _verdict(
