@@ -12,14 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
+from systems.kernels.kernel_launch import Launch
 from tests.interpreted.hopper_emulator import hopper, language
 from tests.interpreted.hopper_emulator.schedule import Schedule, run_in
 from tests.interpreted.hopper_emulator.shared_memory import Descriptor
 from tests.interpreted.hopper_emulator.values import Int, Pointer
+from tests.systems.kernels.hopper import launches_on_a_cpu
 
 KERNELS = "systems.kernels.flash_attention."  # modules below it are loaded from their source
 
@@ -150,14 +151,13 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
     """
     from triton.experimental.gluon._runtime import GluonJITFunction
 
-    from systems.kernels import kernel_launch
     from systems.kernels.flash_attention import api
-    from systems.kernels.flash_attention.hopper import backward_launch, forward_launch, support
+    from systems.kernels.flash_attention.hopper import forward_launch
 
     emulation = Emulation(multiprocessors, seed, source)
-    interpret = kernel_launch.Launch.__call__
+    interpret = Launch.__call__
 
-    def call(self: kernel_launch.Launch, *tensors: Tensor, maps: Sequence[Any] = ()) -> None:
+    def call(self: Launch, *tensors: Tensor, maps: Sequence[Any] = ()) -> None:
         if not isinstance(self.kernel, GluonJITFunction):
             interpret(self, *tensors)
             return
@@ -167,14 +167,7 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
 
     counters = torch.zeros(2, dtype=torch.int32)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_launch.Launch, "__call__", call)
-        patch.setattr(support, "is_hopper", lambda device: True)
+    with launches_on_a_cpu(call, multiprocessors) as patch:
         patch.setattr(forward_launch, "_counters", lambda *_: counters)
-        for module in (backward_launch, forward_launch):
-            patch.setattr(module, "multiprocessors", lambda index: multiprocessors)
         patch.setattr(api, "_chosen", {})
-        # Launch plans depend on the number of multiprocessors.
-        patch.setattr(forward_launch, "_forward_plan", forward_launch.HopperForwardPlan)
-        patch.setattr(backward_launch, "_backward_plan", backward_launch.HopperBackwardPlan)
         yield

@@ -32,7 +32,7 @@ from tests.systems.kernels.adamw_cases import (
     make_parameters,
     set_grads,
 )
-from tests.systems.kernels.hopper import compile_for_hopper, resources
+from tests.systems.kernels.hopper import Kernel, compiling_for_hopper
 from tests.systems.kernels.selection import matrix
 
 
@@ -40,25 +40,21 @@ from tests.systems.kernels.selection import matrix
     ("use", "aligned"),
     matrix([("bf16_master", True)], ("fp32", "bf16_master", "bf16"), (True, False)),
 )
-def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, tmp_path):
+def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned):
     pytest.importorskip("triton")
     from systems.kernels.adamw import kernel
 
     dtype, state_dtype, master = USES[use]
     options = kernel.launch_options(dtype, dtype, state_dtype, master, True, aligned)
-    made = compile_for_hopper(
-        kernel.adamw_kernel,
-        {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "blocks": "*i32"},
-        {name: value for name, value in options.items() if name.isupper()},
-        **{name: value for name, value in options.items() if not name.isupper()},
-    )
-    used = resources(made, tmp_path)
-    assert used["STACK"] == used["LOCAL"] == 0
+    pointers = torch.int64, torch.float32, torch.uint32, torch.int32
+    with compiling_for_hopper():
+        made = Kernel.of(kernel.adamw_kernel.warmup(*pointers, grid=(1,), **options))
+    assert made.spilled == 0
     # 6 programs, of 256 or 128 threads, fit in the 65,536 registers of an SM.
-    assert not aligned or used["REG"] <= (80 if use == "bf16" else 40)
+    assert not aligned or made.registers <= (80 if use == "bf16" else 40)
     # A layout conversion would use shared memory.
-    assert made.metadata.shared == 0 and "convert_layout" not in made.asm["ttgir"]
-    ptx = made.asm["ptx"]
+    assert made.shared == 0 and "convert_layout" not in made.compiled.asm["ttgir"]
+    ptx = made.ptx
     found = [len(re.findall(rf"{op}\.global\.v4\.b32", ptx)) for op in ("ld", "st")]
     if not aligned:
         assert found == [0, 0]
@@ -69,16 +65,14 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned, 
         assert found == [4, 3]
 
 
-def test_compiled_for_hopper_advance_spills_nothing(tmp_path):
+def test_compiled_for_hopper_advance_spills_nothing():
     pytest.importorskip("triton")
     from systems.kernels.adamw import kernel
 
-    signature = {"table": "*i64", "scalars": "*fp32", "keys": "*u32", "n_rows": "i32"}
-    made = compile_for_hopper(
-        kernel.advance_kernel, signature, {"ROWS": kernel.ROWS}, num_warps=4, enable_fp_fusion=False
-    )
-    used = resources(made, tmp_path)
-    assert used["STACK"] == used["LOCAL"] == 0
+    pointers, options = (torch.int64, torch.float32, torch.uint32), {"enable_fp_fusion": False}
+    with compiling_for_hopper():
+        made = kernel.advance_kernel.warmup(*pointers, 501, kernel.ROWS, grid=(1,), **options)
+    assert Kernel.of(made).spilled == 0
     assert "sqrt.rn.f64" in made.asm["ptx"]
 
 

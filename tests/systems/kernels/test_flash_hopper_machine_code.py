@@ -6,7 +6,6 @@ ptxas compiles some kernels to slow or wrong code without an error, see wgmma_de
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,8 @@ for (tile_name, (head_dim, value_dim, tile)), form in product(TILES.items(), FOR
     dims = {"head_dim": head_dim, "value_dim": value_dim, "form": form}
     if (tile, form) == (NARROW_VALUES, "packed"):
         tile = forward_tile(192, 1 << 14, True, True, 128)
-    KERNELS[f"forward {tile_name} {form}"] = {"name": "forward", "tile": tile, **dims}
+    if (tile_name, form) != ("96", "split"):  # forward does not split keys there
+        KERNELS[f"forward {tile_name} {form}"] = {"name": "forward", "tile": tile, **dims}
     if not tile_name.startswith("64-"):
         backward = {"name": "backward", **dims}
         KERNELS[f"backward {tile_name} {form}"] = backward
@@ -76,28 +76,21 @@ def assert_barrier_before_release(ptx: str, of_loads: bool) -> None:
 
 
 @pytest.mark.parametrize("case", [x if x in ALWAYS else slow(x) for x in KERNELS])
-def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
+def test_compiled_for_hopper(case: str) -> None:
     pytest.importorskip("triton")
-    from scripts.compile_check import (
-        FEATURE_SPILLS,
-        SHARED_LIMIT,
-        compile_hopper,
-        spill_limit,
-        spills_too_much,
-    )
+    from scripts.compile_check import FEATURE_SPILLS, compile_hopper, fault, spill_limit
 
-    given = dict(KERNELS[case])
+    given = KERNELS[case]
     found = compile_hopper(**given)
-    is_forward, in_order = given["name"] == "forward", given.pop("deterministic", False)
-    spills = FEATURE_SPILLS if in_order else spill_limit(**given)
+    is_forward, in_order = given["name"] == "forward", given.get("deterministic", False)
+    tile = given.get("tile")
+    spills = FEATURE_SPILLS if in_order else spill_limit(found, given["form"], tile)
     if "q_per_kv" in given and given["form"] in ("packed", "softcap"):
         spills = TWO_FEATURES_SPILL
-    assert not spills_too_much(found.spilled, spills)
-    tile = given.get("tile")
     resident = tile.resident if tile else 1
-    assert resident * (found.shared + 1024) <= SHARED_LIMIT + 1024
+    assert not fault(found, spills, resident)
     assert_barrier_before_release(found.ptx, of_loads=not is_forward and given["head_dim"] > 64)
-    sass = cuobjdump(found.compiled, tmp_path, "-sass")
+    sass = cuobjdump(found.compiled, "-sass")
     n_matmuls, wrong = wrong_matmuls(sass)
     assert n_matmuls >= 8 and not wrong
     # Warps exchange registers (setmaxnreg), and WGMMAs are waited for in groups. If ptxas cannot
@@ -105,9 +98,7 @@ def test_compiled_for_hopper(case: str, tmp_path: Path) -> None:
     # has half of the registers.
     assert "USETMAXREG" in sass
     assert resident > 1 or 0 < sass.count("WARPGROUP.") < sass.count("HGMMA") / 2
-    if is_forward:
-        assert resident * found.registers * 128 * (tile.consumers + 1) <= 65_536
-    else:
+    if not is_forward:
         assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add" in found.ptx
     if in_order:  # an addition must be complete before that of the next block may begin
         assert "cp.async.bulk.wait_group 0;" in found.ptx and "ld.acquire" in found.ptx
