@@ -65,6 +65,19 @@ class Mixed(nn.Module):
         return self.in_fp64(torch.tanh(self.in_fp32(x)).double()).float()
 
 
+class Branches(nn.Module):
+    """Model that runs only the layers that the caller selects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor, used: list[int]) -> Tensor:
+        for i in used:
+            x = self.layers[i](x)
+        return x
+
+
 def transformer(**kwargs: Any) -> TransformerLM:
     return TransformerLM(VOCABULARY, 8, d_model=12, num_layers=2, num_heads=2, d_ff=20, **kwargs)
 

@@ -34,6 +34,7 @@ from systems.parallel import (
     PeerDDP,
     ShardedOptimizer,
 )
+from tests.systems.parallel.parallel_models import assert_same_on_all_ranks
 from tests.systems.parallel.ranks import RankContext
 
 WIDTH = 6
@@ -116,12 +117,10 @@ class Run:
         self.alone = wrapper is None
         self.norms: list[Tensor] = []
 
-    def make(self, build: Callable[[], nn.Module] = Net, freeze: str | None = None) -> None:
-        torch.manual_seed(0)
-        self.made: Any = build()
-        if freeze is not None:
-            self.made.get_submodule(freeze).requires_grad_(False)
-        self.made.to(self.here.device)
+    def make(self, build: Callable[[], nn.Module] = Net) -> None:
+        """Make the model. Other ranks than the first have other weights before wrapping."""
+        torch.manual_seed(0 if self.alone else self.here.rank)
+        self.made: Any = build().to(self.here.device)
         if self.alone:
             self.made.double()
         self.use(self.made if self.wrapper is None else self.wrapper.wrap(self.made))
@@ -198,7 +197,10 @@ class Run:
 
 
 def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> None:
-    """Run the situation with a wrapper and in one process, and compare the weights."""
+    """Run the situation with a wrapper and in one process, and compare the weights.
+
+    On all ranks, they are equal to the last bit.
+    """
     ours, alone = Run(here, WRAPPERS[name]), Run(here, None)
     situation(ours)
     situation(alone)
@@ -209,6 +211,7 @@ def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> N
             actual[key], value, atol=here.tolerance, rtol=here.tolerance,
             msg=partial("{}: {}".format, key),
         )  # fmt: skip
+    assert_same_on_all_ranks(value.to(here.device) for value in actual.values())
 
 
 # ---- a step that was not finished ----------------------------------------------------------------
@@ -335,6 +338,16 @@ def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
     run.optimizer.step()
 
 
+def finished_after_no_sync(run: Run) -> None:
+    """The whole backward is under no_sync, so `finish` averages."""
+    run.make()
+    run.zero_grad()
+    with run.no_sync():
+        run.backward(0)
+    run.finish()
+    run.optimizer.step()
+
+
 def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
     """Change gradients of a backward under no_sync that were added to averaged ones."""
     run.make()
@@ -393,7 +406,37 @@ def gradient_of_the_input(run: Run) -> None:
         run.train(step, of)
 
 
-# ---- wrapping, freezing and thawing --------------------------------------------------------------
+# ---- wrapping, parameters and gradients ----------------------------------------------------------
+
+
+class Partial(Net):
+    """Net with a norm, a buffer, a frozen layer and one that is never used."""
+
+    shift: Tensor
+
+    def __init__(self) -> None:
+        frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        super().__init__(nn.Sequential(nn.LayerNorm(WIDTH), frozen))
+        self.never = nn.Linear(3, 3)
+        self.register_buffer("shift", torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x + self.shift)
+
+
+def frozen_and_unused(run: Run) -> None:
+    """A parameter without a gradient keeps none: with zeros, weight decay would change it.
+
+    Gradients are removed and set to zero in turn, because hooks then behave differently.
+    """
+    run.make(Partial)
+    group = {"params": list(run.model.parameters()), "weight_decay": 0.5}
+    run.optimizer = run.make_optimizer([group])
+    for step in range(3):
+        run.zero_grad(set_to_none=step % 2 == 0)
+        run.backward(step)
+        run.finish()
+        run.optimizer.step()
 
 
 def optimizer_before_wrapping(run: Run) -> None:
@@ -491,16 +534,11 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0][0]
 
 
-class EncoderLayer(nn.TransformerEncoderLayer):
-    def __init__(self) -> None:
-        super().__init__(WIDTH, 2, 8, dropout=0.0, batch_first=True)
-
-
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.encoder = EncoderLayer()
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
         self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -542,13 +580,7 @@ class Shared(nn.Module):
         return x
 
 
-def tied(run: Run) -> None:
-    run.make(lambda: Net(Shared()))
-    for step in range(2):
-        run.train(step)
-
-
-def tied_and_checkpointed(run: Run, reentrant: bool) -> None:
+def tied(run: Run, reentrant: bool | None = None) -> None:
     run.make(lambda: Net(Shared(reentrant)))
     for step in range(2):
         run.train(step)
@@ -721,6 +753,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "zeroed_after_no_sync_and_forward": zeroed_after_no_sync_and_forward,
     "accumulated": partial(accumulated, quiet=False),
     "accumulated_no_sync": partial(accumulated, quiet=True),
+    "finished_after_no_sync": finished_after_no_sync,
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
     "no_sync_skipped_zeros": partial(accumulated_then_skipped, set_to_none=False),
     "dropped_with_its_means": partial(changed_with_its_means, change=Run.zero_grad),
@@ -732,6 +765,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "two_backwards_of_one_forward": two_backwards_of_one_forward,
     "evaluated_between_steps": evaluated_between_steps,
     "gradient_of_the_input": gradient_of_the_input,
+    "frozen_and_unused": frozen_and_unused,
     "optimizer_before_wrapping": optimizer_before_wrapping,
     "options_by_dimensions": options_by_dimensions,
     "gradients_edited_by_a_hook": partial(gradients_edited_by_a_hook, first=True),
@@ -741,8 +775,8 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "multihead_attention": multihead_attention,
     "transformer_encoder_layer": transformer_encoder_layer,
     "tied": tied,
-    "tied_checkpointed": partial(tied_and_checkpointed, reentrant=False),
-    "tied_checkpointed_reentrant": partial(tied_and_checkpointed, reentrant=True),
+    "tied_checkpointed": partial(tied, reentrant=False),
+    "tied_checkpointed_reentrant": partial(tied, reentrant=True),
     "layer_returns_a_dataclass": partial(output_of_a_layer, kind=Out),
     "layer_hides_its_output": partial(output_of_a_layer, kind=Hidden),
     "output_is_a_dataclass": output_is_a_dataclass,

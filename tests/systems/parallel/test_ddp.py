@@ -1,11 +1,12 @@
-"""DDP wrappers on 2 and 4 ranks: the same results as training in one process, and their errors.
+"""DDP wrappers on 2 and 4 ranks: unusual parameters and gradients, communication, and errors.
+
+test_situations.py compares whole trainings with those in one process.
 
 A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 from functools import partial
 
@@ -26,8 +27,8 @@ from systems.parallel import (
 from systems.parallel import wrapper as wrapper_module
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
+    Branches,
     Tied,
-    assert_close,
     assert_same_on_all_ranks,
     assert_steps_never_wait,
     batch,
@@ -45,12 +46,6 @@ WRAPPERS = {
     "bucketed": lambda module: BucketedDDP(module, 25),
     "peer": lambda module: PeerDDP(module, bucket_size_mb=0.0005),
 }
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-    # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, eps=1e-2),
-}
-STEPS = 2
 
 
 def _collectives() -> int:
@@ -59,34 +54,6 @@ def _collectives() -> int:
 
 
 # ---- cases ---------------------------------------------------------------------------------------
-
-
-def trains_as_one_process(here: RankContext, wrapper: str, model: str, optimizer: str) -> None:
-    reference = build(model, 0, here.device)
-    wrapped = WRAPPERS[wrapper](build(model, here.rank, here.device))
-    for p, q in zip(wrapped.module.buffers(), reference.buffers(), strict=True):
-        assert torch.equal(p, q)
-    ours = OPTIMIZERS[optimizer](wrapped.parameters())
-    theirs = OPTIMIZERS[optimizer](reference.parameters())
-    for step in range(STEPS):
-        for o in (ours, theirs):
-            # Alternate, because hooks behave differently if gradients exist and are zeroed.
-            o.zero_grad(set_to_none=step % 2 == 0)
-        data = batch(model, step, here.device)
-        loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
-        wrapped.finish_gradient_synchronization()
-        loss_of(reference, *data).backward()
-        for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None)
-        ours.step()
-        theirs.step()
-    assert_close(wrapped.module, reference, here.tolerance)
-    assert_same_on_all_ranks(wrapped.parameters())
-    bare = build(model, 99, here.device)
-    bare.load_state_dict(wrapped.state_dict())
-    assert all(
-        torch.equal(p, q) for p, q in zip(bare.parameters(), wrapped.parameters(), strict=True)
-    )
 
 
 def mixed_dtypes(here: RankContext, wrapper: str) -> None:
@@ -153,19 +120,6 @@ def gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
     assert shared and not any(shared)
 
 
-class Branches(nn.Module):
-    """Model that runs only the layers that the caller selects."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
-
-    def forward(self, x, *, used):
-        for i in used:
-            x = self.layers[i](x)
-        return x
-
-
 def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
     torch.manual_seed(here.rank)
     wrapped = WRAPPERS[wrapper](Branches().to(here.device))
@@ -178,10 +132,10 @@ def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
     for _ in range(2):
         wrapped.zero_grad()
         reference.zero_grad()
-        wrapped(x, used=used[here.rank]).sum().backward()
+        wrapped(x, used[here.rank]).sum().backward()
         wrapped.finish_gradient_synchronization()
         for layers in used:
-            reference(x, used=layers).sum().div(here.world_size).backward()
+            reference(x, layers).sum().div(here.world_size).backward()
         for (name, p), q in zip(wrapped.named_parameters(), reference.parameters(), strict=True):
             if q.grad is None:
                 assert p.grad is None, name
@@ -190,32 +144,6 @@ def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
     wrapped.zero_grad()
     wrapped.finish_gradient_synchronization()  # a step that used no parameter
     assert all(p.grad is None for p in wrapped.parameters())
-
-
-def several_backward_passes(here: RankContext, wrapper: str) -> None:
-    wrapped = WRAPPERS[wrapper](build("toy", 0, here.device))
-    reference = build("toy", 0, here.device)
-    for step in range(2):
-        data = [batch("toy", 10 * step + i, here.device) for i in range(3)]
-        for i, part in enumerate(data):
-            with wrapped.no_sync() if i < 2 else contextlib.nullcontext():
-                loss_of(wrapped, *share(part, here.rank, here.world_size)).backward()
-            loss_of(reference, *part).backward()
-        wrapped.finish_gradient_synchronization()
-        for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None)
-            if p.grad is not None:
-                tolerance = 10 * here.tolerance  # gradients are sums of several, unlike weights
-                torch.testing.assert_close(p.grad, q.grad, atol=tolerance, rtol=tolerance)
-    # The whole backward is under no_sync, so finish_gradient_synchronization averages.
-    wrapped.zero_grad()
-    reference.zero_grad()
-    with wrapped.no_sync():
-        loss_of(wrapped, *share(data[0], here.rank, here.world_size)).backward()
-    wrapped.finish_gradient_synchronization()
-    loss_of(reference, *data[0]).backward()
-    assert_same_on_all_ranks(p.grad for p in wrapped.parameters() if p.grad is not None)
-    torch.testing.assert_close(wrapped.module.first.weight.grad, reference.first.weight.grad)
 
 
 def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> None:
@@ -313,34 +241,9 @@ all_wrappers = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 @two_ranks
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [("toy", "sgd"), ("tied", "adamw"), ("transformer", "adamw")]
-)
-@all_wrappers
-def test_trains_as_one_process(ranks, wrapper, model, optimizer):
-    ranks.assert_passes(trains_as_one_process, wrapper, model, optimizer)
-
-
-@four_ranks
-@pytest.mark.parametrize(
-    ("wrapper", "model"),
-    [
-        ("naive", "toy"),
-        ("flat", "tied"),
-        ("overlapped", "transformer"),
-        ("bucketed_small", "toy"),
-        ("bucketed", "transformer"),
-    ],
-)
-def test_four_ranks_train_as_one_process(ranks, wrapper, model):
-    ranks.assert_passes(trains_as_one_process, wrapper, model, "sgd")
-
-
-@two_ranks
-@pytest.mark.parametrize(
     "case",
     [
         unused_parameters_differ,
-        several_backward_passes,
         mixed_dtypes,
         gradients_that_share_memory,
         gradients_that_are_kept,

@@ -30,6 +30,7 @@ from systems.parallel import (
     rank_meetings,
     sharded_optimizer,
 )
+from tests.systems.parallel.parallel_models import Branches
 from tests.systems.parallel.ranks import RankContext, two_ranks, world
 from tests.systems.parallel.situations import (
     OURS,
@@ -266,23 +267,10 @@ def test_double_wraps_are_refused(ranks):
 # ---- ranks that differ ---------------------------------------------------------------------------
 
 
-class Chooses(nn.Module):
-    """Model of three layers, of which the caller chooses those that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, used: list[int]) -> torch.Tensor:
-        for i in used:
-            x = self.layers[i](x)
-        return x
-
-
 def ranks_run_different_layers(here: RankContext, first: list[list[int]], then: list[list[int]]):
     """All ranks may run other layers than before, but not different ones."""
-    wrapped = FullyShardedDataParallel(Chooses().to(here.device))
-    x = torch.ones(2, 4, device=here.device)
+    wrapped = FullyShardedDataParallel(Branches().to(here.device))
+    x = torch.ones(2, 3, device=here.device)
     for used in first:
         wrapped(x, used).sum().backward()
     _impatient_store()
