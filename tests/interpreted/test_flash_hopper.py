@@ -191,12 +191,15 @@ def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
 
 
 @pytest.mark.parametrize(
-    ("heads", "packed", "n_programs"),
-    [(512, None, 264), (16, None, 128), (16, PackedSizes(16, 512, 512), 264)],
-)
-def test_two_programs_of_forward_per_multiprocessor(heads, packed, n_programs):
+    ("heads", "n", "longest", "n_programs"),
+    [
+        (512, 1024, None, 264), (512, 2048, None, 132), (16, 1024, None, 128),
+        (16, 8192, 4096, 264), (16, 8192, 8192, 132),
+    ],
+)  # fmt: skip
+def test_two_programs_of_forward_per_multiprocessor(heads, n, longest, n_programs):
     """Short causal sequences at head_dim 64. With few blocks, it is one program."""
-    n = 1024 if packed is None else 8192
+    packed = None if longest is None else PackedSizes(16, longest, longest)
     with emulated_gpu(multiprocessors=132, seed=0):
         plan = forward_launch.HopperForwardPlan(
             *contiguous(heads, n, 64), Call(True, packing=packed)

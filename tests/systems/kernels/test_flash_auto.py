@@ -38,14 +38,6 @@ def test_grouped_heads_with_a_head_dim_that_flash_hopper_lacks(dtype, kv_heads, 
     assert best_implementation(q, k, k, CAUSAL) == expected
 
 
-@pytest.mark.parametrize("head_dim", [96, 128])
-@pytest.mark.parametrize("kv_heads", [1, 8])
-def test_few_heads_of_which_the_queries_can_be_split(head_dim, kv_heads):
-    """Backward has one program per 128 keys, here 32 per head, for 132 multiprocessors."""
-    q, k = (_meta(heads, 4096, head_dim) for heads in (32, kv_heads))
-    assert best_implementation(q, k, k, CAUSAL) == "flash_hopper"
-
-
 @pytest.mark.parametrize(
     ("head_dims", "kv_heads", "tokens", "forward", "both"),
     [

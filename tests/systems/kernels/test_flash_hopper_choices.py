@@ -23,32 +23,9 @@ from systems.kernels.flash_attention.hopper.splits import (
     block_of_keys,
     forward_splits,
 )
-from systems.kernels.flash_attention.hopper.tiles import (
-    FEW_BLOCKS,
-    FORWARD,
-    PACKED_HEAD_DIMS,
-    SHORT,
-    forward_tile,
-)
+from systems.kernels.flash_attention.hopper.tiles import PACKED_HEAD_DIMS
 from systems.kernels.tensor_maps import TensorMaps
 from tests.systems.kernels.flash_cases import BF16
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "n", "is_causal", "is_packed", "heads", "expected"),
-    [
-        (64, 1536, True, False, 512, SHORT),
-        (64, 2048, True, False, 512, FORWARD[64]),
-        (64, 1024, False, False, 512, FORWARD[64]),
-        (128, 1024, True, False, 512, FORWARD[128]),
-        (64, 1024, True, False, 17, SHORT),  # 136 blocks on 132 multiprocessors
-        (64, 1024, True, False, 16, FEW_BLOCKS),
-        (64, 4096, True, True, 1, SHORT),
-        (64, 8192, True, True, 1, FORWARD[64]),
-    ],
-)
-def test_tile_of_short_sequences(head_dim, n, is_causal, is_packed, heads, expected):
-    assert forward_tile(head_dim, n, is_causal, is_packed, None, heads / 132) == expected
 
 
 def test_few_heads_are_split_and_many_are_not():

@@ -5,21 +5,16 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 
 from systems.kernels.flash_attention import flash_pytorch
-from systems.kernels.flash_attention.call import Call, PackedSizes
-from systems.kernels.flash_attention.hopper import support
 from tests.systems.kernels import random_cases
 from tests.systems.kernels.flash_cases import on_hopper
 from tests.systems.kernels.random_cases import (
     CPU,
     GPU,
-    Case,
     assert_cases_right,
     batches,
     draw,
-    run,
 )
 
 pytestmark = [
@@ -70,48 +65,6 @@ def test_slips_are_found(slip, monkeypatch):
         monkeypatch.setattr(random_cases, function, slipped)
     cases = (draw(seed, CPU) for seed in itertools.count())
     named = (case for case in cases if case.implementation in ("auto", "naive") and matters(case))
-    wrong = [_is_wrong(case) for case in itertools.islice(named, 12)]
-    assert sum(wrong) >= 4, wrong
-
-
-def _is_wrong(case: Case) -> bool:
-    try:
-        run(case, CPU)
-    except AssertionError:
-        return True
-    return False
-
-
-def test_a_case_that_is_wrong_can_be_repeated(monkeypatch):
-    monkeypatch.setattr(
-        random_cases, "flash_attention", lambda q, k, v, **_: (_ for _ in ()).throw(ValueError("x"))
-    )
-    with pytest.raises(AssertionError, match=r"FLASH_SEED.*\ncase 7 \(cpu\): x\nCase\(seed=7"):
-        assert_cases_right([7], CPU)
-    monkeypatch.setenv("FLASH_SEED", "417")
-    monkeypatch.setenv("FLASH_CASES", "60")
-    assert [x.values for x in batches(1000, 50, 0)] == [(range(417, 467),), (range(467, 477),)]
-
-
-def test_what_an_implementation_refuses_is_counted(monkeypatch):
-    monkeypatch.setattr(random_cases, "run", lambda *_: "no such feature")
-    with pytest.raises(AssertionError, match="case 0: no such feature"):
-        assert_cases_right(range(50), CPU)
-
-
-@pytest.mark.parametrize("place", [GPU, CPU, random_cases.INTERPRETER])
-def test_cases_are_supported_and_small_enough(place, monkeypatch):
-    monkeypatch.setattr(support, "is_hopper", lambda _: True)
-    cases = [draw(seed, place) for seed in range(1000)]
-    assert draw(417, place) == cases[417]
-    for case in cases:
-        per_head = sum(x * y for x, y in case.lengths)
-        for x in case.leading or ():
-            per_head *= x
-        assert per_head * (case.heads or 1) * case.group <= place.scores
-        assert max(max(x) for x in case.lengths) <= place.longest
-        if case.implementation == "flash_hopper":
-            packing = PackedSizes(1, 1, 1) if case.packed else None
-            call = Call(softcap=case.softcap, packing=packing)
-            form = torch.device("cuda"), case.dtype, case.head_dim, case.value_dim
-            assert support.reason_for(*form, call) is None
+    with pytest.raises(AssertionError, match=r"\d of 12 are wrong") as found:
+        assert_cases_right([case.seed for case in itertools.islice(named, 12)], CPU)
+    assert int(str(found.value).split()[0]) >= 4

@@ -110,13 +110,18 @@ def test_numbers_of_other_libraries_are_numbers():
     assert_close(found, flash_attention(q, k, v, scale=0.5, window=(2, None), softcap=0.5))
 
 
-def test_every_wrong_option_is_named_at_once():
-    q, k, v, _ = inputs((5, 6), 8, F64)
+def test_every_error_is_named_at_once():
+    q, k, v, _ = inputs((5, 6), 8, F64, (2, 3))
     with pytest.raises(ValueError) as error:
         flash_attention(
-            q, k, v, window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=1
-        )
-    for part in ("(-1, 2)", "softcap", "upper_left, lower_right, got 'right'", "'shd'", "got 1"):
+            q, k[:, :2].float(), v.to("meta"), torch.ones(5, 6), math.nan, "flash_pytroch",
+            window=(-1, 2), alignment="right", softcap=0.0, layout="shd", return_lse=1,
+        )  # fmt: skip
+    for part in (
+        "did you mean 'flash_pytorch'?", "k (2, 2, 6, 8)", "torch.float64, torch.float32", "meta",
+        "is_causal must be True or False", "scale must be a finite number",
+        "(-1, 2)", "softcap", "upper_left, lower_right, got 'right'", "'shd'", "got 1",
+    ):  # fmt: skip
         assert part in str(error.value)
 
 

@@ -49,24 +49,6 @@ EXIT
 @pytest.mark.parametrize(
     ("before", "one", "other"),
     [
-        (SECOND.format(10, 6), "", ""),
-        ("", SECOND.format(10, 6), SECOND.format(10, 6)),
-        ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8\nUSHF.R.U32.HI UR10, URZ, 0x4, UR10"),
-        ("STL [R1+0x8], R6", SECOND.format(10, 6), "LDL R9, [R1+0x8]\nR2UR UR10, R9\n"
-         "USHF.R.U32.HI UR10, URZ, 0x4, UR10"),
-        (SECOND.format(11, 6), *2 * ["ULOP3.LUT UR11, UR11, UR10, URZ, 0x3c, !UPT\n"
-         "ULOP3.LUT UR10, UR11, UR10, URZ, 0x3c, !UPT\n"
-         "ULOP3.LUT UR11, UR11, UR10, URZ, 0x3c, !UPT"]),
-    ],
-    ids=["before both", "in both", "computed again", "spilled", "exchanged"],
-)  # fmt: skip
-def test_descriptors_of_one_tile(before: str, one: str, other: str) -> None:
-    assert wrong_matmuls(code(BRANCHES.format(before=before, one=one, other=other))) == (2, [])
-
-
-@pytest.mark.parametrize(
-    ("before", "one", "other"),
-    [
         ("", SECOND.format(10, 6), ""),
         ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8"),
         ("", SECOND.format(10, 6), "@P1 " + SECOND.format(10, 6)),
