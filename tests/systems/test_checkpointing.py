@@ -95,27 +95,18 @@ def _policies(num_layers: int) -> dict[str, ApplyBlocks]:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "attention"), list(zip(LAYERS, cycle(["naive", "sdpa_flash"])))
+    ("num_layers", "attention", "autocast"),
+    [*zip(LAYERS, cycle(["naive", "sdpa_flash"]), cycle([False])), (3, "naive", True)],
 )
-def test_loss_and_gradients_are_the_same_bit_for_bit(num_layers, attention):
-    plain = _model(num_layers, None, attention)
-    loss = _step(plain)
-    for name, policy in _policies(num_layers).items():
-        model = _model(num_layers, policy, attention)
-        assert torch.equal(_step(model), loss), name
-        for (part, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad), f"{name}: {part}"
-
-
-def test_under_autocast_too():
-    with torch.autocast("cpu", torch.bfloat16):
-        plain = _model(3, None)
+def test_loss_and_gradients_are_the_same_bit_for_bit(num_layers, attention, autocast):
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        plain = _model(num_layers, None, attention)
         loss = _step(plain)
-        for name, policy in _policies(3).items():
-            model = _model(3, policy)
+        for name, policy in _policies(num_layers).items():
+            model = _model(num_layers, policy, attention)
             assert torch.equal(_step(model), loss), name
-            pairs = zip(model.parameters(), plain.parameters(), strict=True)
-            assert all(torch.equal(a.grad, b.grad) for a, b in pairs), name
+            for (part, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+                assert torch.equal(a.grad, b.grad), f"{name}: {part}"
 
 
 @pytest.mark.parametrize("num_layers", LAYERS)

@@ -58,15 +58,6 @@ def test_every_hook_of_the_edition_is_there(edition: int) -> None:
         assert name in adapters.__doc__, name
 
 
-def test_there_is_no_other_hook() -> None:
-    own = {
-        name
-        for name, value in inspect.getmembers(adapters, inspect.isfunction)
-        if value.__module__ == adapters.__name__
-    }
-    assert own == {name for hooks in HOOKS.values() for name in hooks}
-
-
 def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path, monkeypatch) -> None:
     copy = tmp_path / "tests" / "adapters.py"
     copy.parent.mkdir()

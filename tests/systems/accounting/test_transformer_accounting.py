@@ -83,25 +83,6 @@ def test_residual_stream_by_hand():
         assert accounting.residual_stream_bytes(HAND, 3, 5, precision) == 3 * 5 * 4 * each
 
 
-def test_saved_bytes_of_a_block_by_hand():
-    # One token in fp32, fused: norms 2 (2 * 16 + 4), their outputs 2 * 16, attention's output 16,
-    # gate, up, silu, product 4 * 12, q and k 32, q, k and v before RoPE 48, log-sum-exp 2 * 4.
-    fused = accounting.block_saved_bytes(HAND, 1, 1, "fp32", "fused")
-    assert sum(fused.values()) == 72 + 32 + 16 + 48 + 32 + 48 + 8 == 256
-    # Materialised, 3 tokens: instead of the last three, q, k, v 3 * 48, softmax 2 * 9 * 4, mask 9.
-    naive = accounting.block_saved_bytes(HAND, 1, 3, "fp32", "materialised")
-    assert sum(naive.values()) == 3 * (72 + 32 + 16 + 48) + 144 + 72 + 9
-    # bf16: norms as before, all else half. Autocast saves the softmax in float32 and in bf16.
-    pure = accounting.block_saved_bytes(HAND, 1, 3, "bf16_pure", "materialised")
-    assert sum(pure.values()) == 3 * (72 + 16 + 8 + 24) + 72 + 36 + 9
-    cast = accounting.block_saved_bytes(HAND, 1, 3, "bf16", "materialised")
-    assert sum(cast.values()) == sum(pure.values()) + 72
-    # math: q, k, v 3 * 48 and softmax 72, in float32 for all precisions; no mask
-    for precision, rest in (("fp32", 3 * 168), ("bf16_pure", 3 * 120), ("bf16", 3 * 120)):
-        math = accounting.block_saved_bytes(HAND, 1, 3, precision, "math")
-        assert sum(math.values()) == rest + 144 + 72
-
-
 def test_activations_by_hand():
     # 5 tokens, fused: 256 bytes per token and block; final norm 36, its output 16, loss 10 * 4
     def activations(every: int) -> int:

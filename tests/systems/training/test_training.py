@@ -187,10 +187,6 @@ def test_what_a_cpu_cannot(given, reason):
             {"checkpointing": "selective", "mode": "compiled_blocks"},
             "selective` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
         ),
-        (
-            {"checkpointing": "half_blocks", "mode": "compiled_blocks"},
-            "half_blocks` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
-        ),
     ],
 )
 def test_params_that_cannot_be(given, message):
