@@ -95,10 +95,13 @@ def test_the_gradient_of_an_lse_that_is_minus_infinity_is_ignored():
 
 @pytest.mark.slow
 @pytest.mark.depends
-def test_the_layout_of_an_output_with_another_head_dim():
-    q, k, v, dout = (x.transpose(1, 2) for x in inputs((3, 3), 16, F32, (2, 20), value_dim=8))
-    out, *_ = by_triton(q, k, v, dout, False, tiles=TILES["wide"])
-    assert out.transpose(1, 2).is_contiguous()
+@pytest.mark.parametrize("value_dim", [8, 16])
+def test_outputs_have_the_layout_of_the_inputs(value_dim):
+    q, k, v, dout = (
+        x.transpose(1, 2) for x in inputs((3, 3), 16, F32, (2, 20), value_dim=value_dim)
+    )
+    out, _, *gradients = by_triton(q, k, v, dout, False, tiles=TILES["wide"])
+    assert all(x.transpose(1, 2).is_contiguous() for x in (out, *gradients))
 
 
 @pytest.mark.slow

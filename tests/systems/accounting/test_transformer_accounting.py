@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems import accounting
 from systems.accounting import TransformerSize
+from systems.dtypes import TORCH_DTYPES
 from systems.model import TransformerLM, cross_entropy
 from systems.training.attention_choice import implementation
 
@@ -191,6 +192,12 @@ def test_a_phase_without_a_peak_is_an_error():
 
 
 # ---- against torch -------------------------------------------------------------------------------
+
+
+def test_torch_and_accounting_give_a_dtype_the_same_size():
+    sizes = {name: dtype.itemsize for name, dtype in TORCH_DTYPES.items()}
+    assert sizes == accounting.DTYPE_BYTES
+    assert set(accounting.MATMUL_DTYPE.values()) == set(accounting.DTYPE_BYTES)
 
 
 def test_flops_are_those_that_torch_counts():

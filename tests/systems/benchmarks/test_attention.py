@@ -122,21 +122,11 @@ def test_parameters_that_do_not_fit(params, message):
 @pytest.mark.parametrize(
     ("implementation", "dtype"),
     [
-        ("naive", "bf16"),
-        ("naive", "fp32"),
-        ("flash_pytorch", "bf16"),
-        ("flash_pytorch", "fp32"),
-        ("flash_triton", "bf16"),
-        ("flash_triton", "fp16"),
-        ("flash_triton", "fp32"),
-        ("sdpa_flash", "bf16"),
-        ("sdpa_flash", "fp16"),
-        ("sdpa_cudnn", "bf16"),
-        ("sdpa_efficient", "bf16"),
-        ("sdpa_efficient", "fp32"),
-        ("sdpa_math", "fp32"),
+        ("naive", "bf16"), ("flash_pytorch", "fp32"), ("flash_triton", "fp16"),
+        ("flash_triton", "fp32"), ("sdpa_flash", "bf16"), ("sdpa_cudnn", "bf16"),
+        ("sdpa_efficient", "fp32"), ("sdpa_math", "fp32"),
     ],
-)
+)  # fmt: skip
 def test_every_backend_on_a_gpu(implementation, dtype, causal):
     facts = run(
         Params(

@@ -221,12 +221,6 @@ def test_the_command_tells_what_is_wrong_and_what_ends_the_ranks() -> None:
     assert "refused: 1 case: ValueError: no bucket is ready" in told
 
 
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("in_folder")
-def test_the_command_tells_what_is_right() -> None:
-    assert "8 right; largest" in check("Right", 0)
-
-
 @pytest.mark.usefixtures("in_folder")
 def test_the_command_ends_with_0_only_if_something_is_right(
     monkeypatch: pytest.MonkeyPatch,
