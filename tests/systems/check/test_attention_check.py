@@ -148,17 +148,6 @@ def test_refusals_are_no_failure_but_nothing_right_is() -> None:
     check("only_16", "--seq-len", "20", code=1)
 
 
-def test_bad_input_is_one_line(folder: Path) -> None:
-    (folder / "odd.py").write_text("f = print")
-    for given, words in {
-        "own.py:rihgt": "did you mean 'right'?",
-        "no.py:f": "there is no file 'no.py'",
-        "odd.py:f": "what it implements is unknown; use --as",
-    }.items():
-        done = call("jobs", "check", *given.split(), "--cpu")
-        assert done.returncode == 2 and words in done.stdout and done.stdout.count("\n") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_exponentials_that_overflow_are_found() -> None:

@@ -1,4 +1,7 @@
-"""Bad references are refused before a submission with one line, without importing the code."""
+"""Bad references are refused before a submission with one line, without importing the code.
+
+tests/jobs/bad_input has the errors of references that a command tells.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from systems.external.reference import BadReference, Reference, find_module
 from systems.external.source import check_source, likely_kind
-from tests.jobs.harness import ROOT, call
+from tests.jobs.harness import ROOT
 
 RIGHT = """
 import torch
@@ -47,7 +50,6 @@ WRONG = [  # (source, name, kind, words of the error)
         "attention",
         "must be a function that takes",
     ),
-    ("def f(q, k): ...", "f", "attention", "must take (q, k, v, is_causal), got (q, k)"),
     ("def f(q, k, v, mask, causal): ...", "f", "attention", "must take (q, k, v, is_causal)"),
     ("def f(q, k, v, c, *, key): ...", "f", "attention", "must take (q, k, v, is_causal)"),
     (
@@ -70,8 +72,6 @@ WRONG = [  # (source, name, kind, words of the error)
         "(params, optimizer_cls, **options)",
     ),
     ("def f(q, k, v): ...", "g", "attention", "x.py has no 'g' (it defines f)"),
-    ("def f(q k): ...", "f", "attention", "x.py:1: "),
-    ("import no_such_one\ndef f(q, k, v): ...", "f", "attention", "x.py:1: there is no module"),
     ("\nfrom helper import missing\ndef f(q, k, v): ...", "f", "attention", "has no 'missing'"),
     ("from broken import x\ndef f(q, k, v): ...", "f", "attention", "broken.py:1: there is no"),
 ]
@@ -148,19 +148,9 @@ def test_modules_are_found_without_importing_them(folder: Path) -> None:
     assert find_module("systems.model") == ROOT / "systems" / "model.py"
 
 
-def test_a_submission_refuses_it_with_one_line_and_without_torch(folder: Path) -> None:
+def test_a_submission_checks_it_without_torch(folder: Path) -> None:
     (folder / "code.py").write_text(RIGHT)
     sweep = str(ROOT / "sweeps" / "quickstart.yaml")
-    for given, words in {
-        "no.py:f": "implementation: there is no file 'no.py' in",
-        "code.py:Flsh": "did you mean 'Flash'?",
-        "code.py:DDP": "is a class; attention must be a function",
-        "no.module:f": "there is no module 'no.module'",
-        "flash_tritno": "did you mean 'flash_triton'?",
-    }.items():
-        done = call("jobs.submit", sweep, f"implementation={given}", "--local")
-        assert done.returncode == 2 and words in done.stdout, done.stdout
-        assert done.stdout.count("\n") == 1 and not (folder / "logs").exists()
     code = (
         "import sys; from jobs.cli.main import main; sys.argv = ['x', sys.argv[1], "
         "'implementation=code.py:Flash', '--dry-run']\n"
