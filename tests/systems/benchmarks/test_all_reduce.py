@@ -1,4 +1,4 @@
-"""Tests of the all-reduce benchmark's check and of its errors. tests/jobs has tests that run it."""
+"""Tests of the all-reduce benchmark in one rank: its check, and its errors."""
 
 from __future__ import annotations
 
