@@ -11,7 +11,7 @@ import math
 import runpy
 import shutil
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.cs336 import adapters
-from tests.systems.kernels.attention_error import NAMES, assert_within_limits
-from tests.systems.kernels.flash_cases import F32, inputs
+from tests.systems.kernels.flash_cases import F32, assert_right, by_function, inputs
 
 # Parameters of the hooks, by edition
 BOTH = {
@@ -73,34 +72,21 @@ def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path, mon
 # ---- attention -----------------------------------------------------------------------------------
 
 
-def attention_results(hook: Callable[[], type], q: Tensor, k: Tensor, v: Tensor, dout: Tensor,
-                      is_causal: bool) -> dict[str, Tensor]:  # fmt: skip
-    """Return out, the saved log-sum-exp, dq, dk and dv of the class that a hook returns."""
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    out = hook().apply(*leaves, is_causal)
-    (lse,) = [x for x in out.grad_fn.saved_tensors if x.shape == q.shape[:2]]
-    out.backward(dout)
-    results = (out.detach(), lse, *(leaf.grad for leaf in leaves))
-    return dict(zip(NAMES, results, strict=True))
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
 def test_attention_in_pytorch(lengths: tuple[int, int], is_causal: bool) -> None:
-    tensors = inputs(lengths, 64, F32, leading=(4,))
-    hook = adapters.get_flashattention_autograd_function_pytorch
-    assert issubclass(hook(), torch.autograd.Function)
-    assert_within_limits(attention_results(hook, *tensors, is_causal), *tensors, is_causal)
+    function = adapters.get_flashattention_autograd_function_pytorch()
+    assert issubclass(function, torch.autograd.Function)
+    by = partial(by_function, function=function)
+    assert_right(*inputs(lengths, 64, F32, (4,)), is_causal, by=by, split_float32=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
 def test_attention_in_triton(lengths: tuple[int, int], is_causal: bool) -> None:
-    tensors = inputs(lengths, 64, F32, leading=(4,), device="cuda")
-    hook = adapters.get_flashattention_autograd_function_triton
-    found = attention_results(hook, *tensors, is_causal)
-    assert_within_limits(found, *tensors, is_causal, split_float32=True)
+    by = partial(by_function, function=adapters.get_flashattention_autograd_function_triton())
+    assert_right(*inputs(lengths, 64, F32, (4,), "cuda"), is_causal, by=by)
 
 
 # ---- wrappers and the optimizer ------------------------------------------------------------------

@@ -124,6 +124,24 @@ def by_hopper(
     return out, lse, *gradients
 
 
+def by_function(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    function: Any,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    """Return out, the saved log-sum-exp, dq, dk and dv of an autograd function."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = function.apply(*leaves, is_causal, *([] if scale is None else [scale]))
+    (lse,) = [x for x in out.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
+    return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
+
+
 def assert_right(
     q: Tensor,
     k: Tensor,

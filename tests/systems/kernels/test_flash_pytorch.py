@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from systems.kernels.flash_attention import Call, FlashAttentionPyTorch, attenti
 from systems.kernels.flash_attention import flash_pytorch as flash_pytorch_module
 from systems.kernels.flash_attention.flash_pytorch import tiled_forward
 from tests.systems.kernels import flash_cases
-from tests.systems.kernels.flash_cases import BF16, F16, F32, inputs
+from tests.systems.kernels.flash_cases import BF16, F16, F32, by_function, inputs
 from tests.systems.kernels.selection import slow
 
 F64 = torch.float64
@@ -39,22 +38,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(flash_pytorch_module, "KEY_TILE", 3)
 
 
-def by_pytorch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    """Return out, the saved log-sum-exp, dq, dk and dv of FlashAttention in plain torch."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = FlashAttentionPyTorch.apply(*leaves, is_causal, scale)
-    lse = out.grad_fn.saved_tensors[-1]
-    return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
-
-
+by_pytorch = partial(by_function, function=FlashAttentionPyTorch)
 assert_right = partial(flash_cases.assert_right, by=by_pytorch, split_float32=False)
 
 
