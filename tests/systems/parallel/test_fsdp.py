@@ -73,7 +73,8 @@ def _reference_step(here, model, optimizer, name, step):
 
 
 def _assert_whole_is(wrapped, reference, tolerance):
-    whole = wrapped.gather_full_parameters()
+    gathered = wrapped.gather_full_parameters().items()
+    whole = {name.replace("_orig_mod.", ""): p for name, p in gathered}  # of compiled blocks
     assert list(whole) == [n for n, _ in reference.named_parameters(remove_duplicate=False)]
     for name, q in reference.named_parameters():
         torch.testing.assert_close(
@@ -160,25 +161,6 @@ def compile_blocks(model: nn.Module) -> None:
 def wrap_compiled_blocks(model: nn.Module) -> None:
     for i, block in enumerate(model.blocks):
         model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
-
-
-def compiled_blocks(here: RankContext, change) -> None:
-    reference = build("transformer", 0, here.device)
-    model = build("transformer", here.rank, here.device)
-    change(model)
-    wrapped = FullyShardedDataParallel(model)
-    # Four layers: two compiled blocks, the embedding and the output head.
-    assert len([layer for layer in wrapped._layers if layer.weights]) == 4
-    ours = OPTIMIZERS["sgd"](wrapped.parameters())
-    theirs = OPTIMIZERS["sgd"](reference.parameters())
-    for step in range(2):
-        _step(here, wrapped, ours, "transformer", step)
-        _reference_step(here, reference, theirs, "transformer", step)
-    whole = {n.replace("._orig_mod", ""): p for n, p in wrapped.gather_full_parameters().items()}
-    for name, q in reference.named_parameters():
-        torch.testing.assert_close(
-            whole[name], q.detach(), atol=here.tolerance, rtol=here.tolerance
-        )
 
 
 def frozen_blocks(here: RankContext, policy: str | None) -> None:
@@ -329,7 +311,8 @@ def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
 @pytest.mark.depends
 @pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
 def test_trains_as_one_process_with_compiled_blocks(ranks, change):
-    ranks.assert_passes(compiled_blocks, change, repeats=1)
+    """A block whose layers were gathered one by one would not be a single graph."""
+    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", {}, change, 2, repeats=1)
 
 
 @two_ranks
