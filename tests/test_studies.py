@@ -71,6 +71,6 @@ def test_a_study_with_repeats_or_blocks_on_a_processor(sweep: Path, tmp_path: Pa
 
 
 def test_every_study_has_a_variant_for_a_processor() -> None:
-    needing_gpus_or_long_there = {"all_reduce", "flash_hopper", "flash_leaderboard", "quickstart"}
+    needing_gpus_or_long_there = {"flash_hopper", "flash_leaderboard", "quickstart"}
     studies = {path.stem for path in (ROOT / "sweeps").glob("*.yaml")}
     assert {path.stem for path in STUDIES} == studies - needing_gpus_or_long_there

@@ -1,4 +1,7 @@
-"""Tests of the all-reduce benchmark in one rank: its check, and its errors."""
+"""Tests of the all-reduce benchmark in one rank: its check, and its errors.
+
+tests/test_studies.py runs it on two.
+"""
 
 from __future__ import annotations
 
