@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.frame.flat import typed
 from jobs.sweep.views import FACT
-from tests.jobs.frames import HOSTILE, SIZES, checked, single
+from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.results_folder import TOY, ResultsFolder, ok
 from tests.jobs.results_folder import load as load_text
 
@@ -116,12 +116,3 @@ def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: Resul
     assert frame["param.fact.a"].tolist() == [1] * 3
     assert frame["param.param.host"].tolist() == [2] * 3
     assert "param.reason" in frame and frame["size"].tolist() == [1, 2, 3]
-
-
-def test_texts_are_unchanged(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(
-        load_text(tmp_path, TOY + f"grid: {{size: {list(range(1, len(HOSTILE) + 1))}}}\n"),
-        lambda params, repeat: ok(1.0, facts={"text": HOSTILE[params["size"] - 1]}),
-    )
-    frame = checked(folder.path)
-    assert frame["fact.text"].tolist() == HOSTILE

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-import jobs.report
 from jobs.report import load
 from jobs.results import run_states
 from jobs.status import JobState, Status
 from tests.jobs.frames import SIZES, checked, single
-from tests.jobs.harness import ROOT
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, ok
 from tests.jobs.results_folder import load as load_text
 
@@ -58,19 +54,6 @@ def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None
     optimizer = single(frame, size=1, mode="fast", phase="optimizer")
     assert optimizer["peak_memory_bytes"] == 7 and optimizer[["median_ms", "samples"]].isna().all()
     assert str(frame["size"].dtype) == "int64" and str(frame["causal"].dtype) == "bool"
-
-
-def test_ranks_count_by_the_slowest(tmp_path: Path, folder: ResultsFolder) -> None:
-    measured = {
-        "samples_ms": {"step": [[1.0, 5.0], [2.0, 3.0, 9.0]]},
-        "peak_memory_bytes": {"step": [3, 8]},
-    }
-    folder.submit(
-        load_text(tmp_path, TOY + "fixed: {size: 1}\n"),
-        lambda params, repeat: {"status": "ok", "measurements": measured},
-    )
-    row = single(checked(folder.path))
-    assert (row["samples"], row["median_ms"], row["peak_memory_bytes"]) == (2, 3.5, 8)
 
 
 def test_every_status_has_a_row(
@@ -235,14 +218,6 @@ def test_damaged_lines_are_warnings(tmp_path: Path, folder: ResultsFolder) -> No
     with pytest.warns(UserWarning, match="damaged.jsonl") as caught:
         frame = load(folder.path)
     assert len(frame) == 3 and len(caught) == 1 and caught[0].filename == __file__
-
-
-def test_the_import_is_light() -> None:
-    code = (
-        "import sys; from jobs.report import load; assert not {'pandas', 'numpy'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    assert jobs.report.__all__ == ["load"]
 
 
 def test_a_row_by_process_is_a_round_with_its_conditions(

@@ -67,14 +67,6 @@ def test_a_condition_selects_attempts_by_their_own_status(three: ResultsFolder) 
     assert (code, out, err) == (0, "", "note: no attempt satisfies 'size > 5'\n")
 
 
-def test_markdown_is_the_default(three: ResultsFolder) -> None:
-    code, out, _ = cli("attempts", three.path)
-    assert code == 0
-    lines = out.splitlines()
-    assert len(lines) == 2 + 4
-    assert [cell.strip() for cell in lines[0].strip("|").split("|")][:2] == ["run", "size"]
-
-
 def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) -> None:
     whole, some = (report_table(three, rows=["size"], where=f"size > {n}").notes for n in (0, 1))
     note = "2 attempts not shown; the command attempts lists them"

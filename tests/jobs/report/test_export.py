@@ -48,7 +48,9 @@ def read_csv(text: str, like: pd.DataFrame) -> pd.DataFrame:
 def test_parquet_has_every_value_and_dtype(filled: ResultsFolder, tmp_path: Path) -> None:
     out = tmp_path / "results.parquet"
     assert cli("export", filled.path, *STUDIES, "--out", out) == (0, "", "")
-    pd.testing.assert_frame_equal(pd.read_parquet(out), load(filled.path, *STUDIES))
+    frame = load(filled.path, *STUDIES)
+    pd.testing.assert_frame_equal(pd.read_parquet(out), frame)
+    assert frame["fact.text"][: len(HOSTILE)].tolist() == HOSTILE
 
 
 def test_csv_has_every_value(filled: ResultsFolder, tmp_path: Path) -> None:

@@ -6,33 +6,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
 
-ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG of "
 
 
-class RunImages:
-    """A results folder whose runs leave images as artifacts."""
-
-    def __init__(self, tmp_path: Path):
-        self.folder = ResultsFolder(tmp_path / "out")
-
-    def left(self, name: str, content: str, *files: str) -> dict[str, str]:
-        """Write artifacts of a run. Return the entry of its record that names them."""
-        folder = self.folder.path / "artifacts" / name
-        folder.mkdir(parents=True)
-        for file in files:
-            (folder / file).write_bytes(PNG + content.encode())
-        return {"artifacts": f"artifacts/{name}"}
-
-
-@pytest.fixture
-def run_images(tmp_path: Path) -> RunImages:
-    return RunImages(tmp_path)
+def artifacts(folder: ResultsFolder, name: str, content: str, *files: str) -> dict[str, str]:
+    """Write images as artifacts of a run. Return the entry of its record that names them."""
+    path = folder.path / "artifacts" / name
+    path.mkdir(parents=True)
+    for file in files:
+        (path / file).write_bytes(PNG + content.encode())
+    return {"artifacts": f"artifacts/{name}"}
 
 
 def links(markdown: str) -> dict[str, str]:
@@ -41,7 +27,7 @@ def links(markdown: str) -> dict[str, str]:
 
 
 def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
-    tmp_path: Path, run_images: RunImages
+    tmp_path: Path, folder: ResultsFolder
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\n"
     plots = "plots: [{name: line, title: 'Time, {mode}', x: size, series: [mode]}]\n"
@@ -51,11 +37,13 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
         if mode == "exact":
             return ok(1.0)
         outcome = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        return outcome | run_images.left(f"run-{size}", f"size {size}", "memory.png", "trace.json")
+        return outcome | artifacts(
+            folder, f"run-{size}", f"size {size}", "memory.png", "trace.json"
+        )
 
-    run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    folder.submit(load(tmp_path, TOY + text + plots), outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
-    code, out, err = cli(run_images.folder.path, "--plot", images)
+    code, out, err = cli(folder.path, "--plot", images)
     page.write_text(out)
     assert code == 0
     shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
@@ -70,17 +58,17 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
 
 
 def test_images_of_one_name_do_not_replace_each_other(
-    tmp_path: Path, run_images: RunImages
+    tmp_path: Path, folder: ResultsFolder
 ) -> None:
     text = "fixed: {size: 1}\ngrid: {label: ['a/b', 'a:b']}\nrepeats: 2\n"  # shows the first one
     plots = "plots: [{name: line, x: label}]\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         name = f"{params['label'][1:2] == '/'}-{repeat}"
-        return ok(1.0) | run_images.left(name, name, "line.png")
+        return ok(1.0) | artifacts(folder, name, name, "line.png")
 
-    run_images.folder.submit(load(tmp_path, TOY + text + plots), outcome)
-    _, out, _ = cli(run_images.folder.path, "--plot", tmp_path / "p")
+    folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    _, out, _ = cli(folder.path, "--plot", tmp_path / "p")
     pictures = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
     assert pictures.pop("line").startswith(b"\x89PNG\r\n")
     assert {title: content.removeprefix(PNG) for title, content in pictures.items()} == {
@@ -89,19 +77,19 @@ def test_images_of_one_name_do_not_replace_each_other(
     }
 
 
-def test_only_markdown_links(tmp_path: Path, run_images: RunImages) -> None:
+def test_only_markdown_links(tmp_path: Path, folder: ResultsFolder) -> None:
     text = "fixed: {size: 1}\nplots: [{name: line, x: size}]\n"
-    run_images.folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
+    folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
     for form in ("csv", "html", "latex"):
-        code, out, _ = cli(run_images.folder.path, "--plot", tmp_path / "p", "--format", form)
+        code, out, _ = cli(folder.path, "--plot", tmp_path / "p", "--format", form)
         assert (code, links(out)) == (0, {})
-    assert "![" not in cli(run_images.folder.path)[1]
+    assert "![" not in cli(folder.path)[1]
 
 
-def test_a_folder_without_images_says_so(tmp_path: Path, run_images: RunImages) -> None:
+def test_a_folder_without_images_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
     gone = {"artifacts": "artifacts/gone"}  # as after copying only the records
-    run_images.folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
-    code, out, err = cli(run_images.folder.path, "--plot", tmp_path / "p")
+    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
+    code, out, err = cli(folder.path, "--plot", tmp_path / "p")
     assert (code, links(out)) == (0, {})
     assert "has no plots, and no run produced images" in err
     assert not (tmp_path / "p").exists()

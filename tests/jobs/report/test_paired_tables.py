@@ -20,7 +20,6 @@ from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.run_states import observe
 from jobs.sweep.views import Plot, Table
-from jobs.verdicts.judge import Round
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,
@@ -61,11 +60,6 @@ def measured(params: dict[str, Any], repeat: int) -> dict[str, Any]:
 
 def note(made: ReportTable) -> str:
     return ". ".join(made.notes)
-
-
-def round_of(i: int) -> Round:
-    first, second, exact = ROUNDS[i]
-    return Round("", (first, second), exact)
 
 
 def expected_speedup(rounds: list[tuple[float, float, float]]) -> tuple[float, float, float]:
