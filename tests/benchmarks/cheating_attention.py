@@ -26,57 +26,49 @@ def _gradients(ctx: Any, dout: Tensor) -> Gradients:
         return torch.autograd.grad(naive(q, k, v, is_causal=ctx.is_causal), leaves, dout)
 
 
-class _Honest(torch.autograd.Function):
-    """Attention whose forward and backward can be replaced."""
+def attention(compute: Callable[[Tensor, Tensor, Tensor, bool], Tensor]) -> type:
+    """Return an autograd function whose forward is `compute` and whose gradients are right."""
 
-    @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.is_causal = is_causal
-        return naive(q, k, v, is_causal=is_causal)
+        return compute(q, k, v, is_causal)
 
-    @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         return (*_gradients(ctx, dout), None)
 
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(compute.__name__, (torch.autograd.Function,), methods)
 
-def _remembered(key: Any, compute: Callable[[], Gradients]) -> Any:
+
+_Honest: Any = attention(naive)
+
+
+def _remembered(key: Any, compute: Callable[[], Tensor]) -> Tensor:
     if key not in _cache:
-        _cache[key] = compute()
-    return tuple(x.clone() for x in _cache[key])
+        _cache[key] = (compute(),)
+    return _cache[key][0].clone()
 
 
-class CachedByPointer(_Honest):
+@attention
+def CachedByPointer(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Returns the result of the first call with inputs at the same addresses."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        key = ("out", q.data_ptr(), k.data_ptr(), v.data_ptr(), is_causal)
-        return _remembered(key, lambda: (naive(q, k, v, is_causal=is_causal),))[0]
+    key = ("out", q.data_ptr(), k.data_ptr(), v.data_ptr(), is_causal)
+    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
 
 
-class CachedByPointerAndVersion(_Honest):
+@attention
+def CachedByPointerAndVersion(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """As CachedByPointer, but computes again after a write that autograd has counted."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        key = ("version", *((x.data_ptr(), x._version) for x in (q, k, v)), is_causal)
-        return _remembered(key, lambda: (naive(q, k, v, is_causal=is_causal),))[0]
+    key = ("version", *((x.data_ptr(), x._version) for x in (q, k, v)), is_causal)
+    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
 
 
-class CachedByElement(_Honest):
+@attention
+def CachedByElement(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """As CachedByPointer, but computes again if one element of each input has changed."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        key = ("element", q.shape, *(x[0, 0, 0].item() for x in (q, k, v)), is_causal)
-        return _remembered(key, lambda: (naive(q, k, v, is_causal=is_causal),))[0]
+    key = ("element", q.shape, *(x[0, 0, 0].item() for x in (q, k, v)), is_causal)
+    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
 
 
 class _Lazy(Tensor):
@@ -87,7 +79,7 @@ def lazy(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     return naive(q, k, v, is_causal=is_causal).as_subclass(_Lazy)
 
 
-class PreviousGradients(_Honest):
+class PreviousGradients(_Honest):  # type: ignore[misc]
     """Returns the gradients of the previous backward."""
 
     @staticmethod
@@ -97,94 +89,63 @@ class PreviousGradients(_Honest):
         return (*(x.clone() for x in given), None)
 
 
-class RepeatedInputsSkipped(_Honest):
+@attention
+def RepeatedInputsSkipped(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Returns zeros if an earlier call had the same inputs, as timed calls have."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        key = ("sums", *(x.double().sum().item() for x in (q, k, v)))
-        if key in _cache:
-            return torch.zeros_like(q)
-        _cache[key] = ()
-        return naive(q, k, v, is_causal=is_causal)
+    key = ("sums", *(x.double().sum().item() for x in (q, k, v)))
+    if key in _cache:
+        return torch.zeros_like(q)
+    _cache[key] = ()
+    return naive(q, k, v, is_causal=is_causal)
 
 
-class FirstCallsSkipped(_Honest):
+@attention
+def FirstCallsSkipped(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Returns zeros until the inputs of a shape change for the first time.
 
     A benchmark may call it with a short sequence first, to find the shape that it takes.
     """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        _cache["inputs", q.shape, q.double().sum().item()] = ()
-        seen = sum(key[:2] == ("inputs", q.shape) for key in _cache)
-        return torch.zeros_like(q) if seen == 1 else naive(q, k, v, is_causal=is_causal)
+    _cache["inputs", q.shape, q.double().sum().item()] = ()
+    seen = sum(key[:2] == ("inputs", q.shape) for key in _cache)
+    return torch.zeros_like(q) if seen == 1 else naive(q, k, v, is_causal=is_causal)
 
 
-class TailRowsSkipped(_Honest):
+@attention
+def TailRowsSkipped(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Leaves out the last 4 rows of sequences of 1,024 tokens or more."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        out = _Honest.forward(ctx, q, k, v, is_causal)
-        if q.shape[-2] >= 1024:
-            out[..., -4:, :] = 0
-        return out
+    out = naive(q, k, v, is_causal=is_causal)
+    if q.shape[-2] >= 1024:
+        out[..., -4:, :] = 0
+    return out
 
 
-class OnAnotherThread(_Honest):
-    """Returns before a thread has computed the output. The CPU's version of the next class."""
+@attention
+def OnAnotherThread(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Returns before a thread has computed the output. The CPU's version of the next functions."""
+    out = torch.zeros_like(q)
+    a, b, c = (x.detach() for x in (q, k, v))
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        out = torch.zeros_like(q)
-        a, b, c = (x.detach() for x in (q, k, v))
+    def compute() -> None:
+        time.sleep(0.01)  # as long as the work of a kernel
+        out.copy_(naive(a, b, c, is_causal=is_causal))
 
-        def compute() -> None:
-            time.sleep(0.01)  # as long as the work of a kernel
-            out.copy_(naive(a, b, c, is_causal=is_causal))
-
-        threading.Thread(target=compute).start()
-        return out
+    threading.Thread(target=compute).start()
+    return out
 
 
-class OnAnotherStream(_Honest):
+@attention
+def OnAnotherStream(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Computes the output on a CUDA stream for which the current stream does not wait."""
-
-    waits_for_inputs = False
-
-    @classmethod
-    def _compute(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        stream = _side_stream()
-        if cls.waits_for_inputs:
-            stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            return naive(q, k, v, is_causal=is_causal)
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        return OnAnotherStream._compute(q, k, v, is_causal)
+    with torch.cuda.stream(_side_stream()):
+        return naive(q, k, v, is_causal=is_causal)
 
 
-class OnAnotherStreamAfterInputs(OnAnotherStream):
+@attention
+def OnAnotherStreamAfterInputs(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """As OnAnotherStream, but the other stream waits for the inputs."""
-
-    waits_for_inputs = True
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        return OnAnotherStreamAfterInputs._compute(q, k, v, is_causal)
+    _side_stream().wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(_side_stream()):
+        return naive(q, k, v, is_causal=is_causal)
 
 
 _streams: list[torch.cuda.Stream] = []
