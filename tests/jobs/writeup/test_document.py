@@ -121,20 +121,6 @@ def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsF
     assert own.parts[0].views[0].tables
 
 
-def test_a_figure_of_several_repeats_is_shown_once(tmp_path: Path, folder: ResultsFolder) -> None:
-    def outcome(params: dict[str, object], repeat: int) -> dict[str, object]:
-        artifacts = f"artifacts/{params['size']}-{repeat}"
-        (folder.path / artifacts).mkdir(parents=True)
-        (folder.path / artifacts / "timeline.png").write_bytes(PNG)
-        return ok(4.0) | {"artifacts": artifacts}
-
-    folder.submit(load(tmp_path, TOY + "repeats: 2\ngrid: {size: [1, 2]}\n"), outcome, H200)
-    shown = problem("", show=[Exhibit(images="timeline")])
-    (result,) = document(shown, folders=[folder.path]).problems
-    titles = [figure.title for figure in result.parts[0].views[0].figures]
-    assert titles == ["toy: timeline (size 1)", "toy: timeline (size 2)"]
-
-
 def test_the_first_round_shows_the_figures_of_its_trial(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
