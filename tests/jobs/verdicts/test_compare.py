@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,8 +12,6 @@ import pytest
 
 from jobs.errors import CommandError
 from jobs.report.compare_text import markdown_comparison
-from jobs.verdicts.compare import compare_folders
-from jobs.verdicts.folder_cells import read_side
 from tests.jobs.compared_folders import Pair
 from tests.jobs.harness import call
 from tests.jobs.results_folder import CPU, ok
@@ -53,8 +50,8 @@ def measured(tmp_path: Path, count: int) -> Pair:
     return pair
 
 
-def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
-    """What a function returns, and how many calls it makes: a measure of work without noise."""
+def work(pair: Pair) -> int:
+    """Compare two folders, and return how many calls that makes: a measure without noise."""
     count = 0
 
     def each_event(frame: FrameType, event: str, argument: object) -> None:
@@ -64,24 +61,15 @@ def with_calls(function: Callable[[], Any]) -> tuple[Any, int]:
     before = sys.getprofile()
     sys.setprofile(each_event)
     try:
-        return function(), count
+        found = pair.compared()
+        assert f"{len(found.cells)} unsure" in markdown_comparison(found, False)
     finally:
         sys.setprofile(before)
-
-
-def work(pair: Pair, runs: int) -> tuple[int, int]:
-    """The number of calls that reading two folders and comparing them make."""
-    sides, reading = with_calls(
-        lambda: [read_side(each.path) for each in (pair.before, pair.after)]
-    )
-    text, comparing = with_calls(lambda: markdown_comparison(compare_folders(*sides), False))
-    assert f"{3 * runs} unsure" in text
-    return reading, comparing
+    return count
 
 
 @pytest.mark.slow
 def test_work_of_a_comparison_is_proportional_to_its_runs(tmp_path: Path) -> None:
     """Comparing makes 1,500 calls a run with three cells, and reading the two folders 460."""
-    few = work(measured(tmp_path / "few", 100), 100)
-    many = work(measured(tmp_path / "many", 1000), 1000)
-    assert many[0] < 12 * few[0] and many[1] < 12 * few[1]
+    few, many = (work(measured(tmp_path / str(count), count)) for count in (100, 1000))
+    assert many < 12 * few
