@@ -30,6 +30,7 @@ GIB = 2**30
 TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"  # first lines of a sweep file
 GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"  # optional next line
 Outcome = dict[str, Any] | None  # status and results of a record; None: the run has no record
+Outcomes = Callable[[dict[str, Any], int], Outcome] | Outcome  # by parameters and repeat, or of all
 
 
 def write(folder: Path, text: str, name: str = "sweep.yaml") -> Path:
@@ -63,7 +64,10 @@ def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str,
 
 
 class ResultsFolder:
-    """A results folder into which a test writes records directly, instead of running jobs."""
+    """A results folder into which a test writes records directly, instead of running jobs.
+
+    A sweep may be given as the text of its file, which is then written beside the folder.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -72,8 +76,8 @@ class ResultsFolder:
 
     def submit(
         self,
-        loaded: LoadedSweep,
-        outcome_of: Callable[[dict[str, Any], int], Outcome],
+        sweep: LoadedSweep | str,
+        outcomes: Outcomes,
         device: str = CPU,
         force: bool = True,
     ) -> Manifest:
@@ -82,26 +86,21 @@ class ResultsFolder:
         The jobs count as never started, so a run without a record is missing.
 
         Args:
-            outcome_of: maps (parameters, repeat) to the outcome of a task.
             force: include tasks that are already done.
         """
-        manifest = prepare(
-            loaded, Options(Executor.local, self.path, force=force), "sweep.yaml"
-        ).manifest
-        write_manifest(manifest)
-        writer = RecordWriter(manifest.folder / "records", manifest.id)
+        manifest, writer = self._manifest(sweep, force)
         for job in manifest.jobs:
             for run_id, repeat in job.tasks:
                 run = manifest.runs[run_id]
-                outcome = outcome_of(run.params, repeat)
+                outcome = outcomes(run.params, repeat) if callable(outcomes) else outcomes
                 if outcome is not None:
                     assert writer.write(self.record(manifest, run, repeat, outcome, device))
         return manifest
 
     def submit_rounds(
         self,
-        loaded: LoadedSweep,
-        outcome_of: Callable[[dict[str, Any], int], Outcome],
+        sweep: LoadedSweep | str,
+        outcomes: Outcomes,
         boot: str = "boot",
         gpu: str | None = "GPU-0123abcd",
         rounds: Iterable[int] | None = None,
@@ -111,21 +110,18 @@ class ResultsFolder:
         """Write a manifest of a sweep with blocks, and the records of rounds.
 
         Args:
-            outcome_of: maps (parameters, repeat) to the outcome of a task. None ends the round.
+            outcomes: None ends the round.
             gpu: UUID of the GPU. None: a CPU measures.
             rounds: numbers of the rounds. None: all.
             trial: whether to write the records of trials before these rounds instead.
         """
-        manifest = prepare(
-            loaded, Options(Executor.local, self.path, force=True), "sweep.yaml"
-        ).manifest
-        write_manifest(manifest)
-        writer = RecordWriter(manifest.folder / "records", manifest.id)
+        manifest, writer = self._manifest(sweep)
         for block in manifest.blocks:
             for number in range(block.rounds) if rounds is None else rounds:
                 tasks = block.first_tasks(number) if trial else block.tasks(number)
                 for position, (run_id, repeat) in enumerate(tasks):
-                    outcome = outcome_of(manifest.runs[run_id].params, repeat)
+                    params = manifest.runs[run_id].params
+                    outcome = outcomes(params, repeat) if callable(outcomes) else outcomes
                     if outcome is None:
                         break
                     outcome = {"gpus": [{"uuid": gpu}] if gpu else [], **outcome}
@@ -144,6 +140,15 @@ class ResultsFolder:
                     )
                     assert writer.write(made.model_copy(update={"block": place, **fields}))
         return manifest
+
+    def _manifest(
+        self, sweep: LoadedSweep | str, force: bool = True
+    ) -> tuple[Manifest, RecordWriter]:
+        loaded = load(self.path.parent, sweep) if isinstance(sweep, str) else sweep
+        options = Options(Executor.local, self.path, force=force)
+        manifest = prepare(loaded, options, "sweep.yaml").manifest
+        write_manifest(manifest)
+        return manifest, RecordWriter(manifest.folder / "records", manifest.id)
 
     def record(
         self, manifest: Manifest, run: Run, repeat: int, outcome: dict[str, Any], device: str = CPU

@@ -28,7 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(TOY + GRID)
     loaded = load_sweep(tmp_path / "my.yaml")
-    ResultsFolder(tmp_path / "logs" / "my").submit(loaded, lambda *_: ok(1.0))
+    ResultsFolder(tmp_path / "logs" / "my").submit(loaded, ok(1.0))
     return tmp_path
 
 

@@ -50,7 +50,7 @@ def test_default_is_all_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert nothing.returncode == 2 and "pass a folder as an argument" in nothing.stderr
     for name in ("a", "h200/b"):
         folder = ResultsFolder(tmp_path / "logs" / name)
-        folder.submit(load(tmp_path, TOY + GRID), lambda *_: ok(1.0))
+        folder.submit(load(tmp_path, TOY + GRID), ok(1.0))
     (tmp_path / "logs" / "cut" / "submissions").mkdir(parents=True)
     done = call("jobs", "hours", "--json")
     rows = json.loads(done.stdout.removeprefix(done.stderr))["rows"]

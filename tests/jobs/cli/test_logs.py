@@ -6,14 +6,13 @@ from pathlib import Path
 
 from jobs.results.record_writer import RecordWriter
 from tests.jobs.harness import call
-from tests.jobs.results_folder import TOY, ResultsFolder, failed, load
+from tests.jobs.results_folder import TOY, ResultsFolder, failed
 
 
 def test_the_log_of_another_attempt_is_not_shown(tmp_path: Path) -> None:
     """The second repeat was not executed in its second attempt, because the first one failed."""
     folder = ResultsFolder(tmp_path / "out")
-    loaded = load(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 2\n")
-    manifest = folder.submit(loaded, lambda *_: None)
+    manifest = folder.submit(TOY + "fixed: {size: 1}\nrepeats: 2\n", None)
     (run,) = manifest.runs.values()
     writer = RecordWriter(folder.path / "records", manifest.id)
     for attempt, status in ((1, "error"), (2, "wrong")):

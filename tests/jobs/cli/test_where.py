@@ -78,10 +78,7 @@ def test_a_benchmark_that_no_longer_imports_has_conditions(
     (tmp_path / "vanishing").mkdir()
     toy = Path("tests/benchmarks/toy.py").read_text()
     (tmp_path / "vanishing" / "toy.py").write_text(toy)
-    folder.submit(
-        load(tmp_path, "{name: a, benchmark: vanishing.toy, grid: {size: [1, 2]}}"),
-        lambda *_: ok(1.0),
-    )
+    folder.submit("{name: a, benchmark: vanishing.toy, grid: {size: [1, 2]}}", ok(1.0))
     (tmp_path / "vanishing" / "toy.py").write_text("1 / 0")
     monkeypatch.delitem(sys.modules, "vanishing.toy")
     done = call("jobs", "status", folder.path, "--where", "size == 2 and status == ok")
@@ -96,7 +93,7 @@ def test_runs_of_code_that_no_longer_exists_can_be_selected(
     mine.write_text("def attend(q, k, v, *, causal): ...\n")
     text = "{name: a, benchmark: attention, fixed: {seq_len: 16, head_dim: 8}, grid: "
     implementations = "{implementation: ['mine.py:attend', sdpa]}}"
-    folder.submit(load(tmp_path, text + implementations), lambda *_: ok(1.0))
+    folder.submit(text + implementations, ok(1.0))
     mine.unlink()
     monkeypatch.chdir(ROOT)
     done = call("jobs", "status", folder.path, "--where", "implementation == 'mine.py:attend'")
@@ -125,13 +122,13 @@ def test_retry_of_some_runs(tmp_path: Path) -> None:
 
 def test_status_lists_failures_first_and_few_runs_with_the_same_reason(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "out")
-    loaded = load(tmp_path, TOY + f"grid: {{size: {list(range(1, 41))}}}\n")
-    folder.submit(loaded, lambda params, repeat: failed("error") if params["size"] == 40 else None)
+    sweep = TOY + f"grid: {{size: {list(range(1, 41))}}}\n"
+    folder.submit(sweep, lambda params, repeat: failed("error") if params["size"] == 40 else None)
     lines = call("jobs", "status", folder.path).stdout.splitlines()
     listed = [line.split()[0] for line in lines if "size=" in line]
     assert listed == ["error", *["missing"] * 5]
     assert "… and 34 more; --all" in lines[-1]
-    folder.submit(loaded, lambda params, repeat: failed("error", "E" * max(10, params["size"])))
+    folder.submit(sweep, lambda params, repeat: failed("error", "E" * max(10, params["size"])))
     lines = call("jobs", "status", folder.path).stdout.splitlines()
     # Of the 10 runs with the same reason 5 are listed, of the others as many as fit.
     assert sum("size=" in line for line in lines) == 30 and "… and 10 more; --all" in lines[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,19 +14,15 @@ from jobs.frame.flat import typed
 from jobs.sweep.views import FACT
 from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.results_folder import TOY, ResultsFolder, ok
-from tests.jobs.results_folder import load as load_text
 
 
-def test_facts_have_the_names_of_tables(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_facts_have_the_names_of_tables(folder: ResultsFolder) -> None:
     facts = [
         {"loss": {"first": 1, "last": 2.5}, "note": "a,b", "fast": True, "items": [1], "no": None},
         {"loss": {"first": 2}, "a.b": 3, "x": {"y": 4}, "x.y": 5, "deep": {"k.l": {"m": 6}}},
         {"note": 7, "huge": 10**30, "enormous": 10**400, "empty": {}},
     ]
-    folder.submit(
-        load_text(tmp_path, TOY + SIZES),
-        lambda params, repeat: ok(1.0, facts=facts[params["size"] - 1]),
-    )
+    folder.submit(TOY + SIZES, lambda params, repeat: ok(1.0, facts=facts[params["size"] - 1]))
     frame = checked(folder.path).filter(like=FACT)
     expected: dict[str, list[Any]] = {
         "fact.loss.first": [1, 2, None], "fact.loss.last": [2.5, None, None],
@@ -45,23 +40,22 @@ def test_facts_have_the_names_of_tables(tmp_path: Path, folder: ResultsFolder) -
     assert dtypes["fact.note"] == "string" and dtypes["fact.huge"] == "float64"
 
 
-def test_facts_of_repeats(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_facts_of_repeats(folder: ResultsFolder) -> None:
     facts = [
         {"a": 1, "b": 1, "c": "u", "d": True, "e": 1},
         {"a": 1, "b": 2, "c": "v", "d": False, "e": "w"},
         {"a": 1, "b": 6, "c": "u", "d": True},
     ]
     folder.submit(
-        load_text(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"),
-        lambda params, repeat: ok(1.0, facts=facts[repeat]),
+        TOY + "fixed: {size: 1}\nrepeats: 3\n", lambda params, repeat: ok(1.0, facts=facts[repeat])
     )
     row = single(checked(folder.path))
     assert [row[f"fact.{name}"] for name in "abcde"] == [1, 2.0, "u; v", 1.0, 1.0]
 
 
-def test_a_run_with_only_facts_has_one_row(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_run_with_only_facts_has_one_row(folder: ResultsFolder) -> None:
     outcome = {"status": "ok", "measurements": {"facts": {"loss": 1.5}, "compiling_seconds": 2.0}}
-    folder.submit(load_text(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: outcome)
+    folder.submit(TOY + "fixed: {size: 1}\n", outcome)
     row = single(checked(folder.path))
     assert (row["fact.loss"], row["compiling_seconds"], row["processes"]) == (1.5, 2.0, 1)
     assert row[["phase", "median_ms", "samples"]].isna().all()
@@ -107,8 +101,8 @@ def test_every_column_can_be_written(values: list[Any]) -> None:
     frame.to_csv(io.BytesIO())
 
 
-def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
-    manifest = folder.submit(load_text(tmp_path, TOY + SIZES), lambda params, repeat: ok(1.0))
+def test_a_parameter_may_have_the_name_of_a_column(folder: ResultsFolder) -> None:
+    manifest = folder.submit(TOY + SIZES, ok(1.0))
     path = manifest.path / "manifest.json"
     extra = '"host": "h", "fact.a": 1, "param.host": 2, "reason": null, "size": '
     path.write_text(path.read_text().replace('"params": {"size": ', '"params": {' + extra))

@@ -21,7 +21,7 @@ from tests.jobs.results_folder import load as load_text
 BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: false}\n"
 
 
-def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_row_is_a_run_and_phase(folder: ResultsFolder) -> None:
     git = {"commit": "4bb999b0123", "dirty": False}
     places = {"environment": {"host": "node7", "git": git, "loaded": {"torch": "2.11.0+cu130"}}}
     measurements = {
@@ -33,7 +33,7 @@ def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None
         "compiling_seconds": 2.5,
     }
     outcome = {"status": "ok", "measurements": measurements, "gpus": [{"uuid": "GPU-0123abcd"}]}
-    folder.submit(load_text(tmp_path, TOY + GRID), lambda params, repeat: outcome | places, H200)
+    folder.submit(TOY + GRID, outcome | places, H200)
     frame = checked(folder.path)
     assert len(frame) == 4 * 3
     forward = single(frame, size=1, mode="fast", phase="forward")
@@ -56,11 +56,9 @@ def test_a_row_is_a_run_and_phase(tmp_path: Path, folder: ResultsFolder) -> None
     assert str(frame["size"].dtype) == "int64" and str(frame["causal"].dtype) == "bool"
 
 
-def test_every_status_has_a_row(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = [status for status in Status if status.can_be_recorded]
-    loaded = load_text(tmp_path, TOY + f"grid: {{size: {list(range(1, len(recorded) + 2))}}}\n")
+    sweep = TOY + f"grid: {{size: {list(range(1, len(recorded) + 2))}}}\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
         if params["size"] > len(recorded):
@@ -68,7 +66,7 @@ def test_every_status_has_a_row(
         status = recorded[params["size"] - 1]
         return ok(1.0) if status == "ok" else failed(status)
 
-    folder.submit(loaded, outcome)
+    folder.submit(sweep, outcome)
     frame = checked(folder.path)
     assert frame["status"].tolist() == [*recorded, "missing"]
     bad = frame[frame["status"] != "ok"]
@@ -92,11 +90,9 @@ def test_every_status_has_a_row(
 
 
 def test_a_run_that_is_queued_again_has_the_status_of_tables(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = folder.submit(
-        load_text(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: failed("preempted")
-    )
+    manifest = folder.submit(TOY + "fixed: {size: 1}\n", failed("preempted"))
     monkeypatch.setattr(
         run_states,
         "job_states",
@@ -106,24 +102,20 @@ def test_a_run_that_is_queued_again_has_the_status_of_tables(
     assert (row["status"], row["reason"]) == ("preempted", "RuntimeError: as asked")
 
 
-def test_the_reason_of_oom_tells_how_much_memory_the_run_needs(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_the_reason_of_oom_tells_how_much_memory_the_run_needs(folder: ResultsFolder) -> None:
     oom = failed("oom", "OutOfMemoryError", memory="gpu", requested_bytes=2**30, phase="backward")
-    folder.submit(load_text(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: oom)
+    folder.submit(TOY + "fixed: {size: 1}\n", oom)
     reason = single(checked(folder.path))["reason"]
     assert reason == "OOM in backward (1.0 GiB): OutOfMemoryError: as asked"
 
 
-def test_repeats_share_a_row_and_failed_ones_have_their_own(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_repeats_share_a_row_and_failed_ones_have_their_own(folder: ResultsFolder) -> None:
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
         if params["size"] == 1 or repeat == 0:
             return ok(1.0 + repeat, 5.0 + repeat)
         return failed("timeout") if params["size"] == 2 else None
 
-    folder.submit(load_text(tmp_path, TOY + SIZES + "repeats: 3\n"), outcome)
+    folder.submit(TOY + SIZES + "repeats: 3\n", outcome)
     frame = checked(folder.path)
     assert frame.groupby("size")["status"].agg(list).tolist() == [
         ["ok"], ["ok", "timeout"], ["ok", "missing"],
@@ -135,11 +127,11 @@ def test_repeats_share_a_row_and_failed_ones_have_their_own(
     assert frame["low_ms"].isna().all()
 
 
-def test_several_devices_have_separate_rows(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load_text(tmp_path, TOY + SIZES)
-    folder.submit(loaded, lambda params, repeat: ok(1.0), CPU)
+def test_several_devices_have_separate_rows(folder: ResultsFolder) -> None:
+    sweep = TOY + SIZES
+    folder.submit(sweep, ok(1.0), CPU)
     folder.submit(
-        loaded, lambda params, repeat: ok(2.0) if params["size"] < 3 else None, "cpu: Other"
+        sweep, lambda params, repeat: ok(2.0) if params["size"] < 3 else None, "cpu: Other"
     )
     frame = checked(folder.path)
     assert frame.pivot(index="size", columns="device", values="median_ms").to_dict("list") == {
@@ -150,14 +142,13 @@ def test_several_devices_have_separate_rows(tmp_path: Path, folder: ResultsFolde
     assert (absent["status"], absent["reason"]) == ("missing", "no record on this device")
 
 
-def test_blocks_have_the_interval_over_processes(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_blocks_have_the_interval_over_processes(folder: ResultsFolder) -> None:
     times = [1.0, 1.02, 1.01, 1.05, 1.0]
-    loaded = load_text(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS)
+    sweep = TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS
     folder.submit_rounds(
-        loaded,
-        lambda params, repeat: ok(0.9 * times[repeat], times[repeat], 3 * times[repeat]),
+        sweep, lambda params, repeat: ok(0.9 * times[repeat], times[repeat], 3 * times[repeat])
     )
-    folder.submit_rounds(loaded, lambda params, repeat: None, rounds=[0])  # changes nothing
+    folder.submit_rounds(sweep, None, rounds=[0])  # changes nothing
     frame = checked(folder.path)
     row = single(frame, mode="exact")
     low, high = stats.t.interval(0.95, 4, np.mean(times), stats.sem(times))
@@ -167,10 +158,8 @@ def test_blocks_have_the_interval_over_processes(tmp_path: Path, folder: Results
     assert row["mean_ms"] == pytest.approx(4.9 / 3 * np.mean(times))
 
 
-def test_runs_of_an_older_version_have_the_defaults_as_in_tables(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    manifest = folder.submit(load_text(tmp_path, TOY + SIZES), lambda params, repeat: ok(1.0))
+def test_runs_of_an_older_version_have_the_defaults_as_in_tables(folder: ResultsFolder) -> None:
+    manifest = folder.submit(TOY + SIZES, ok(1.0))
     path = manifest.path / "manifest.json"
     path.write_text(path.read_text().replace('"ranks": 1', '"old": 1', 1))
     frame = checked(folder.path)
@@ -182,14 +171,14 @@ def test_runs_of_an_older_version_have_the_defaults_as_in_tables(
     assert frame["ranks"].isna().tolist() == [True, False, False]
 
 
-def test_commits_and_hosts_of_repeats_are_listed(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_commits_and_hosts_of_repeats_are_listed(folder: ResultsFolder) -> None:
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any]:
         return ok(1.0) | {
             "environment": {"host": f"n{repeat % 2}", "git": {"commit": "4bb999b"}},
             "source_hash": "old" if repeat == 1 else None,
         }
 
-    folder.submit(load_text(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"), outcome)
+    folder.submit(TOY + "fixed: {size: 1}\nrepeats: 3\n", outcome)
     row = single(checked(folder.path))
     assert (row["host"], row["commit"], row["stale"]) == ("n0; n1", "4bb999b", True)
     assert pd.isna(row["gpu"])
@@ -212,22 +201,19 @@ def test_a_folder_without_submissions_is_an_error(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_damaged_lines_are_warnings(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load_text(tmp_path, TOY + SIZES), lambda params, repeat: ok(1.0))
+def test_damaged_lines_are_warnings(folder: ResultsFolder) -> None:
+    folder.submit(TOY + SIZES, ok(1.0))
     (folder.path / "records" / "damaged.jsonl").write_text("{\n")
     with pytest.warns(UserWarning, match="damaged.jsonl") as caught:
         frame = load(folder.path)
     assert len(frame) == 3 and len(caught) == 1 and caught[0].filename == __file__
 
 
-def test_a_row_by_process_is_a_round_with_its_conditions(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_row_by_process_is_a_round_with_its_conditions(folder: ResultsFolder) -> None:
     hot = {"sm_clock_mhz": [1000, 1400, 1980], "power_w": [600, 690, 700], "throttle": {"cap": 1.0}}
     hot |= {"temperature_c": [50]}  # of another form
-    loaded = load_text(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS)
     folder.submit_rounds(
-        loaded,
+        TOY + "grid: {size: [1], mode: [fast, exact]}\n" + BLOCKS,
         lambda params, repeat: failed("oom") if repeat == 4 else ok(1.0 + repeat, 2.0 + repeat),
         conditions={"forward": hot},
     )

@@ -21,16 +21,14 @@ from tests.jobs.results_folder import (
     Outcome,
     ResultsFolder,
     failed,
-    load,
     ok,
     table,
 )
 
 
 def one_value(tmp_path: Path, outcome: Outcome, device: str = CPU, **view: Any) -> str:
-    loaded = load(tmp_path, TOY + "fixed: {size: 1}\n")
     folder = ResultsFolder(Path(tempfile.mkdtemp(dir=tmp_path)))
-    folder.submit(loaded, lambda params, repeat: outcome, device)
+    folder.submit(TOY + "fixed: {size: 1}\n", outcome, device)
     (row,) = table(folder, rows=["size"], **view)
     return list(row.values())[1]
 
@@ -61,9 +59,7 @@ def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) ->
     assert one_value(tmp_path, outcome, value="peak_memory") == "3.000"
 
 
-def test_share_of_the_peak_is_known_only_for_known_hardware(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_share_of_the_peak_is_known_only_for_known_hardware(folder: ResultsFolder) -> None:
     text = """\
         name: a
         benchmark: attention
@@ -73,7 +69,7 @@ def test_share_of_the_peak_is_known_only_for_known_hardware(
         """
     outcome = ok(1.0, flops={"forward": 989.4e9 / 2})  # half an H200's bf16 peak for 1 ms
     for device in (H200, "NVIDIA H900"):
-        folder.submit(load(tmp_path, text), lambda params, repeat: outcome, device)
+        folder.submit(text, outcome, device)
     rows = table(folder, rows=["dtype"], columns=["device"], value="mfu")
     assert rows == [
         {"dtype": "bf16", H200: "50.00", "NVIDIA H900": "–"},
@@ -153,7 +149,7 @@ def test_without_a_dtype_the_precision_says_what_the_peak_is(
     folder = ResultsFolder(tmp_path / "out")
     outcome = ok(1.0, flops={"forward": 494.7e9 / 2})  # half an H200's tf32 peak for 1 ms
     text = TOY + f"fixed: {{size: 1, precision: {precision}}}\n"
-    folder.submit(load(tmp_path, text), lambda params, repeat: outcome, H200)
+    folder.submit(text, outcome, H200)
     assert table(folder, rows=["size"], value="mfu") == [{"size": "1", "MFU": share}]
 
 
@@ -179,12 +175,10 @@ def step(size: int, **keywords: Any) -> Outcome:
     return ok(4.0 * size, phase="train_step", peak_memory_bytes=peaks, facts=facts, **keywords)
 
 
-def test_several_values_are_columns_each_with_its_own_unit(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [2, 4]}\n")
+def test_several_values_are_columns_each_with_its_own_unit(folder: ResultsFolder) -> None:
     folder.submit(
-        loaded, lambda params, repeat: step(2) if params["size"] == 2 else failed("timeout")
+        TOY + "grid: {size: [2, 4]}\n",
+        lambda params, repeat: step(2) if params["size"] == 2 else failed("timeout"),
     )
     assert table(folder, rows=["size"], value=[*MEMORY, "time"], unit="GiB") == [
         {
@@ -204,9 +198,8 @@ def test_several_values_are_columns_each_with_its_own_unit(
     ]
 
 
-def test_values_may_stand_in_rows(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [2, 4]}\n")
-    folder.submit(loaded, lambda params, repeat: step(params["size"]))
+def test_values_may_stand_in_rows(folder: ResultsFolder) -> None:
+    folder.submit(TOY + "grid: {size: [2, 4]}\n", lambda params, repeat: step(params["size"]))
     assert table(
         folder, rows=["value"], columns=["size"], value=["time", "fact.weights_bytes"]
     ) == [
@@ -216,13 +209,10 @@ def test_values_may_stand_in_rows(tmp_path: Path, folder: ResultsFolder) -> None
 
 
 def test_a_value_without_phases_has_one_column_beside_those_of_the_phases(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
     both = {"samples_ms": {"forward": [1.0], "backward": [2.0]}, "facts": {"layers": 3}}
-    folder.submit(
-        load(tmp_path, TOY + "fixed: {size: 1}\n"),
-        lambda params, repeat: {"status": "ok", "measurements": both},
-    )
+    folder.submit(TOY + "fixed: {size: 1}\n", {"status": "ok", "measurements": both})
     values = ["fact.layers", "time"]
     assert table(folder, rows=["size"], value=values) == [
         {
@@ -238,11 +228,11 @@ def test_a_value_without_phases_has_one_column_beside_those_of_the_phases(
     ]
 
 
-def test_each_value_has_its_own_speed_up(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1], mode: [fast, exact]}\n")
+def test_each_value_has_its_own_speed_up(folder: ResultsFolder) -> None:
     tokens = {"train_step": 100}
     folder.submit(
-        loaded, lambda params, repeat: step(1 if params["mode"] == "fast" else 2, tokens=tokens)
+        TOY + "grid: {size: [1], mode: [fast, exact]}\n",
+        lambda params, repeat: step(1 if params["mode"] == "fast" else 2, tokens=tokens),
     )
     (row,) = table(
         folder,

@@ -60,9 +60,9 @@ def test_what_was_predicted_is_shown_whatever_became_of_the_run(
 
 
 def test_a_prediction_that_raises_is_an_error_that_names_the_run(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicts(monkeypatch, lambda params: {"x": 1 // (params.size - 2)})
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+    folder.submit(TOY + GRID, ok(1.0))
     with pytest.raises(TableError, match=r"size=2,.*raised ZeroDivisionError"):
         table(folder, value="predicted.x")

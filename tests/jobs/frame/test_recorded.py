@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.jobs.results_folder import (
     TOY,
     Outcome,
     ResultsFolder,
-    load,
     ok,
     report_table,
 )
@@ -67,33 +65,30 @@ PACKAGES = {"torch": "2.12.1", "triton": "3.6.0"}
         ("host", {}, "unknown"),
     ],
 )
-def test_what_a_record_says(
-    tmp_path: Path, folder: ResultsFolder, name: str, environment: Any, shown: str
-) -> None:
-    folder.submit(load(tmp_path, ONE), lambda *_: ok(1.0) | {"environment": environment})
+def test_what_a_record_says(folder: ResultsFolder, name: str, environment: Any, shown: str) -> None:
+    folder.submit(ONE, ok(1.0) | {"environment": environment})
     (record,) = observe(folder.path).records
     assert recorded_value(record, name) == shown
 
 
-def test_the_gpus_of_a_record(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_the_gpus_of_a_record(folder: ResultsFolder) -> None:
     uuids = {1: ["GPU-6fb37310-dec1-0ecf-ade0", "GPU-A6A95123"], 2: []}
     more = {size: {"gpus": [{"uuid": uuid} for uuid in found]} for size, found in uuids.items()}
-    folder.submit(load(tmp_path, GPUS), lambda p, _: ok(1.0) | more[p["size"]], H200)
-    folder.submit(load(tmp_path, ONE), lambda *_: ok(1.0))
+    folder.submit(GPUS, lambda p, _: ok(1.0) | more[p["size"]], H200)
+    folder.submit(ONE, ok(1.0))
     shown = {recorded_value(record, "gpu") for record in observe(folder.path).records}
     assert shown == {"6fb37310+a6a95123", "unknown", "–"}
 
 
-def test_a_plot_of_several_commits_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TWO)
-    folder.submit(loaded, lambda params, _: at(NEW if params["size"] == 1 else OLD, ok(1.0)))
+def test_a_plot_of_several_commits_says_so(folder: ResultsFolder) -> None:
+    folder.submit(TWO, lambda params, _: at(NEW if params["size"] == 1 else OLD, ok(1.0)))
     seen = observe(folder.path)
     figure = plot_figure(select(seen, Plot(name="p", x="size"), list_results(seen)), "p")
     assert figure is not None
     assert figure.get_suptitle() == f"p\n{CPU}. commit {NEW[:7]} (1), {OLD[:7]} (1)"
 
 
-def test_a_table_names_its_commits_and_versions(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_table_names_its_commits_and_versions(folder: ResultsFolder) -> None:
     """Two sets of uncommitted changes are two commits. Runs that loaded no package do not count."""
     states: list[dict[str, Any]] = [
         {"dirty": True, "diff": "1" * 16, "loaded": {"torch": "2.11.0+cu130"}},
@@ -101,8 +96,10 @@ def test_a_table_names_its_commits_and_versions(tmp_path: Path, folder: ResultsF
         {"code": [external("m:F", OLD)]},
         {"dirty": False, "loaded": {}},
     ]
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n")
-    folder.submit(loaded, lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]))
+    folder.submit(
+        TOY + "grid: {size: [1, 2, 3, 4]}\n",
+        lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]),
+    )
     (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
     assert note == (
         "4 processes; commit 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1), 4bb999b (1); "

@@ -29,8 +29,8 @@ plots:
 
 
 @pytest.fixture
-def special(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
-    folder.submit(load(tmp_path, SPECIAL), lambda params, repeat: ok(1.0 * params["size"], 3.0))
+def special(folder: ResultsFolder) -> ResultsFolder:
+    folder.submit(SPECIAL, lambda params, repeat: ok(1.0 * params["size"], 3.0))
     return folder
 
 
@@ -54,13 +54,11 @@ def test_markdown(special: ResultsFolder) -> None:
     assert "median of 4 samples" in out
 
 
-def test_a_kernels_name_stays_one_markdown_cell(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_kernels_name_stays_one_markdown_cell(folder: ResultsFolder) -> None:
     name = r"void f<float>(int*, A|B) \ `x`"
     folder.submit(
-        load(
-            tmp_path, TOY + "fixed: {size: 1}\ntables: [{name: t, list: kernels, rows: [size]}]\n"
-        ),
-        lambda params, repeat: ok(1.0, facts={"kernels": [{"kernel": name, "a|b": 1}]}),
+        TOY + "fixed: {size: 1}\ntables: [{name: t, list: kernels, rows: [size]}]\n",
+        ok(1.0, facts={"kernels": [{"kernel": name, "a|b": 1}]}),
     )
     _, out, _ = cli(folder.path)
     lines = [line for line in out.splitlines() if line.startswith("|")]
@@ -153,9 +151,9 @@ def test_skipped_lines_are_told_on_stderr(special: ResultsFolder) -> None:
     assert "2.500 (1 of 2 repeats; missing)" in out
 
 
-def test_a_table_without_runs_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_table_without_runs_says_so(folder: ResultsFolder) -> None:
     text = TOY + "fixed: {size: 1}\ntables: [{name: t, where: size > 5}]\n"
-    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    folder.submit(text, ok(1.0))
     code, out, err = cli(folder.path)
     assert (code, out) == (0, "")
     assert "table t is empty: no run satisfies the condition 'size > 5'" in err
@@ -173,7 +171,7 @@ def test_a_table_of_what_no_run_measured_is_a_note(tmp_path: Path, folder: Resul
 def test_views_of_another_benchmark_show_none_of_the_folders_runs(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0))
     views = """\
         name: other
         benchmark: attention
@@ -191,7 +189,7 @@ def test_views_of_another_benchmark_show_none_of_the_folders_runs(
 def test_views_may_name_parameters_that_are_younger_than_all_runs(
     tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(2.0))
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(2.0))
 
     class Params(toy.Params):
         depth: int = 4
@@ -211,20 +209,20 @@ def test_views_may_name_parameters_that_are_younger_than_all_runs(
     assert code == 2 and "table t: where: 'width > 1': 'width' is not a parameter" in err
 
 
-def test_a_phase_that_nothing_measured_is_told(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_phase_that_nothing_measured_is_told(folder: ResultsFolder) -> None:
     text = TOY + "fixed: {size: 1}\ntables: [{name: t, phase: [forwrd, forward]}]\n"
-    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    folder.submit(text, ok(1.0))
     code, _, err = cli(folder.path)
     assert code == 0
     assert "note: table t: no run has phase 'forwrd'; did you mean 'forward'?" in err
 
 
-def test_a_heading_is_one_line_in_every_format(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_heading_is_one_line_in_every_format(folder: ResultsFolder) -> None:
     """It has the metric and its unit once."""
     titles = ("first\\nsecond", " ", "time", "time in ms")
     tables = ", ".join(f'{{name: u{i}, title: "{title}"}}' for i, title in enumerate(titles))
     text = TOY + f"fixed: {{size: 1}}\ntables: [{tables}]\n"
-    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    folder.submit(text, ok(1.0))
     _, out, _ = cli(folder.path, "--format", "csv")
     headings = [line for line in out.splitlines() if "time" in line and line.startswith("#")]
     assert headings == [
@@ -248,7 +246,7 @@ def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(
           - {name: q, x: label, series: [window], facet: [causal]}
           - {name: r, x: causal, series: [label], facet: [window]}
         """
-    folder.submit(load(tmp_path, text), lambda params, repeat: ok(1.0))
+    folder.submit(text, ok(1.0))
     code, _, err = cli(folder.path, "--plot", tmp_path / "plots")
     assert code == 0
     assert err.splitlines() == [f"{tmp_path}/plots/{name}.png" for name in "pqr"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok, report_table
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok, report_table
 
 GRID = "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
 
@@ -23,22 +22,22 @@ def listed(folder: ResultsFolder, *options: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def three(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+def three(folder: ResultsFolder) -> ResultsFolder:
     """A folder with an ok attempt, a later ok attempt and a failure after it, for size 1."""
-    loaded = load(tmp_path, TOY + GRID)
+    sweep = TOY + GRID
     gpu = {"gpus": [{"uuid": "GPU-0123abcd-4567"}]}
     git = {"commit": "4bb999b0123", "dirty": False}
     environment = {"host": "node7", "git": git, "loaded": {"triton": "3.6.0"}}
-    folder.submit(loaded, lambda params, repeat: ok(1.0, 3.0, 2.0) | gpu, H200)
+    folder.submit(sweep, ok(1.0, 3.0, 2.0) | gpu, H200)
     folder.submit(
-        loaded,
+        sweep,
         lambda params, repeat: (
             ok(5.0) | gpu | {"environment": environment} if params["size"] == 1 else None
         ),
         H200,
     )
     folder.submit(
-        loaded, lambda params, repeat: failed("error") if params["size"] == 1 else None, H200
+        sweep, lambda params, repeat: failed("error") if params["size"] == 1 else None, H200
     )
     return folder
 
@@ -74,23 +73,21 @@ def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) 
     assert not any("not shown" in note for note in some)
 
 
-def test_attempts_in_rounds_have_the_reasons_of_rounds(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_attempts_in_rounds_have_the_reasons_of_rounds(folder: ResultsFolder) -> None:
     blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
     grid = "grid: {size: [1], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
     alone = ok(1.0) | {"source_hash": "new"}
-    folder.submit(load(tmp_path, TOY + grid), lambda params, repeat: alone, H200)
-    loaded = load(tmp_path, TOY + grid + blocks)
+    folder.submit(TOY + grid, alone, H200)
+    sweep = TOY + grid + blocks
 
     def code(name: str) -> Any:
         return lambda params, repeat: ok(2.0) | {"source_hash": name}
 
-    folder.submit_rounds(loaded, code("old"))
-    folder.submit_rounds(loaded, code("new"), rounds=[0])
-    folder.submit_rounds(loaded, code("new"), rounds=[0])
+    folder.submit_rounds(sweep, code("old"))
+    folder.submit_rounds(sweep, code("new"), rounds=[0])
+    folder.submit_rounds(sweep, code("new"), rounds=[0])
     folder.submit_rounds(
-        loaded,
+        sweep,
         lambda params, repeat: (
             ok(2.0) | {"source_hash": "new"} if params["mode"] == "exact" else None
         ),
@@ -107,10 +104,10 @@ def test_attempts_in_rounds_have_the_reasons_of_rounds(
     ]
 
 
-def test_attempts_that_no_table_can_show(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TOY + GRID)
-    manifest = folder.submit(loaded, lambda params, repeat: ok(1.0), H200)
-    folder.submit(loaded, lambda params, repeat: failed("unsupported"), "cpu: Old")
+def test_attempts_that_no_table_can_show(folder: ResultsFolder) -> None:
+    sweep = TOY + GRID
+    manifest = folder.submit(sweep, ok(1.0), H200)
+    folder.submit(sweep, failed("unsupported"), "cpu: Old")
     (path,) = (folder.path / "records").glob(f"{manifest.id}*")
     first, second = path.read_text().splitlines()
     stranger = first.replace('"run":"', '"run":"f', 1)
@@ -127,8 +124,8 @@ def test_attempts_that_no_table_can_show(tmp_path: Path, folder: ResultsFolder) 
     ]
 
 
-def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: ok(1.0))
+def test_a_parameter_may_have_the_name_of_a_column(folder: ResultsFolder) -> None:
+    folder.submit(TOY + GRID, ok(1.0))
     for path in (folder.path / "records").glob("*.jsonl"):
         lines = path.read_text().splitlines()
         changed = [
@@ -141,7 +138,7 @@ def test_a_parameter_may_have_the_name_of_a_column(tmp_path: Path, folder: Resul
 
 
 def test_an_attempt_on_a_device_that_supports_no_run_is_shown_if_there_is_no_other(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
-    folder.submit(load(tmp_path, TOY + GRID), lambda params, repeat: failed("unsupported"), H200)
+    folder.submit(TOY + GRID, failed("unsupported"), H200)
     assert {(row["shown"], row["why"]) for row in listed(folder)} == {("yes", "latest attempt")}

@@ -17,17 +17,15 @@ from tests.jobs.frames import HOSTILE
 from tests.jobs.harness import ROOT
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, ok
-from tests.jobs.results_folder import load as load_text
 from tests.jobs.small_disk import small_disk
 
 STUDIES = [ROOT / "logs" / "h200" / name for name in ("all_reduce", "flash_leaderboard")]
 
 
 @pytest.fixture
-def filled(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+def filled(folder: ResultsFolder) -> ResultsFolder:
     """A folder with hostile texts, a failure and a missing run."""
     count = len(HOSTILE)
-    loaded = load_text(tmp_path, TOY + f"grid: {{size: {list(range(1, count + 3))}}}\n")
 
     def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
         i = params["size"] - 1
@@ -35,7 +33,7 @@ def filled(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
             return ok(1 / 3, 0.1, facts={"text": HOSTILE[i], "n": i})
         return failed("error", message='a,"b"\nc') if i == count else None
 
-    folder.submit(loaded, outcome)
+    folder.submit(TOY + f"grid: {{size: {list(range(1, count + 3))}}}\n", outcome)
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
 PNG = b"\x89PNG of "
 
@@ -41,7 +41,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
             folder, f"run-{size}", f"size {size}", "memory.png", "trace.json"
         )
 
-    folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    folder.submit(TOY + text + plots, outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
     code, out, err = cli(folder.path, "--plot", images)
     page.write_text(out)
@@ -67,7 +67,7 @@ def test_images_of_one_name_do_not_replace_each_other(
         name = f"{params['label'][1:2] == '/'}-{repeat}"
         return ok(1.0) | artifacts(folder, name, name, "line.png")
 
-    folder.submit(load(tmp_path, TOY + text + plots), outcome)
+    folder.submit(TOY + text + plots, outcome)
     _, out, _ = cli(folder.path, "--plot", tmp_path / "p")
     pictures = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
     assert pictures.pop("line").startswith(b"\x89PNG\r\n")
@@ -79,7 +79,7 @@ def test_images_of_one_name_do_not_replace_each_other(
 
 def test_only_markdown_links(tmp_path: Path, folder: ResultsFolder) -> None:
     text = "fixed: {size: 1}\nplots: [{name: line, x: size}]\n"
-    folder.submit(load(tmp_path, TOY + text), lambda params, repeat: ok(1.0))
+    folder.submit(TOY + text, ok(1.0))
     for form in ("csv", "html", "latex"):
         code, out, _ = cli(folder.path, "--plot", tmp_path / "p", "--format", form)
         assert (code, links(out)) == (0, {})
@@ -88,7 +88,7 @@ def test_only_markdown_links(tmp_path: Path, folder: ResultsFolder) -> None:
 
 def test_a_folder_without_images_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
     gone = {"artifacts": "artifacts/gone"}  # as after copying only the records
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0) | gone)
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0) | gone)
     code, out, err = cli(folder.path, "--plot", tmp_path / "p")
     assert (code, links(out)) == (0, {})
     assert "has no plots, and no run produced images" in err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from tests.jobs.results_folder import (
     Outcome,
     ResultsFolder,
     failed,
-    load,
     ok,
     report_table,
     table,
@@ -26,7 +24,7 @@ def kernels(*items: dict[str, Any]) -> Outcome:
     return ok(1.0, facts={"kernels": {"forward": list(items)}})
 
 
-def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_each_item_is_a_row_and_each_key_a_column(folder: ResultsFolder) -> None:
     outcomes = {
         1: kernels(
             {"kernel": "gemm", "calls": 60, "time_ms": 1.5, "time_share": 0.55},
@@ -34,10 +32,7 @@ def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: Result
         ),
         2: kernels({"kernel": "gemm", "time_ms": 3}),
     }
-    folder.submit(
-        load(tmp_path, TOY + "grid: {size: [2, 1]}\n"),
-        lambda params, repeat: outcomes[params["size"]],
-    )
+    folder.submit(TOY + "grid: {size: [2, 1]}\n", lambda params, repeat: outcomes[params["size"]])
     blank = dict.fromkeys(["calls", "time (ms)", "time share (%)", "bytes_moved", "is_ours"], "")
     first = {"size": "1", "kernel": "gemm", "calls": "60", "time (ms)": "1.500"}
     second = {"size": "1", "kernel": "softmax", "calls": "12", "bytes_moved": "7"}
@@ -48,9 +43,7 @@ def test_each_item_is_a_row_and_each_key_a_column(tmp_path: Path, folder: Result
     ]
 
 
-def test_a_run_without_a_list_has_one_row_that_says_why(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_run_without_a_list_has_one_row_that_says_why(folder: ResultsFolder) -> None:
     outcomes: dict[int, Outcome] = {
         1: kernels({"kernel": "gemm", "calls": 1}),
         2: failed("oom", memory="host"),
@@ -59,8 +52,7 @@ def test_a_run_without_a_list_has_one_row_that_says_why(
         5: None,
     }
     folder.submit(
-        load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\n"),
-        lambda params, repeat: outcomes[params["size"]],
+        TOY + "grid: {size: [1, 2, 3, 4, 5]}\n", lambda params, repeat: outcomes[params["size"]]
     )
     assert table(folder, rows=["size"], list="kernels.forward") == [
         {"size": "1", "kernel": "gemm", "calls": "1"},
@@ -73,9 +65,9 @@ def test_a_run_without_a_list_has_one_row_that_says_why(
     assert only_failed == [{"size": "2", "forward": "OOM (host)"}]
 
 
-def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_long_list_is_cut_and_the_note_says_so(folder: ResultsFolder) -> None:
     folder.submit(
-        load(tmp_path, TOY + "grid: {size: [3, 12]}\n"),
+        TOY + "grid: {size: [3, 12]}\n",
         lambda params, repeat: kernels(*({"kernel": f"k{i}"} for i in range(params["size"]))),
     )
     made = report_table(folder, rows=["size"], list="kernels.forward")
@@ -95,7 +87,6 @@ def test_a_long_list_is_cut_and_the_note_says_so(tmp_path: Path, folder: Results
     ],
 )
 def test_sizes_are_shown_in_one_unit(
-    tmp_path: Path,
     folder: ResultsFolder,
     largest: int,
     view: dict[str, str],
@@ -103,21 +94,15 @@ def test_sizes_are_shown_in_one_unit(
     cells: list[str],
 ) -> None:
     folder.submit(
-        load(tmp_path, TOY + "fixed: {size: 1}\n"),
-        lambda params, repeat: kernels({"peak_bytes": MIB // 2}, {"peak_bytes": largest}),
+        TOY + "fixed: {size: 1}\n", kernels({"peak_bytes": MIB // 2}, {"peak_bytes": largest})
     )
     assert report_table(folder, list="kernels.forward", **view).columns[header] == cells
 
 
-def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(folder: ResultsFolder) -> None:
     """Parameters and repeats that vary are added to the rows."""
     text = TOY + "grid: {size: [1], mode: [fast, exact]}\nrepeats: 2\n"
-    folder.submit(
-        load(tmp_path, text),
-        lambda params, repeat: kernels({"kernel": f"{params['mode']} {repeat}"}),
-    )
+    folder.submit(text, lambda params, repeat: kernels({"kernel": f"{params['mode']} {repeat}"}))
     assert [
         tuple(row.values()) for row in table(folder, rows=["size"], list="kernels.forward")
     ] == [

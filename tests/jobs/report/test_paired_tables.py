@@ -76,9 +76,9 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def test_cells_have_the_interval_over_processes_and_speedups_that_of_the_rounds(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     (row,) = table(folder, **VIEW)
     fast, exact = interval(FAST), interval(EXACT)
     ratio, low, high = expected_speedup(ROUNDS)
@@ -91,9 +91,9 @@ def test_cells_have_the_interval_over_processes_and_speedups_that_of_the_rounds(
     }
 
 
-def test_means_over_processes_add_up(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_means_over_processes_add_up(folder: ResultsFolder) -> None:
     """The mean of the processes' means, so that the columns of a sum agree with it."""
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     rows = {
         name: table(folder, **VIEW, statistic=name)[0]["exact"]
         for name in ("mean", "min", "max", "mean_std")
@@ -107,9 +107,9 @@ def test_means_over_processes_add_up(tmp_path: Path, folder: ResultsFolder) -> N
     assert rows["mean_std"] == f"{of_process * np.mean(EXACT):.3f} ± {deviation:.5f}"
 
 
-def test_a_rate_has_the_inverse_speedup_of_its_time(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_rate_has_the_inverse_speedup_of_its_time(folder: ResultsFolder) -> None:
     folder.submit_rounds(
-        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        TOY + ONE_SIZE + BLOCKS,
         lambda params, repeat: ok(times(params, repeat), flops={"forward": 4e9}),
     )
     (of_time,), (of_rate,) = (table(folder, **VIEW, value=value) for value in ("time", "tflops"))
@@ -118,12 +118,11 @@ def test_a_rate_has_the_inverse_speedup_of_its_time(tmp_path: Path, folder: Resu
 
 
 def test_times_of_several_allocations_vary_with_hosts_but_not_their_ratio(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
-    loaded = load(tmp_path, TOY + ONE_SIZE + BLOCKS)
     factors = {"a": 1.0, "b": 1.3, "c": 1.1}
     for boot, factor in factors.items():
-        folder.submit_rounds(loaded, partial(scaled, factor), boot)
+        folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, partial(scaled, factor), boot)
     made = report_table(folder, **VIEW)
     (row,) = rows_of(made)
     low, high = interval([factor * float(np.mean(EXACT)) for factor in factors.values()])
@@ -132,16 +131,15 @@ def test_times_of_several_allocations_vary_with_hosts_but_not_their_ratio(
     assert "45 processes on 1 GPU in 15 rounds" in note(made)
 
 
-def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_notes_tell_what_a_table_rests_on(folder: ResultsFolder) -> None:
     slow = {"forward": {"throttle": {"sw_power_cap": 0.4}, "power_w": [600, 690, 700]}}
     hot = {"forward": {"throttle": {"hw_thermal_slowdown": 1.0}}, "backward": {"throttle": {}}}
     calm = {"forward": {"throttle": {}}, "backward": {"throttle": {"sw_power_cap": 1.0}}}
     conditions = [slow, hot, calm, {}, slow]
-    loaded = load(tmp_path, TOY + GRID + BLOCKS)
     git = {"environment": {"git": {"commit": "4bb999b0123", "dirty": False}}}
     for number in range(5):
         folder.submit_rounds(
-            loaded,
+            TOY + GRID + BLOCKS,
             lambda params, repeat: measured(params, repeat) | git,
             rounds=[number],
             conditions=conditions[number],
@@ -156,19 +154,13 @@ def test_notes_tell_what_a_table_rests_on(tmp_path: Path, folder: ResultsFolder)
     ]
 
 
-def test_a_speedup_with_an_interval_wider_than_itself_is_noise(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_speedup_with_an_interval_wider_than_itself_is_noise(folder: ResultsFolder) -> None:
     noisy = {"fast": [1.0] * 10, "exact": [0.1, 1.0, 0.1, 1.0, 0.1]}
-    folder.submit_rounds(
-        load(tmp_path, TOY + ONE_SIZE + BLOCKS), lambda p, repeat: ok(noisy[p["mode"]][repeat])
-    )
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, lambda p, repeat: ok(noisy[p["mode"]][repeat]))
     assert table(folder, **VIEW)[0]["exact vs fast"] == "4x (noise)"
 
 
-def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
     """Ratios across GPUs are marked, and those of unknown GPUs are not."""
     gpus = {
         (1, "fast"): [{"uuid": "GPU-11111111"}],
@@ -180,7 +172,7 @@ def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(
     }
     grid = "grid: {size: [1, 2, 3], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
     folder.submit(
-        load(tmp_path, TOY + grid),
+        TOY + grid,
         lambda params, repeat: ok(1.0) | {"gpus": gpus[params["size"], params["mode"]]},
         H200,
     )
@@ -203,14 +195,13 @@ def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(
     ],
 )
 def test_hosts_differ_by_boot_and_else_by_name(
-    tmp_path: Path,
     folder: ResultsFolder,
     environments: tuple[dict[str, str], dict[str, str]],
     marked: bool,
 ) -> None:
     fast, exact = environments
     folder.submit(
-        load(tmp_path, TOY + ONE_SIZE),
+        TOY + ONE_SIZE,
         lambda params, repeat: (
             ok(1.0) | {"environment": fast if params["mode"] == "fast" else exact}
         ),
@@ -218,11 +209,12 @@ def test_hosts_differ_by_boot_and_else_by_name(
     assert table(folder, **VIEW)[0]["exact vs fast"] == ("1.00x*" if marked else "1.00x")
 
 
-def test_a_table_may_have_paired_and_other_speedups(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
-    other = load(tmp_path, TOY + "grid: {size: [2], mode: [fast, exact]}\n")
+def test_a_table_may_have_paired_and_other_speedups(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     folder.submit(
-        other, lambda params, repeat: ok(1.0, 1.0) | {"environment": {"boot_id": "b"}}, H200
+        TOY + "grid: {size: [2], mode: [fast, exact]}\n",
+        ok(1.0, 1.0) | {"environment": {"boot_id": "b"}},
+        H200,
     )
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"][0] == "1.00x"
@@ -235,10 +227,10 @@ def test_a_table_may_have_paired_and_other_speedups(tmp_path: Path, folder: Resu
 
 
 def test_a_value_that_is_no_time_has_no_interval_if_all_processes_agree(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
     folder.submit_rounds(
-        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        TOY + ONE_SIZE + BLOCKS,
         lambda params, repeat: ok(
             1.0,
             peak_memory_bytes={"forward": 2**30},
@@ -254,9 +246,9 @@ def test_a_value_that_is_no_time_has_no_interval_if_all_processes_agree(
     assert row["exposed (ms)"] == "1.000 ±196%"  # mean 1, standard deviation 1.58
 
 
-def test_a_speedup_of_one_round_has_no_interval(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_speedup_of_one_round_has_no_interval(folder: ResultsFolder) -> None:
     one_round = BLOCKS.replace("5", "1")
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + one_round), measured)
+    folder.submit_rounds(TOY + ONE_SIZE + one_round, measured)
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"] == ["2.01x"]
     assert made.columns["exact"] == ["1.000"]
@@ -264,24 +256,22 @@ def test_a_speedup_of_one_round_has_no_interval(tmp_path: Path, folder: ResultsF
 
 
 def test_a_failed_round_is_left_out_of_the_speedup_and_told_in_the_cell(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         if params["mode"] == "exact" and repeat == 3:
             return failed("timeout")
         return measured(params, repeat)
 
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), outcome)
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, outcome)
     (row,) = table(folder, **VIEW)
     ratio, low, high = expected_speedup(ROUNDS[:3] + ROUNDS[4:])
     assert row["exact"].endswith("(4 of 5 repeats; timeout)")
     assert row["exact vs fast"] == f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def test_the_baseline_of_a_table_need_not_be_that_of_the_block(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+def test_the_baseline_of_a_table_need_not_be_that_of_the_block(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     (row,) = table(folder, **{**VIEW, "baseline": {"mode": "exact"}})
     ratio, low, high = (1 / value for value in expected_speedup(ROUNDS))
     assert row["fast vs exact"] == f"{ratio:.3f}x [{high:.3f}, {low:.3f}]"
@@ -290,7 +280,7 @@ def test_the_baseline_of_a_table_need_not_be_that_of_the_block(
 def test_rounds_with_another_baseline_count_too(tmp_path: Path, folder: ResultsFolder) -> None:
     """The baseline of the table has two processes in the rounds of one block, one in the other."""
     folder.submit_rounds(
-        load(tmp_path, TOY + ONE_SIZE + BLOCKS),
+        TOY + ONE_SIZE + BLOCKS,
         lambda params, _: ok(2.0) if params["mode"] == "fast" else failed("timeout"),
     )
     other = load(tmp_path, TOY + ONE_SIZE + BLOCKS, "blocks.baseline.mode=exact")
@@ -302,9 +292,9 @@ def test_rounds_with_another_baseline_count_too(tmp_path: Path, folder: ResultsF
     assert row["exact vs fast"] == "2.000x [2.000, 2.000]"
 
 
-def test_csv_has_the_ends_of_intervals_in_columns(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_csv_has_the_ends_of_intervals_in_columns(folder: ResultsFolder) -> None:
     view = "tables: [{name: t, rows: [size], columns: [mode], baseline: {mode: fast}}]\n"
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS + view), measured)
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS + view, measured)
     code, out, _ = cli(folder.path, "--format", "csv")
     assert code == 0
     (row,) = pd.read_csv(io.StringIO(out), comment="#").to_dict("records")
@@ -324,9 +314,9 @@ def test_csv_has_the_ends_of_intervals_in_columns(tmp_path: Path, folder: Result
     }
 
 
-def test_csv_tells_ratios_across_gpus(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_csv_tells_ratios_across_gpus(folder: ResultsFolder) -> None:
     folder.submit(
-        load(tmp_path, TOY + GRID),
+        TOY + GRID,
         lambda params, repeat: (
             ok(1.0)
             | {"environment": {"host": f"{params['mode'] if params['size'] == 1 else 'same'}"}}
@@ -344,8 +334,8 @@ def test_csv_tells_ratios_across_gpus(tmp_path: Path, folder: ResultsFolder) -> 
     }
 
 
-def test_plots_show_the_interval_of_each_point(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit_rounds(load(tmp_path, TOY + ONE_SIZE + BLOCKS), measured)
+def test_plots_show_the_interval_of_each_point(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     seen = observe(folder.path)
     plot = Plot(name="p", x="size", series=["mode"])
     figure = plot_figure(select(seen, plot, list_results(seen)))

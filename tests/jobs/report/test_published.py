@@ -30,10 +30,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toy, "Params", Params)
 
 
-def made(tmp_path: Path, folder: ResultsFolder, text: str, **measurements: Any) -> ReportTable:
+def made(folder: ResultsFolder, text: str, **measurements: Any) -> ReportTable:
     """Return the first table of a sweep, after all its runs succeeded."""
-    loaded = load(tmp_path, TOY + text)
-    folder.submit(loaded, lambda params, repeat: ok(1.0, **measurements))
+    folder.submit(TOY + text, ok(1.0, **measurements))
     seen = observe(folder.path)
     table = make_report_table(seen, seen.manifests[-1].sweep.tables[0], list_results(seen))
     assert table is not None
@@ -62,10 +61,8 @@ tables:
 """
 
 
-def test_a_figure_stands_beside_the_row_that_it_is_of(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    table = made(tmp_path, folder, TRANSFORMER)
+def test_a_figure_stands_beside_the_row_that_it_is_of(folder: ResultsFolder) -> None:
+    table = made(folder, TRANSFORMER)
     assert list(table.columns) == ["model", "context_length", "time", f"forward ({H800})"]
     assert table.columns[f"forward ({H800})"] == [
         "21.57", "27.24", "119.78", "490.07", "", "",
@@ -73,14 +70,14 @@ def test_a_figure_stands_beside_the_row_that_it_is_of(
     assert "jobs/published/README.md" in table.notes[-1]
 
 
-def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_every_source_and_gpu_has_its_own_column(folder: ResultsFolder) -> None:
     """Sources are columns. One writes 2.7b, the other 2.7B, and both match."""
     text = "fixed: {size: 1}\ngrid: {model: [xl, 2.7b]}\n"
     source = (
         "file: transformer.csv, value: forward_ms, on: {model: model}, "
         "where: {warmup_steps: 2, gpu: [unstated, nvidia geforce rtx 5090]}"
     )
-    table = made(tmp_path, folder, text + beside("model", source))
+    table = made(folder, text + beside("model", source))
     assert {k: v for k, v in table.columns.items() if k not in ("model", "time")} == {
         "forward_ms (report-a, GPU unstated)": ["226.728", "334.898"],
         "forward_ms (report-b, NVIDIA GeForce RTX 5090)": ["65.76", "81.58"],
@@ -88,38 +85,36 @@ def test_every_source_and_gpu_has_its_own_column(tmp_path: Path, folder: Results
 
 
 def test_a_figure_of_one_precision_is_not_shown_in_the_row_of_another(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
     text = TRANSFORMER.replace("[model, context_length]", "[model, precision, context_length]")
     text = text.replace("[128, 512]", "[512]\n  precision: [fp32, bf16]").replace(", tiny", "")
-    table = made(tmp_path, folder, text)
+    table = made(folder, text)
     assert table.columns["precision"] == ["fp32", "bf16"] * 2
     assert table.columns[f"forward ({H800})"] == ["27.24", "", "490.07", ""]
 
 
-def test_dtypes_are_the_same_by_either_name(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_dtypes_are_the_same_by_either_name(folder: ResultsFolder) -> None:
     text = "grid: {size: [128], precision: [bf16, fp32]}\n"
     source = (
         "file: flash.csv, value: forward_ms, on: {size: seq_len, precision: dtype}, "
         "where: {implementation: naive, head_dim: 16.0}, label: naive"
     )
-    table = made(tmp_path, folder, text + beside("size, precision", source))
+    table = made(folder, text + beside("size, precision", source))
     assert table.columns["naive (report-c, GPU unstated)"] == ["0.034", "0.042"]
 
 
-def test_where_no_figure_fits_the_note_says_so(tmp_path: Path, folder: ResultsFolder) -> None:
-    table = made(tmp_path, folder, TRANSFORMER.replace("[128, 512]", "[64]"))
+def test_where_no_figure_fits_the_note_says_so(folder: ResultsFolder) -> None:
+    table = made(folder, TRANSFORMER.replace("[128, 512]", "[64]"))
     assert list(table.columns) == ["model", "context_length", "time"]
     assert "transformer.csv: no published figures for these rows" in table.notes
 
 
-def test_in_a_tables_of_a_list_a_run_has_its_figure_once(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_in_a_tables_of_a_list_a_run_has_its_figure_once(folder: ResultsFolder) -> None:
     text = "fixed: {size: 1}\ngrid: {model: [large, 2.7b]}\n"
     source = "file: top_kernel.csv, value: share_percent, on: {model: model}"
     text += beside("model", source) + "  list: kernels\n"
-    table = made(tmp_path, folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
+    table = made(folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
     header = "share_percent (report-b, GPU unstated)"
     assert table.columns[header] == ["52.6", "", "90.2", ""]
 

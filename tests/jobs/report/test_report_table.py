@@ -49,23 +49,20 @@ FATES: list[tuple[Outcome, str]] = [
 ]
 
 
-def test_a_title_has_the_values_of_the_runs_that_the_table_shows(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(
-        tmp_path, TOY + "grid: {size: [1, 20, 3], mode: [fast, exact]}\norder: {shuffle: 1}\n"
-    )
-    folder.submit(loaded, lambda params, repeat: ok(1.0))
+def test_a_title_has_the_values_of_the_runs_that_the_table_shows(folder: ResultsFolder) -> None:
+    sweep = TOY + "grid: {size: [1, 20, 3], mode: [fast, exact]}\norder: {shuffle: 1}\n"
+    folder.submit(sweep, ok(1.0))
     title = "{mode}, {size} and\n {size}, not {other}"
     table = report_table(folder, title=title, where="size > 1", rows=["size", "mode"])
     # Results of an earlier version may have a title in which braces have no meaning.
     assert table.heading == "fast, exact, 20, 3 and 20, 3, not {other}: time (ms)"
 
 
-def test_what_became_of_each_run_stands_in_its_cell(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_what_became_of_each_run_stands_in_its_cell(folder: ResultsFolder) -> None:
     sizes = list(range(1, len(FATES) + 1))
-    loaded = load(tmp_path, TOY + f"grid: {{size: {sizes}}}\n")
-    folder.submit(loaded, lambda params, repeat: FATES[params["size"] - 1][0])
+    folder.submit(
+        TOY + f"grid: {{size: {sizes}}}\n", lambda params, repeat: FATES[params["size"] - 1][0]
+    )
     assert table(folder, rows=["size"]) == [
         {"size": str(size), "time": text} for size, (_, text) in zip(sizes, FATES, strict=True)
     ]
@@ -74,7 +71,7 @@ def test_what_became_of_each_run_stands_in_its_cell(tmp_path: Path, folder: Resu
     }
 
 
-def test_a_failed_run_erases_nobodys_number(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_failed_run_erases_nobodys_number(folder: ResultsFolder) -> None:
     """A speedup says why its baseline failed, and other cells keep their numbers."""
     fates: dict[tuple[int, str], Outcome] = {
         (1, "fast"): ok(4.0),
@@ -84,8 +81,10 @@ def test_a_failed_run_erases_nobodys_number(tmp_path: Path, folder: ResultsFolde
         (3, "fast"): ok(1.0),
         (3, "exact"): failed("timeout"),
     }
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3], mode: [fast, exact]}\n")
-    folder.submit(loaded, lambda params, repeat: fates[params["size"], params["mode"]])
+    folder.submit(
+        TOY + "grid: {size: [1, 2, 3], mode: [fast, exact]}\n",
+        lambda params, repeat: fates[params["size"], params["mode"]],
+    )
     rows = table(folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"})
     assert list(rows[0]) == ["size", "fast", "exact", "exact vs fast"]
     assert [tuple(row.values()) for row in rows] == [
@@ -95,14 +94,14 @@ def test_a_failed_run_erases_nobodys_number(tmp_path: Path, folder: ResultsFolde
     ]
 
 
-def test_a_speed_up_of_scattered_samples_is_noise(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_speed_up_of_scattered_samples_is_noise(folder: ResultsFolder) -> None:
     """The ratio has no decimals if an interquartile range is larger than its median."""
     times = {1: [1.0, 1.0, 3.5], 2: [1.0, 1.0, 2.9], 3: [100.0, 900.0, 1800.0]}
     view = "{name: a, rows: [size], columns: [mode], baseline: {mode: fast}}"
     grid = "grid: {size: [1, 2, 3], mode: [fast, exact]}\n"
-    loaded = load(tmp_path, f"{TOY}{grid}tables: [{view}]\n")
     folder.submit(
-        loaded, lambda params, _: ok(*times[params["size"]] if params["mode"] == "fast" else [4.0])
+        f"{TOY}{grid}tables: [{view}]\n",
+        lambda params, _: ok(*times[params["size"]] if params["mode"] == "fast" else [4.0]),
     )
     rows = table(folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"})
     assert [row["exact vs fast"] for row in rows] == ["<1x (noise)", "0.25x", "225.00x"]
@@ -110,11 +109,8 @@ def test_a_speed_up_of_scattered_samples_is_noise(tmp_path: Path, folder: Result
     assert "0.25x" in as_csv and "noise" not in as_csv
 
 
-def test_what_the_sweep_excludes_is_empty_not_missing(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + GRID + "exclude: [{size: 2, mode: fast}]\n")
-    folder.submit(loaded, lambda params, repeat: ok(1.0))
+def test_what_the_sweep_excludes_is_empty_not_missing(folder: ResultsFolder) -> None:
+    folder.submit(TOY + GRID + "exclude: [{size: 2, mode: fast}]\n", ok(1.0))
     rows = table(folder, rows=["size"], columns=["mode"])
     assert [row["fast"] for row in rows] == ["1.000", ""]
 
@@ -122,17 +118,14 @@ def test_what_the_sweep_excludes_is_empty_not_missing(
 # ---- repeats, attempts, devices ------------------------------------------------------------------
 
 
-def test_repeats_are_one_cell_that_says_how_many_count(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\nrepeats: 3\n")
+def test_repeats_are_one_cell_that_says_how_many_count(folder: ResultsFolder) -> None:
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         if params["size"] == 2 and repeat > 0:
             return failed("timeout") if repeat == 1 else None
         return ok(1.0 + repeat, 1.0 + repeat)
 
-    folder.submit(loaded, outcome)
+    folder.submit(TOY + "grid: {size: [1, 2]}\nrepeats: 3\n", outcome)
     assert table(folder, rows=["size"]) == [
         {"size": "1", "time": "2.000"},  # median of 1, 1, 2, 2, 3, 3
         {"size": "2", "time": "1.000 (1 of 3 repeats; timeout, missing)"},
@@ -141,25 +134,25 @@ def test_repeats_are_one_cell_that_says_how_many_count(
     assert by_repeat[1] == {"size": "2", "0": "1.000", "1": "timeout", "2": "missing"}
 
 
-def test_the_latest_ok_attempt_counts_else_the_latest(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3]}\n")
+def test_the_latest_ok_attempt_counts_else_the_latest(folder: ResultsFolder) -> None:
     fates: list[list[Outcome]] = [
         [ok(1.0), failed("error"), failed("killed")],
         [ok(1.0), ok(5.0), None],
         [failed("error"), failed("oom", memory="host"), failed("timeout")],
     ]
     for turn in range(3):
-        folder.submit(loaded, lambda params, repeat, turn=turn: fates[params["size"] - 1][turn])
+        folder.submit(
+            TOY + "grid: {size: [1, 2, 3]}\n",
+            lambda params, repeat, turn=turn: fates[params["size"] - 1][turn],
+        )
     assert [row["time"] for row in table(folder, rows=["size"])] == ["1.000", "5.000", "timeout"]
 
 
-def test_each_kind_of_device_has_its_own_cells(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n")
-    folder.submit(loaded, lambda params, repeat: ok(1.0 * params["size"]), H200)
+def test_each_kind_of_device_has_its_own_cells(folder: ResultsFolder) -> None:
+    sweep = TOY + "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
+    folder.submit(sweep, lambda params, repeat: ok(1.0 * params["size"]), H200)
     folder.submit(
-        loaded,
+        sweep,
         lambda params, repeat: failed("timeout") if params["size"] == 1 else None,
         "NVIDIA A100-SXM4-80GB",
     )
@@ -171,26 +164,22 @@ def test_each_kind_of_device_has_its_own_cells(tmp_path: Path, folder: ResultsFo
     ]
 
 
-def test_a_machine_without_gpus_adds_no_device_to_the_gpus_table(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1]}\nresources: {gpus_per_node: 1}\n")
-    folder.submit(loaded, lambda params, repeat: failed("unsupported"))
+def test_a_machine_without_gpus_adds_no_device_to_the_gpus_table(folder: ResultsFolder) -> None:
+    sweep = TOY + "grid: {size: [1]}\nresources: {gpus_per_node: 1}\n"
+    folder.submit(sweep, failed("unsupported"))
     assert table(folder, rows=["size"]) == [{"size": "1", "time": "unsupported"}]
-    folder.submit(loaded, lambda params, repeat: ok(2.0), H200)
+    folder.submit(sweep, ok(2.0), H200)
     assert table(folder, rows=["size"]) == [{"size": "1", "time": "2.000"}]
 
 
 # ---- rows and columns ----------------------------------------------------------------------------
 
 
-def test_a_parameter_that_the_table_forgets_becomes_a_row(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_parameter_that_the_table_forgets_becomes_a_row(folder: ResultsFolder) -> None:
     """A parameter that varies but is not in the table becomes a row dimension."""
-    loaded = load(tmp_path, TOY + GRID + "fixed: {ranks: 2}\n")
     folder.submit(
-        loaded, lambda params, repeat: ok(params["size"] + 0.5 * (params["mode"] == "exact"))
+        TOY + GRID + "fixed: {ranks: 2}\n",
+        lambda params, repeat: ok(params["size"] + 0.5 * (params["mode"] == "exact")),
     )
     assert table(folder, rows=["size"]) == [
         {"mode": "fast", "size": "1", "time": "1.000"},
@@ -205,9 +194,9 @@ def test_rows_stand_in_the_sweeps_order_whatever_ran_first(
 ) -> None:
     text = TOY + "grid: {size: [4, 16, 8], mode: [fast, exact], window: [null, 2]}\n"
     for partly in ("size == 8", "mode == exact"):
-        folder.submit(load(tmp_path, text, filter=partly), lambda params, repeat: ok(1.0))
+        folder.submit(load(tmp_path, text, filter=partly), ok(1.0))
     shuffled = load(tmp_path, text, "order={shuffle: 3}", "runs_per_job=5")
-    folder.submit(shuffled, lambda params, repeat: ok(1.0), force=False)
+    folder.submit(shuffled, ok(1.0), force=False)
     rows = table(folder, rows=["size", "window"], columns=["mode"])
     assert [(row["size"], row["window"]) for row in rows] == [
         ("4", "null"), ("4", "2"), ("16", "null"), ("16", "2"), ("8", "null"), ("8", "2"),
@@ -216,19 +205,20 @@ def test_rows_stand_in_the_sweeps_order_whatever_ran_first(
 
 
 def test_a_parameter_younger_than_a_run_had_its_default_there(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A parameter that was added after a run has its default in this run."""
-    folder.submit(
-        load(tmp_path, TOY + "grid: {size: [1, 2]}\n"), lambda params, repeat: ok(params["size"])
-    )
+    folder.submit(TOY + "grid: {size: [1, 2]}\n", lambda params, repeat: ok(params["size"]))
 
     class Params(toy.Params):
         depth: Annotated[int, Field(ge=1)] = 4
 
     monkeypatch.setattr(toy, "Params", Params)
-    younger = load(tmp_path, TOY + "grid: {size: [1], depth: [4, 8]}\n")
-    folder.submit(younger, lambda params, repeat: ok(params["depth"]), force=False)
+    folder.submit(
+        TOY + "grid: {size: [1], depth: [4, 8]}\n",
+        lambda params, repeat: ok(params["depth"]),
+        force=False,
+    )
     rows = table(folder, rows=["size"], columns=["depth"], where="depth < 9")
     assert rows == [
         {"size": "1", "4": "4.000", "8": "8.000"},  # 4.000 is from the run that both sweeps have
@@ -236,20 +226,17 @@ def test_a_parameter_younger_than_a_run_had_its_default_there(
     ]
 
 
-def test_runs_of_another_benchmark_do_not_disturb(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_runs_of_another_benchmark_do_not_disturb(folder: ResultsFolder) -> None:
     other = "name: a\nbenchmark: attention\nfixed: {implementation: naive, head_dim: 8}\n"
-    folder.submit(load(tmp_path, other + "grid: {seq_len: [1, 2]}\n"), lambda p, repeat: ok(9.0))
-    folder.submit(load(tmp_path, TOY + "grid: {size: [1]}\n"), lambda params, repeat: ok(1.0))
+    folder.submit(other + "grid: {seq_len: [1, 2]}\n", ok(9.0))
+    folder.submit(TOY + "grid: {size: [1]}\n", ok(1.0))
     assert table(folder, rows=["size"]) == [{"size": "1", "time": "1.000"}]
 
 
-def test_phases_are_columns_unless_the_table_names_one(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_phases_are_columns_unless_the_table_names_one(folder: ResultsFolder) -> None:
     both = {"samples_ms": {"forward": [1.0], "backward": [2.0]}}
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
     folder.submit(
-        loaded,
+        TOY + "grid: {size: [1, 2]}\n",
         lambda params, repeat: (
             {"status": "ok", "measurements": both} if params["size"] == 1 else ok(3.0)
         ),
@@ -274,12 +261,14 @@ def test_no_number_is_lost_whatever_the_others_do(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("any")
     folder = ResultsFolder(tmp_path / "out")
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n")
 
     def fate(size: int, mode: str) -> tuple[Outcome, str]:
         return FATES[fates[2 * (size - 1) + (mode == "exact")]]
 
-    folder.submit(loaded, lambda params, repeat: fate(params["size"], params["mode"])[0])
+    folder.submit(
+        TOY + "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n",
+        lambda params, repeat: fate(params["size"], params["mode"])[0],
+    )
     baseline = {"baseline": {"mode": "fast"}} if with_baseline else {}
     for row in table(folder, rows=["size"], columns=["mode"], **baseline):
         for mode in ("fast", "exact"):
@@ -287,10 +276,10 @@ def test_no_number_is_lost_whatever_the_others_do(
 
 
 def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
     grid = "fixed: {size: 2}\ngrid: {mode: [fast], causal: [true, false], window: [null, 1]}\n"
-    folder.submit(load(tmp_path, TOY + grid), lambda params, repeat: ok(1.0))
+    folder.submit(TOY + grid, ok(1.0))
     columns = {"columns": ["mode", "causal", "window"], "baseline": {"causal": False}}
     (row,) = table(folder, rows=["size"], **columns)
     assert list(row) == [

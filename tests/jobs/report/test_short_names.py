@@ -91,7 +91,7 @@ def test_plots_comparisons_and_labels_show_short_names(
     sources: Path, folder: ResultsFolder
 ) -> None:
     loaded = load(sources, SWEEP.replace(", flash.py:Mine", ""))
-    folder.submit(loaded, lambda *_: ok(1.0, 1.0, 1.0, 1.0, 1.0) | {"artifacts": "artifacts/a"})
+    folder.submit(loaded, ok(1.0, 1.0, 1.0, 1.0, 1.0) | {"artifacts": "artifacts/a"})
     (folder.path / "artifacts" / "a").mkdir(parents=True)
     seen = observe(folder.path)
     for view in ({"x": "kernel"}, {"x": "size", "series": ["kernel"]}):

@@ -17,7 +17,7 @@ from jobs.results.run_states import observe
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, noisy, only
 from tests.jobs.harness import call
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
 ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
 
@@ -91,11 +91,10 @@ def test_without_aa_the_baseline_of_a_round_has_one_time(tmp_path: Path) -> None
 
 def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
     text = TOY + "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "2")
-    loaded = load(tmp_path, text)
     folder = ResultsFolder(tmp_path / "out")
-    folder.submit_rounds(loaded, lambda params, repeat: ok(1.0), gpu="GPU-used")
+    folder.submit_rounds(text, ok(1.0), gpu="GPU-used")
     last = iter([ok(1.0)])
-    folder.submit_rounds(loaded, lambda *_: next(last, None), gpu="GPU-interrupted", rounds=[1])
+    folder.submit_rounds(text, lambda *_: next(last, None), gpu="GPU-interrupted", rounds=[1])
     assert any(note.startswith("2 rounds, 6 processes, 1 GPU") for note in compared(folder).notes)
 
 
@@ -341,12 +340,12 @@ def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(tmp_path: Pat
     """A later submission compares the same runs with another baseline."""
     folder = ResultsFolder(tmp_path / "out")
     text = TOY + "grid: {mode: [fast, exact], size: [1]}\nblocks:\n  interleave: [mode]\n"
-    first = load(tmp_path, text + "  baseline: {mode: fast}\n  rounds: 3\n")
-    folder.submit_rounds(first, lambda *_: None)  # cut in its first round
-    second = load(tmp_path, text + "  baseline: {mode: exact}\n  rounds: 5\n")
+    # The first submission was cut in its first round.
+    folder.submit_rounds(text + "  baseline: {mode: fast}\n  rounds: 3\n", None)
     times = iter(1 + 0.001 * (i % 3) for i in range(99))
     folder.submit_rounds(
-        second, lambda params, _: ok(next(times) * (2 if params["mode"] == "fast" else 1))
+        text + "  baseline: {mode: exact}\n  rounds: 5\n",
+        lambda params, _: ok(next(times) * (2 if params["mode"] == "fast" else 1)),
     )
     found = compared(folder)
     assert [(cell.run.params["mode"], cell.verdict) for cell in found.cells] == [("fast", "slower")]

@@ -19,7 +19,7 @@ from tests.jobs.results_folder import CPU, ok
 
 def test_other_kinds_of_device_are_not_compared(tmp_path: Path) -> None:
     pair = Pair(tmp_path, "grid: {size: [1]}\n")
-    pair.fill(lambda *_: ok(1.0), lambda *_: ok(9.0), (CPU, "cpu: another"))
+    pair.fill(ok(1.0), ok(9.0), (CPU, "cpu: another"))
     with pytest.raises(
         CommandError, match=r"same kind of device: got cpu: Test.* and cpu: another"
     ):
@@ -28,7 +28,7 @@ def test_other_kinds_of_device_are_not_compared(tmp_path: Path) -> None:
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     pair = Pair(tmp_path, "grid: {size: [1]}\n")
-    pair.fill(lambda *_: ok(1.0), lambda *_: None)
+    pair.fill(ok(1.0), None)
     for order in ((pair.before, pair.after), (pair.after, pair.before)):
         done = call("aggregate", "compare", *(folder.path for folder in order))
         assert (done.returncode, "after has no records" in done.stderr) == (2, True), done.stdout

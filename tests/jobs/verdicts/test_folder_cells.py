@@ -136,7 +136,7 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
             (1.32, "580", "3.7.1", 92000, conditions(1500, sw_power_cap=0.4)),
         )
     ]
-    pair.fill(lambda *_: sides[0], lambda *_: sides[1], (H200, H200))
+    pair.fill(sides[0], sides[1], (H200, H200))
     found = pair.compared()
     assert found.heading == [
         "other GPUs",
@@ -148,7 +148,7 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
         "SM clock: 1980 MHz before, 1500 MHz after",
         "slowed down by sw_power_cap: 0% of processes before, 100% after",
     ]
-    pair.after.submit(pair.loaded, lambda *_: sides[0], H200)
+    pair.after.submit(pair.loaded, sides[0], H200)
     assert not pair.compared().heading
 
 
@@ -173,7 +173,7 @@ def test_a_wrong_attempt_of_the_same_code_outweighs_times(
     pair = Pair(tmp_path, ONE)
     for folder, outcomes in ((pair.before, before), (pair.after, after)):
         for outcome in outcomes:
-            folder.submit(pair.loaded, lambda *_, outcome=outcome: outcome)  # type: ignore[misc]
+            folder.submit(pair.loaded, outcome)
     found = pair.compared()
     assert (only(found).text, found.exit_code) == (text, code)
     assert any("Why wrong: python -m jobs logs" in note for note in found.notes) == (text[0] == "w")
@@ -231,9 +231,9 @@ def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
 
 def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
     pair = Pair(tmp_path, ONE)
-    pair.before.submit(pair.loaded, lambda *_: ok(1.0))
-    pair.after.submit(load(tmp_path, TOY + "grid: {size: [2]}\n"), lambda *_: ok(1.0))
-    manifest = pair.after.submit(pair.loaded, lambda *_: None)
+    pair.before.submit(pair.loaded, ok(1.0))
+    pair.after.submit(load(tmp_path, TOY + "grid: {size: [2]}\n"), ok(1.0))
+    manifest = pair.after.submit(pair.loaded, None)
     manifest.handles[0] = ProcessHandle.of_this_process()  # this process stands for a live job
     write_handles(manifest)
     assert pair.verdicts() == {(1, ""): "not measured", (2, ""): "new"}
@@ -244,14 +244,14 @@ def test_the_time_of_a_process_is_the_median_of_its_slowest_rank(tmp_path: Path)
     pair = Pair(tmp_path, ONE)
     ranks = [[1.0, 2.0, 9.0], [3.0, 2.0, 1.0]]  # slowest: 3, 2, 9
     several = {"status": "ok", "measurements": {"samples_ms": {"forward": ranks}}}
-    pair.fill(lambda *_: several, lambda *_: ok(9.0, 1.0, 2.0, 4.0, 8.0))
+    pair.fill(several, ok(9.0, 1.0, 2.0, 4.0, 8.0))
     cell = only(pair.compared())
     assert (cell.before, cell.after) == pytest.approx((3.0, 4.0))
 
 
 def test_copies_of_the_same_records_are_told(tmp_path: Path) -> None:
     pair = Pair(tmp_path, ONE)
-    pair.before.submit(pair.loaded, lambda *_: ok(1.0))
+    pair.before.submit(pair.loaded, ok(1.0))
     shutil.copytree(pair.before.path, pair.after.path)
     assert "1 run has the same records in both folders." in pair.compared().notes
 
@@ -259,7 +259,7 @@ def test_copies_of_the_same_records_are_told(tmp_path: Path) -> None:
 def test_notes_on_both_folders_are_printed(tmp_path: Path) -> None:
     """Also notes that are no damaged files, such as a worker that could not write its results."""
     pair = Pair(tmp_path, ONE)
-    pair.fill(lambda *_: ok(1.0), lambda *_: ok(1.0))
+    pair.fill(ok(1.0), ok(1.0))
     for folder in (pair.before, pair.after):
         (submission,) = (folder.path / "submissions").iterdir()
         unwritable.mark(submission, 0, OSError(errno.ENOSPC, ""))
@@ -273,7 +273,5 @@ def test_runs_without_a_device_have_that_of_the_other_folder(tmp_path: Path) -> 
     text = "grid: {size: [1, 2, 3]}\nresources: {gpus_per_node: 1}\n"
     pair = Pair(tmp_path, text)
     unsupported = failed("unsupported")
-    pair.fill(
-        lambda p, _: unsupported if p["size"] == 3 else None, lambda *_: ok(1.0), (H200, H200)
-    )
+    pair.fill(lambda p, _: unsupported if p["size"] == 3 else None, ok(1.0), (H200, H200))
     assert [(c.device, c.verdict) for c in pair.compared().cells] == [(H200, "fixed")] * 3

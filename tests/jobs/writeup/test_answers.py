@@ -12,7 +12,7 @@ from jobs.writeup.document import make_document
 from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
-from tests.jobs.results_folder import GIB, TOY, Outcome, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import GIB, TOY, Outcome, ResultsFolder, failed, ok
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
 
@@ -34,8 +34,8 @@ def outcome(params: dict[str, Any], repeat: int) -> Outcome:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
-    folder.submit(load(tmp_path, TOY + GRID), outcome)
+def folder(folder: ResultsFolder) -> ResultsFolder:
+    folder.submit(TOY + GRID, outcome)
     return folder
 
 
@@ -131,7 +131,7 @@ def test_an_answer_that_compares_what_is_not_measured_takes_no_side(folder: Resu
 def test_repeats_are_one_run(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path / "repeated")
     folder.submit(
-        load(tmp_path, TOY + "fixed: {size: 1}\nrepeats: 3\n"),
+        TOY + "fixed: {size: 1}\nrepeats: 3\n",
         lambda params, repeat: failed("timeout") if repeat == 0 else ok(float(repeat)),
     )
     assert render(folder, '{{ value("time") | n }} {{ state() }}') == "1.500 ok"

@@ -70,7 +70,7 @@ def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> Non
 
 def test_a_benchmark_of_the_sweep_that_was_not_submitted(folder: ResultsFolder) -> None:
     loaded = load_sweep(ROOT / "sweeps" / "warmup.yaml", filter="benchmark == train_step")
-    folder.submit(loaded, lambda *_: ok(4.0), H200)
+    folder.submit(loaded, ok(4.0), H200)
     both = ANSWER + '\n\n{{ items("first_steps", benchmark="first_steps", size="small") }}'
     problem = Problem(
         id="one", title="One", sweep="warmup", parts=[Part(question="?", answer=both)]
@@ -86,7 +86,7 @@ def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:
     loaded = load_sweep(ROOT / "sweeps" / "fsdp.yaml", filter="precision == fp32")
     for rounds, few in ((2, 4), (3, 0)):
         folder = ResultsFolder(tmp_path / str(rounds))
-        folder.submit_rounds(loaded, lambda *_: ok(4.0, phase="train_step"), rounds=range(rounds))
+        folder.submit_rounds(loaded, ok(4.0, phase="train_step"), rounds=range(rounds))
         studies, _ = read_studies([folder.path])
         cells = cells_on(studies[H200]["fsdp"], "precision == fp32")
         assert (len(cells.asked), len(cells.few), len(cells.missing)) == (4, few, 0)

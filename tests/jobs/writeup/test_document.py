@@ -61,7 +61,7 @@ def texts(part: PartResult) -> dict[str, str]:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
+def measured(folder: ResultsFolder) -> ResultsFolder:
     """A folder with the outcomes ok, oom, error and none."""
     outcomes = {
         (1, "fast"): ok(4.0, 4.0, 4.0),
@@ -69,9 +69,7 @@ def measured(tmp_path: Path, folder: ResultsFolder) -> ResultsFolder:
         (2, "fast"): failed("oom", memory="gpu", phase="backward"),
         (2, "exact"): None,
     }
-    folder.submit(
-        load(tmp_path, TOY + GRID), lambda params, _: outcomes[params["size"], params["mode"]], H200
-    )
+    folder.submit(TOY + GRID, lambda params, _: outcomes[params["size"], params["mode"]], H200)
     return folder
 
 
@@ -109,7 +107,7 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     assert result.state is State.derived and result.states_on(H200) == ""
 
 
-def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsFolder) -> None:
+def test_without_results_the_command_is_shown(measured: ResultsFolder) -> None:
     other = problem("{{ value('time', 'forward') }}", filter="seq_len == 128")
     other = other.model_copy(update={"sweep": "flash"})
     (result, own) = document(other, folders=[measured.path]).problems
@@ -121,16 +119,14 @@ def test_without_results_the_command_is_shown(tmp_path: Path, measured: ResultsF
     assert own.parts[0].views[0].tables
 
 
-def test_the_first_round_shows_the_figures_of_its_trial(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -> None:
     blocks = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 2}\n"
-    loaded = load(tmp_path, TOY + GRID + blocks)
+    sweep = TOY + GRID + blocks
     (folder.path / "artifacts").mkdir(parents=True)
     (folder.path / "artifacts" / "timeline.png").write_bytes(PNG)
     drawn = ok(4.0) | {"artifacts": "artifacts"}
-    folder.submit_rounds(loaded, lambda *_: drawn, rounds=[0], trial=True)
-    folder.submit_rounds(loaded, lambda *_: ok(4.0))
+    folder.submit_rounds(sweep, drawn, rounds=[0], trial=True)
+    folder.submit_rounds(sweep, ok(4.0))
     shown = problem("", show=[Exhibit(images="timeline", where="size == 1")])
     (result,) = document(shown, folders=[folder.path]).problems
     titles = {figure.title for figure in result.parts[0].views[0].figures}
@@ -139,7 +135,7 @@ def test_the_first_round_shows_the_figures_of_its_trial(
 
 def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
     other = ResultsFolder(tmp_path / "h100")
-    other.submit(load(tmp_path, TOY + GRID), lambda *_: ok(6.0, 6.0), H100)
+    other.submit(TOY + GRID, ok(6.0, 6.0), H100)
     shown = problem(SPEED, show=[Exhibit(table="toy")])
     made = document(shown, folders=[measured.path, other.path])
     assert f'aria-pressed="true">{H100}</button>' in html_report(made)  # the one that is open
@@ -155,7 +151,7 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
 ) -> None:
     other = ResultsFolder(tmp_path / "h100")
     older = ok(6.0, 6.0) | {"source_hash": "0123"}
-    other.submit(load(tmp_path, TOY + GRID), lambda *_: older, H100)
+    other.submit(TOY + GRID, older, H100)
     both = SPEED + ' and {{ value("time", "forward", size=2, mode="exact") | n(3) }} ms'
     shown = document(problem(SPEED, both), folders=[other.path, measured.path])
     first, second = shown.problems[0].parts
@@ -179,9 +175,7 @@ def test_a_device_without_some_numbers_has_its_complete_paragraphs(
     tmp_path: Path, measured: ResultsFolder
 ) -> None:
     other = ResultsFolder(tmp_path / "h100")
-    other.submit(
-        load(tmp_path, TOY + "grid: {size: [1], mode: [fast]}\n"), lambda *_: ok(6.0), H100
-    )
+    other.submit(TOY + "grid: {size: [1], mode: [fast]}\n", ok(6.0), H100)
     text = (
         SPEED + '.\n\n{{ value("time", "forward", size=1, mode="exact") | n(3) }} ms was not '
         "measured everywhere."
@@ -205,7 +199,7 @@ def test_a_run_without_memory_has_no_paragraph_and_lacks_no_number(measured: Res
 def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: ResultsFolder) -> None:
     """The parameters of the answer are those of runs that this device does not have."""
     other = ResultsFolder(tmp_path / "h100")
-    other.submit(load(tmp_path, TOY + "fixed: {size: 8}\n"), lambda *_: ok(6.0), H100)
+    other.submit(TOY + "fixed: {size: 8}\n", ok(6.0), H100)
     for table, devices in (
         ([Exhibit(table="toy")], [H200, f"{H100} (not measured)"]),
         ([], [H200]),
@@ -221,9 +215,7 @@ def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: Result
         (one.path / "artifacts").mkdir(parents=True)
         (one.path / "artifacts" / "timeline.png").write_bytes(PNG + device.encode())
         drawn = ok(4.0) | {"artifacts": "artifacts"}
-        one.submit(
-            load(tmp_path, TOY + "grid: {size: [1, 2]}\n" + plot), lambda *_, d=drawn: d, device
-        )
+        one.submit(TOY + "grid: {size: [1, 2]}\n" + plot, drawn, device)
     shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
     result = document(shown, folders=[folder.path, other.path])
     part = result.problems[0].parts[0]
@@ -247,14 +239,14 @@ def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     assert answer.found == 2
 
 
-def test_an_answer_names_how_a_run_failed(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_an_answer_names_how_a_run_failed(folder: ResultsFolder) -> None:
     message = (
         "CUDA out of memory. GPU 0 has a total capacity of 139.80 GiB of which 10.79 GiB is free. "
         "Of the allocated memory 97.44 GiB is allocated by PyTorch, and 30.84 GiB is reserved by "
         "PyTorch but unallocated."
     )
     oom = failed("oom", memory="gpu", phase="backward", requested_bytes=2**35, message=message)
-    folder.submit(load(tmp_path, TOY + "grid: {size: [1, 2, 3]}\n"), lambda params, _: (
+    folder.submit(TOY + "grid: {size: [1, 2, 3]}\n", lambda params, _: (
         ok(1.0) if params["size"] == 3 else oom
     ), H200)  # fmt: skip
     text = (
@@ -335,7 +327,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) 
         "  - {name: t, title: '<b>bold</b>', rows: [label], value: fact.text}\n",
         "label=<script>x</script>",
     )
-    folder.submit(sweep, lambda *_: ok(1.0, facts={"text": HOSTILE}), f"GPU {HOSTILE}")
+    folder.submit(sweep, ok(1.0, facts={"text": HOSTILE}), f"GPU {HOSTILE}")
     answer = '{{ value("fact.text", size=1) }}'
     shown = document(problem(answer, show=[Exhibit(table="t")]), folders=[folder.path])
     page = html_report(shown)
@@ -356,8 +348,8 @@ def test_folders_of_folders_are_found(tmp_path: Path, measured: ResultsFolder) -
         results_folders([tmp_path / "nothing"])
 
 
-def test_a_single_cpu_run_makes_a_report(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), CPU)
+def test_a_single_cpu_run_makes_a_report(folder: ResultsFolder) -> None:
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0), CPU)
     (result,) = document(problem('{{ value("time", "forward") }}'), folders=[folder.path]).problems
     assert result.state is State.answered
     assert [view.device for view in result.parts[0].views] == [CPU]
@@ -367,10 +359,13 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
     toy = TOY + "resources: {gpus_per_node: 1}\n"
-    folder.submit(load(tmp_path, toy + GRID), lambda *_: ok(4.0), H200)
+    folder.submit(toy + GRID, ok(4.0), H200)
     other = ResultsFolder(tmp_path / "h100")
-    part = load(tmp_path, toy + "grid: {size: [1], mode: [fast, exact]}\n")
-    other.submit(part, lambda params, _: ok(6.0) if params["mode"] == "fast" else None, H100)
+    other.submit(
+        toy + "grid: {size: [1], mode: [fast, exact]}\n",
+        lambda params, _: ok(6.0) if params["mode"] == "fast" else None,
+        H100,
+    )
     shown = problem(SPEED, show=[Exhibit(table="toy")])
     (result,) = document(shown, folders=[folder.path, other.path]).problems
     h100, h200 = [view.tables[0].table.keys for view in result.parts[0].views]
@@ -382,14 +377,13 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     tmp_path: Path, folder: ResultsFolder, other_cpu: str
 ) -> None:
     """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
-    sweep = load(tmp_path, ON_GPU_AND_CPU)
     other = ResultsFolder(tmp_path / "h100")
     for one, gpu, cpu, ms in (
         (folder, H200, CPU, 4.0),
         (other, H100, other_cpu, 6.0),
     ):
-        one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, gpu)
-        one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
+        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, gpu)
+        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
     both = '{{ value("time", size=1) | n(2) }} {{ value("time", size=2) | n(2) }}'
     both = both.replace('"time"', '"time", "forward"')
     (result,) = document(problem(both), folders=[folder.path, other.path]).problems
@@ -399,22 +393,19 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    sweep = load(tmp_path, ON_GPU_AND_CPU)
     other = ResultsFolder(tmp_path / "later")
     for one, ms in ((folder, 4.0), (other, 6.0)):
-        one.submit(sweep, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
-        one.submit(sweep, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
+        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
+        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
     number = '{{ value("time", "forward", size=2) | n(2) }}'
     (result,) = document(problem(number), folders=[folder.path, other.path]).problems
     assert texts(result.parts[0]) == {H200: "7.0"}
 
 
-def test_staleness_is_that_of_each_record(tmp_path: Path, measured: ResultsFolder) -> None:
+def test_staleness_is_that_of_each_record(measured: ResultsFolder) -> None:
     """A newer result of another device in the same folder does not hide an older one."""
     older = ok(6.0) | {"source_hash": "0123"}
-    measured.submit(
-        load(tmp_path, TOY + "grid: {size: [1], mode: [fast]}\n"), lambda *_: older, H100
-    )
+    measured.submit(TOY + "grid: {size: [1], mode: [fast]}\n", older, H100)
     (result,) = document(problem(SPEED), folders=[measured.path]).problems
     assert {view.heading for view in result.parts[0].views} == {H200, f"{H100} (stale)"}
 
@@ -423,7 +414,7 @@ def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolde
     (own,) = document(folders=[measured.path]).problems
     assert own.state is State.partly
     whole = ResultsFolder(tmp_path / "whole")
-    whole.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), H200)
+    whole.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
     (own,) = document(folders=[whole.path]).problems
     assert own.state is State.answered
 
@@ -431,7 +422,7 @@ def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolde
 def test_two_sweeps_of_one_name_are_shown(tmp_path: Path, measured: ResultsFolder) -> None:
     other = ResultsFolder(tmp_path / "other")
     text = TOY + "fixed: {size: 1}\ntables: [{name: another, phase: forward, rows: [size]}]\n"
-    other.submit(load(tmp_path, text), lambda *_: ok(1.0), H200)
+    other.submit(text, ok(1.0), H200)
     (own,) = document(folders=[measured.path, other.path]).problems
     assert [part.part.part for part in own.parts] == ["toy", f"toy ({other.path})"]
     assert own.parts[1].views[0].tables[0].table.heading.startswith("another")
@@ -439,7 +430,7 @@ def test_two_sweeps_of_one_name_are_shown(tmp_path: Path, measured: ResultsFolde
 
 def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) -> None:
     broken = ResultsFolder(tmp_path / "broken")
-    broken.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda *_: ok(1.0), H200)
+    broken.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
     (manifest,) = broken.path.glob("submissions/*/manifest.json")
     manifest.write_text("{")
     shown = document(problem(SPEED), folders=[broken.path, measured.path])
@@ -449,10 +440,8 @@ def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) 
         document(problem(SPEED), folders=[broken.path])
 
 
-def test_runs_that_all_failed_are_not_called_unmeasured(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    folder.submit(load(tmp_path, TOY + GRID), lambda *_: failed("error"), H200)
+def test_runs_that_all_failed_are_not_called_unmeasured(folder: ResultsFolder) -> None:
+    folder.submit(TOY + GRID, failed("error"), H200)
     (result,) = document(problem(SPEED), folders=[folder.path]).problems
     assert result.parts[0].not_measured == "All runs of this answer failed (4 error)."
     assert result.parts[0].command.endswith(" --retry-failed")
@@ -464,7 +453,7 @@ def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFol
     drawn = ok(4.0) | {"artifacts": "artifacts"}
     (out / "plots").mkdir(parents=True)
     (out / "plots" / "mine.png").touch()
-    measured.submit(load(tmp_path, TOY + GRID), lambda *_: drawn, H200)
+    measured.submit(TOY + GRID, drawn, H200)
     (measured.path / "artifacts").mkdir()
     (measured.path / "artifacts" / "timeline.png").write_bytes(PNG)
     build_report([measured.path], out)

@@ -14,7 +14,7 @@ from jobs.report.run_pictures import pictures_of
 from jobs.sweep.views import Plot
 from jobs.writeup.studies import Study, read_studies
 from systems.plot_data import SUFFIX, Interval, Spans, Stack, write_figure
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok
 
 PLOTS = """\
 grid: {size: [1, 2, 4, 8], mode: [fast, exact], causal: [true, false]}
@@ -30,14 +30,14 @@ ROWS = {"rank 0": {"a$": [(1.0, 3.0)]}, "rank $1$": {}, 99 * "long ": {}}
 
 
 @pytest.fixture
-def study(tmp_path: Path, folder: ResultsFolder) -> Study:
+def study(folder: ResultsFolder) -> Study:
     def outcome(params: dict, _: int) -> dict:
         if params["size"] == 8:
             return failed("timeout")
         time = params["size"] ** 3 * (1.0 if params["mode"] == "fast" else 2.0)
         return ok(time, facts={"memory_bytes": 10 / params["size"]})
 
-    folder.submit(load(tmp_path, TOY + PLOTS), outcome, H200)
+    folder.submit(TOY + PLOTS, outcome, H200)
     return read_studies([folder.path])[0][H200]["toy"]
 
 
@@ -63,8 +63,8 @@ def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
     assert {"fast, causal", "exact, no causal"} <= set(frontier)
 
 
-def test_a_plot_without_values_has_no_figure(tmp_path: Path, folder: ResultsFolder) -> None:
-    folder.submit(load(tmp_path, TOY + PLOTS), lambda *_: failed("error"), H200)
+def test_a_plot_without_values_has_no_figure(folder: ResultsFolder) -> None:
+    folder.submit(TOY + PLOTS, failed("error"), H200)
     study = read_studies([folder.path])[0][""]["toy"]
     assert draw(study, study.plots["p"]) is None
     wrong = study.plots["p"].model_copy(update={"where": "no_such == 1"})
