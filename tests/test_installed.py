@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -78,12 +79,7 @@ def elsewhere(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def python(*arguments: str) -> str:
     """Run `python -m ARGUMENTS`, check that its exit code is 0, and return its output."""
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return shell(shlex.join([sys.executable, "-m", *arguments]))
 
 
 @pytest.fixture

@@ -234,14 +234,9 @@ def test_each_value_has_its_own_speed_up(folder: ResultsFolder) -> None:
         TOY + "grid: {size: [1], mode: [fast, exact]}\n",
         lambda params, repeat: step(1 if params["mode"] == "fast" else 2, tokens=tokens),
     )
-    (row,) = table(
-        folder,
-        rows=["size"],
-        columns=["mode"],
-        value=["tokens_per_second", "fact.weights_bytes"],
-        unit="GiB",
-        baseline={"mode": "fast"},
-    )
+    view = {"rows": ["size"], "columns": ["mode"], "unit": "GiB", "baseline": {"mode": "fast"}}
+    values = ["tokens_per_second", "fact.weights_bytes"]
+    (row,) = table(folder, **view, value=values)
     assert row == {
         "size": "1",
         "fast tokens/s": "25000",
@@ -251,3 +246,5 @@ def test_each_value_has_its_own_speed_up(folder: ResultsFolder) -> None:
         "exact weights (GiB)": "2.000",
         "exact weights (GiB) vs fast": "0.50x",
     }
+    (row,) = table(folder, **view, value=values[1], direction="higher")
+    assert row["exact vs fast"] == "2.00x"

@@ -100,7 +100,6 @@ def test_sizes_are_shown_in_one_unit(
 
 
 def test_runs_that_the_rows_do_not_tell_apart_are_told_apart(folder: ResultsFolder) -> None:
-    """Parameters and repeats that vary are added to the rows."""
     text = TOY + "grid: {size: [1], mode: [fast, exact]}\nrepeats: 2\n"
     folder.submit(text, lambda params, repeat: kernels({"kernel": f"{params['mode']} {repeat}"}))
     assert [

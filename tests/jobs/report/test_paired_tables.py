@@ -160,6 +160,15 @@ def test_a_speedup_with_an_interval_wider_than_itself_is_noise(folder: ResultsFo
     assert table(folder, **VIEW)[0]["exact vs fast"] == "4x (noise)"
 
 
+def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, ok(1.0))
+    made = report_table(folder, **VIEW)
+    assert made.columns["exact vs fast"] == ["1.000x [1.000, 1.000] same"]
+    assert (
+        made.notes[-1] == "same: equal within the margin; unsure: not decided, see docs/verdicts.md"
+    )
+
+
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
     """Ratios across GPUs are marked, and those of unknown GPUs are not."""
     gpus = {

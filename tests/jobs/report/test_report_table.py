@@ -111,8 +111,9 @@ def test_a_speed_up_of_scattered_samples_is_noise(folder: ResultsFolder) -> None
 
 def test_what_the_sweep_excludes_is_empty_not_missing(folder: ResultsFolder) -> None:
     folder.submit(TOY + GRID + "exclude: [{size: 2, mode: fast}]\n", ok(1.0))
-    rows = table(folder, rows=["size"], columns=["mode"])
+    rows = table(folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"})
     assert [row["fast"] for row in rows] == ["1.000", ""]
+    assert [row["exact vs fast"] for row in rows] == ["1.00x", "no baseline"]
 
 
 # ---- repeats, attempts, devices ------------------------------------------------------------------
@@ -176,7 +177,6 @@ def test_a_machine_without_gpus_adds_no_device_to_the_gpus_table(folder: Results
 
 
 def test_a_parameter_that_the_table_forgets_becomes_a_row(folder: ResultsFolder) -> None:
-    """A parameter that varies but is not in the table becomes a row dimension."""
     folder.submit(
         TOY + GRID + "fixed: {ranks: 2}\n",
         lambda params, repeat: ok(params["size"] + 0.5 * (params["mode"] == "exact")),
@@ -207,7 +207,6 @@ def test_rows_stand_in_the_sweeps_order_whatever_ran_first(
 def test_a_parameter_younger_than_a_run_had_its_default_there(
     folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A parameter that was added after a run has its default in this run."""
     folder.submit(TOY + "grid: {size: [1, 2]}\n", lambda params, repeat: ok(params["size"]))
 
     class Params(toy.Params):

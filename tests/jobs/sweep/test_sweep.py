@@ -1,4 +1,4 @@
-"""Errors in sweep files: all are reported together, each with its position."""
+"""Sweep files: all errors are reported together, each with its position; what is no error."""
 
 from __future__ import annotations
 
@@ -80,3 +80,12 @@ def test_a_refused_combination_may_be_excluded(tmp_path: Path) -> None:
     assert expand(loaded).excluded == 2
     rest = load(tmp_path, TOY + "grid:\n  size: [1, 8]\n  window: [2]\n", filter="size == 8")
     assert params_of(rest, "size") == [(8,)]
+
+
+def test_what_needs_records_is_not_evaluated_before_the_submission(tmp_path: Path) -> None:
+    """No run has a record yet. `window > 5` cannot be evaluated here, because window is null."""
+    table = TOY + "fixed: {size: 1}\ntables:\n  - {name: t, rows: [device]"
+    where = "run.device != 'NVIDIA H200' and window > 5"
+    assert len(expand(load(tmp_path, table + f', where: "{where}"}}\n')).runs) == 1
+    source = "{file: flash.csv, value: forward_ms, on: {device: gpu}}"
+    assert len(expand(load(tmp_path, f"{table}, published: [{source}]}}\n")).runs) == 1
