@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jobs.report.hours import Hours, hours, lost_attempts
 from jobs.results.counting import place_of
-from jobs.results.manifest import Executor, Job, Manifest
 from jobs.results.record import BlockPlace, Record, Seconds
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape
 from jobs.status import JobState, Status
-from jobs.sweep.load import load_sweep
-from tests.jobs.results_folder import TOY, failed, ok, record, write
+from tests.jobs.results_folder import TOY, ResultsFolder, failed, ok, record
 
 HOUR = 3600
 TWO_GPUS = Shape(nodes=2, gpus_per_node=1)
@@ -28,31 +26,19 @@ def sweep_run(index: int, shape: Shape = TWO_GPUS, version: int = 1) -> Run:
 
 
 @pytest.fixture
-def observe(tmp_path: Path) -> Observe:
+def observe(folder: ResultsFolder) -> Observe:
     """Return a function that makes a folder of one submission with one job from its records."""
-    sweep = load_sweep(write(tmp_path, TOY)).sweep
+    submitted = folder.submit(TOY + "fixed: {size: 1}\n", None)
 
     def made(
         records: list[Record], runs: list[Run], live: bool = False, hidden: str = ""
     ) -> Observation:
-        tasks = list(dict.fromkeys((r.run, r.repeat) for r in records))
         by_id = {run.id: run for run in runs}
-        manifest = Manifest(
-            folder=tmp_path,
-            id="before",
-            created_at=0.0,
-            executor=Executor.local,
-            sweep=sweep,
-            sweep_path="sweep.yaml",
-            command="",
-            runs=by_id,
-            jobs=[Job(0, runs[0].shape, 1, tasks)],
-            done=[],
-            provenance={},
-        )
+        tasks = dict.fromkeys((r.run, r.repeat) for r in records)
         shown = [TaskState(by_id[r], n, Status.ok) for r, n in tasks if r != hidden]
+        manifest = replace(submitted, id="before", runs=by_id)
         state = JobState(Status.running if live else Status.missing, "")
-        return Observation(tmp_path, [manifest], records, [], shown, [], {"before": {0: state}})
+        return Observation(folder.path, [manifest], records, [], shown, [], {"before": {0: state}})
 
     return made
 

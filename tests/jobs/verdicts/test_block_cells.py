@@ -19,6 +19,8 @@ from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, 
 from tests.jobs.harness import call
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
+ONE_SIZE = "grid: {size: [1], mode: [fast, exact]}\n"
+TWO_SIZES = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
 ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
 
 
@@ -58,7 +60,7 @@ def test_the_phases_of_a_run_have_verdicts_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_single_round_is_undecided(tmp_path: Path) -> None:
-    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "1")
+    text = ONE_SIZE + MODES.replace("5", "1")
     folder = blocks(tmp_path, noisy(2.0), text)
     found = compared(folder)
     assert (only(found).verdict, found.exit_code) == ("unsure", 3)
@@ -82,7 +84,7 @@ def test_rounds_of_two_kinds_of_device_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_without_aa_the_baseline_of_a_round_has_one_time(tmp_path: Path) -> None:
-    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", aa: false}\n")
+    text = ONE_SIZE + MODES.replace("}\n", ", aa: false}\n")
     folder = blocks(tmp_path, noisy(1.1), text)
     done = call("aggregate", "compare", folder.path)
     assert done.returncode == 1 and "5 rounds, 10 processes" in done.stdout
@@ -90,7 +92,7 @@ def test_without_aa_the_baseline_of_a_round_has_one_time(tmp_path: Path) -> None
 
 
 def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
-    text = TOY + "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("5", "2")
+    text = TOY + ONE_SIZE + MODES.replace("5", "2")
     folder = ResultsFolder(tmp_path / "out")
     folder.submit_rounds(text, ok(1.0), gpu="GPU-used")
     last = iter([ok(1.0)])
@@ -100,7 +102,7 @@ def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_margin_is_that_of_the_option_or_of_the_sweep(tmp_path: Path) -> None:
-    text = "grid: {size: [1], mode: [fast, exact]}\n" + MODES.replace("}\n", ", margin: 0.2}\n")
+    text = ONE_SIZE + MODES.replace("}\n", ", margin: 0.2}\n")
     folder = blocks(tmp_path, noisy(1.1), text)
     assert only(compared(folder)).verdict == "same"
     assert only(compared(folder, 0.01)).verdict == "slower"
@@ -167,8 +169,7 @@ def test_runs_without_times(
 def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
-    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
-    folder = blocks(tmp_path, noisy(1.0), text)
+    folder = blocks(tmp_path, noisy(1.0), TWO_SIZES)
     same = noisy(1.0, seed=1)
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
@@ -213,18 +214,16 @@ def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -
         unsupported = params["size"] == 2 and params["mode"] == "fast"
         return failed("unsupported") if unsupported else same(params, repeat)
 
-    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
-    assert compared(blocks(tmp_path, outcome, text)).exit_code == 0
+    assert compared(blocks(tmp_path, outcome, TWO_SIZES)).exit_code == 0
 
 
 def test_a_block_still_to_come_is_undecided(tmp_path: Path) -> None:
     same = noisy(1.0)
-    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
     found = compared(
         blocks(
             tmp_path,
             lambda params, repeat: same(params, repeat) if params["size"] == 1 else None,
-            text,
+            TWO_SIZES,
         )
     )
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "not measured"}
@@ -243,10 +242,9 @@ def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_where_selects_runs_but_keeps_their_baseline(tmp_path: Path) -> None:
-    text = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
     small, large = noisy(1.0), noisy(1.3)
     folder = blocks(
-        tmp_path, lambda params, n: (small if params["size"] == 1 else large)(params, n), text
+        tmp_path, lambda params, n: (small if params["size"] == 1 else large)(params, n), TWO_SIZES
     )
     assert call("aggregate", "compare", folder.path).returncode == 1
     chosen = call("aggregate", "compare", folder.path, "--where", "size == 1 and mode == fast")

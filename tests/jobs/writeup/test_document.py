@@ -61,6 +61,12 @@ def texts(part: PartResult) -> dict[str, str]:
 
 
 @pytest.fixture
+def other(tmp_path: Path) -> ResultsFolder:
+    """A second results folder."""
+    return ResultsFolder(tmp_path / "other")
+
+
+@pytest.fixture
 def measured(folder: ResultsFolder) -> ResultsFolder:
     """A folder with the outcomes ok, oom, error and none."""
     outcomes = {
@@ -133,8 +139,7 @@ def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -
     assert titles == {"toy: timeline (mode fast)", "toy: timeline (mode exact)"}
 
 
-def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder) -> None:
-    other = ResultsFolder(tmp_path / "h100")
+def test_two_devices_have_an_answer_each(measured: ResultsFolder, other: ResultsFolder) -> None:
     other.submit(TOY + GRID, ok(6.0, 6.0), H100)
     shown = problem(SPEED, show=[Exhibit(table="toy")])
     made = document(shown, folders=[measured.path, other.path])
@@ -147,9 +152,8 @@ def test_two_devices_have_an_answer_each(tmp_path: Path, measured: ResultsFolder
 
 
 def test_the_state_of_a_part_is_the_best_of_its_devices(
-    tmp_path: Path, measured: ResultsFolder
+    measured: ResultsFolder, other: ResultsFolder
 ) -> None:
-    other = ResultsFolder(tmp_path / "h100")
     older = ok(6.0, 6.0) | {"source_hash": "0123"}
     other.submit(TOY + GRID, older, H100)
     both = SPEED + ' and {{ value("time", "forward", size=2, mode="exact") | n(3) }} ms'
@@ -172,9 +176,8 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
 
 
 def test_a_device_without_some_numbers_has_its_complete_paragraphs(
-    tmp_path: Path, measured: ResultsFolder
+    measured: ResultsFolder, other: ResultsFolder
 ) -> None:
-    other = ResultsFolder(tmp_path / "h100")
     other.submit(TOY + "grid: {size: [1], mode: [fast]}\n", ok(6.0), H100)
     text = (
         SPEED + '.\n\n{{ value("time", "forward", size=1, mode="exact") | n(3) }} ms was not '
@@ -196,9 +199,10 @@ def test_a_run_without_memory_has_no_paragraph_and_lacks_no_number(measured: Res
     assert texts(result.parts[0]) == {H200: IMPOSSIBLE}
 
 
-def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: ResultsFolder) -> None:
+def test_a_device_that_only_a_table_shows_is_named(
+    measured: ResultsFolder, other: ResultsFolder
+) -> None:
     """The parameters of the answer are those of runs that this device does not have."""
-    other = ResultsFolder(tmp_path / "h100")
     other.submit(TOY + "fixed: {size: 8}\n", ok(6.0), H100)
     for table, devices in (
         ([Exhibit(table="toy")], [H200, f"{H100} (not measured)"]),
@@ -208,8 +212,9 @@ def test_a_device_that_only_a_table_shows_is_named(tmp_path: Path, measured: Res
         assert [view.heading for view in shown.problems[0].parts[0].views] == devices
 
 
-def test_two_devices_have_a_plot_and_figures_each(tmp_path: Path, folder: ResultsFolder) -> None:
-    other = ResultsFolder(tmp_path / "h100")
+def test_two_devices_have_a_plot_and_figures_each(
+    tmp_path: Path, folder: ResultsFolder, other: ResultsFolder
+) -> None:
     plot = "plots: [{name: p, x: size, series: [mode], phase: forward}]\n"
     for one, device in ((folder, H200), (other, H100)):
         (one.path / "artifacts").mkdir(parents=True)
@@ -356,11 +361,10 @@ def test_a_single_cpu_run_makes_a_report(folder: ResultsFolder) -> None:
 
 
 def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder, other: ResultsFolder
 ) -> None:
     toy = TOY + "resources: {gpus_per_node: 1}\n"
     folder.submit(toy + GRID, ok(4.0), H200)
-    other = ResultsFolder(tmp_path / "h100")
     other.submit(
         toy + "grid: {size: [1], mode: [fast, exact]}\n",
         lambda params, _: ok(6.0) if params["mode"] == "fast" else None,
@@ -374,10 +378,9 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
 
 @pytest.mark.parametrize("other_cpu", [CPU, f"{CPU} of another kind"])
 def test_a_device_has_results_of_cpus_only_from_its_own_folders(
-    tmp_path: Path, folder: ResultsFolder, other_cpu: str
+    folder: ResultsFolder, other: ResultsFolder, other_cpu: str
 ) -> None:
     """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
-    other = ResultsFolder(tmp_path / "h100")
     for one, gpu, cpu, ms in (
         (folder, H200, CPU, 4.0),
         (other, H100, other_cpu, 6.0),
@@ -391,9 +394,8 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
 
 
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder, other: ResultsFolder
 ) -> None:
-    other = ResultsFolder(tmp_path / "later")
     for one, ms in ((folder, 4.0), (other, 6.0)):
         one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
         one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
@@ -419,8 +421,7 @@ def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolde
     assert own.state is State.answered
 
 
-def test_two_sweeps_of_one_name_are_shown(tmp_path: Path, measured: ResultsFolder) -> None:
-    other = ResultsFolder(tmp_path / "other")
+def test_two_sweeps_of_one_name_are_shown(measured: ResultsFolder, other: ResultsFolder) -> None:
     text = TOY + "fixed: {size: 1}\ntables: [{name: another, phase: forward, rows: [size]}]\n"
     other.submit(text, ok(1.0), H200)
     (own,) = document(folders=[measured.path, other.path]).problems
