@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import random
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 ONE_SIZE = "grid: {size: [1], mode: [fast, exact]}\n"
 TWO_SIZES = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
 ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
+
+
+def failing(status: str, when: Callable[[dict[str, Any], int], bool]) -> Fate:
+    """Return the same times of both modes, but failures for some parameters and repeats."""
+    same = noisy(1.0)
+    return lambda params, repeat: failed(status) if when(params, repeat) else same(params, repeat)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +127,7 @@ def test_what_is_unsure_but_not_slower_gives_exit_code_0(tmp_path: Path) -> None
 def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
     """Other rounds and another GPU do not repair the same code. New code can."""
     same = noisy(1.0)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        bad = repeat == 1 and params["mode"] == "fast"
-        return failed("wrong") if bad else same(params, repeat)
-
+    outcome = failing("wrong", lambda params, repeat: repeat == 1 and params["mode"] == "fast")
     folder = blocks(tmp_path, outcome)
     measure(folder, outcome, "first", source_hash="code")
     measure(folder, same, "second", source_hash="code")
@@ -170,12 +173,7 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
     folder = blocks(tmp_path, noisy(1.0), TWO_SIZES)
-    same = noisy(1.0, seed=1)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        breaks = (params["size"], params["mode"]) == (2, "fast")
-        return failed("error") if breaks else same(params, repeat)
-
+    outcome = failing("error", lambda params, _: (params["size"], params["mode"]) == (2, "fast"))
     measure(folder, outcome, "another", source_hash="edited")
     found = compared(folder)
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
@@ -208,12 +206,9 @@ def test_failures_of_an_allocation_that_a_later_one_repaired(
 
 
 def test_what_cannot_be_measured_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    same = noisy(1.0)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        unsupported = params["size"] == 2 and params["mode"] == "fast"
-        return failed("unsupported") if unsupported else same(params, repeat)
-
+    outcome = failing(
+        "unsupported", lambda params, _: (params["size"], params["mode"]) == (2, "fast")
+    )
     assert compared(blocks(tmp_path, outcome, TWO_SIZES)).exit_code == 0
 
 
@@ -231,12 +226,7 @@ def test_a_block_still_to_come_is_undecided(tmp_path: Path) -> None:
 
 
 def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
-    same = noisy(1.0)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        bad = repeat == 2 and params["mode"] == "fast"
-        return failed("error") if bad else same(params, repeat)
-
+    outcome = failing("error", lambda params, repeat: repeat == 2 and params["mode"] == "fast")
     cell = only(compared(blocks(tmp_path, outcome)))
     assert (cell.text, cell.judged and cell.judged.rounds) == ("same, 1 of 5 rounds: error", 4)
 
