@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.frame.results import list_results
-from jobs.published.figures import FOLDER, published_figure
+from jobs.published.figures import FOLDER
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
@@ -117,11 +117,6 @@ def test_in_a_tables_of_a_list_a_run_has_its_figure_once(folder: ResultsFolder) 
     table = made(folder, text, facts={"kernels": [{"name": "a"}, {"name": "b"}]})
     header = "share_percent (report-b, GPU unstated)"
     assert table.columns[header] == ["52.6", "", "90.2", ""]
-
-
-def test_a_figure_that_is_not_there_is_none() -> None:
-    assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=1) == "5.364"
-    assert published_figure("flash_leaderboard_2025.csv", "forward_backward_ms", rank=99) is None
 
 
 def test_several_figures_for_one_row_are_told_before_anything_runs(tmp_path: Path) -> None:
