@@ -52,8 +52,16 @@ def document(*problems: Problem, folders: list[Path]) -> Document:
     return make_document(problems, studies, list(map(str, folders)), notes)
 
 
-def answers(part: PartResult) -> dict[str, Answer]:
-    return {view.device: view.answer for view in part.views}
+def part_of(answer: str, *folders: ResultsFolder, **keys: object) -> PartResult:
+    """Return the part of a problem with this answer, from results folders."""
+    shown = document(problem(answer, **keys), folders=[each.path for each in folders])
+    return shown.problems[0].parts[0]
+
+
+def answer_of(answer: str, folder: ResultsFolder, **keys: object) -> Answer:
+    """Return the answer on the only device of a results folder."""
+    (view,) = part_of(answer, folder, **keys).views
+    return view.answer
 
 
 def texts(part: PartResult) -> dict[str, str]:
@@ -97,8 +105,8 @@ def test_states(measured: ResultsFolder) -> None:
     ]  # fmt: skip
     assert result.state is State.partly
     assert result.states_of_parts == "answered (a), partly (c), not measured (b, d, e)"
-    first = answers(result.parts[0])[H200]
-    assert without_marks(first.text) == "4.00 ms" and "NVIDIA H200" in first.basis
+    (first,) = result.parts[0].views
+    assert without_marks(first.text) == "4.00 ms" and "NVIDIA H200" in first.answer.basis
     assert result.parts[4].views[0].answer.problem == "'nothing_like_this' is undefined"
 
 
@@ -133,9 +141,8 @@ def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -
     drawn = ok(4.0) | {"artifacts": "artifacts"}
     folder.submit_rounds(sweep, drawn, rounds=[0], trial=True)
     folder.submit_rounds(sweep, ok(4.0))
-    shown = problem("", show=[Exhibit(images="timeline", where="size == 1")])
-    (result,) = document(shown, folders=[folder.path]).problems
-    titles = {figure.title for figure in result.parts[0].views[0].figures}
+    part = part_of("", folder, show=[Exhibit(images="timeline", where="size == 1")])
+    titles = {figure.title for figure in part.views[0].figures}
     assert titles == {"toy: timeline (mode fast)", "toy: timeline (mode exact)"}
 
 
@@ -169,7 +176,7 @@ def test_the_state_of_a_part_is_the_best_of_its_devices(
     stale, partly = second.views
     assert stale.heading == f"{H100} (stale)"
     missing = ' and {{ value("time", "forward", size=2, mode="exact", phase="x") | n }} ms'
-    (of_one,) = document(problem(SPEED + missing), folders=[other.path]).problems[0].parts
+    of_one = part_of(SPEED + missing, other)
     assert [view.heading for view in of_one.views] == [f"{H100} (partly, stale)"]
     assert partly.heading == f"{H200} (partly)"
     assert partly.text == NO_NUMBERS
@@ -183,20 +190,17 @@ def test_a_device_without_some_numbers_has_its_complete_paragraphs(
         SPEED + '.\n\n{{ value("time", "forward", size=1, mode="exact") | n(3) }} ms was not '
         "measured everywhere."
     )
-    (result,) = document(problem(text), folders=[measured.path, other.path]).problems
-    h200, h100 = result.parts[0].views  # that with most numbers first
+    h200, h100 = part_of(text, measured, other).views  # that with most numbers first
     assert h200.device == H200 and SOME_NUMBERS not in h200.text
     assert without_marks(h100.text) == f"6.00 ms.\n\n{SOME_NUMBERS}"
 
 
 def test_a_run_without_memory_has_no_paragraph_and_lacks_no_number(measured: ResultsFolder) -> None:
     text = SPEED + '.\n\n{{ value("time", "forward", size=2, mode="fast") | n(3) }} ms.'
-    (result,) = document(problem(text), folders=[measured.path]).problems
-    assert result.parts[0].state is State.answered
-    assert texts(result.parts[0]) == {H200: "4.00 ms."}
-    (result,) = document(problem(text.replace(".\n\n", ", ")), folders=[measured.path]).problems
-    assert result.parts[0].state is State.partly
-    assert texts(result.parts[0]) == {H200: IMPOSSIBLE}
+    part = part_of(text, measured)
+    assert part.state is State.answered and texts(part) == {H200: "4.00 ms."}
+    part = part_of(text.replace(".\n\n", ", "), measured)
+    assert part.state is State.partly and texts(part) == {H200: IMPOSSIBLE}
 
 
 def test_a_device_that_only_a_table_shows_is_named(
@@ -208,8 +212,8 @@ def test_a_device_that_only_a_table_shows_is_named(
         ([Exhibit(table="toy")], [H200, f"{H100} (not measured)"]),
         ([], [H200]),
     ):
-        shown = document(problem(SPEED, show=table), folders=[measured.path, other.path])
-        assert [view.heading for view in shown.problems[0].parts[0].views] == devices
+        part = part_of(SPEED, measured, other, show=table)
+        assert [view.heading for view in part.views] == devices
 
 
 def test_two_devices_have_a_plot_and_figures_each(
@@ -238,8 +242,7 @@ def test_two_devices_have_a_plot_and_figures_each(
 
 def test_speed_says_whether_it_is_paired(measured: ResultsFolder) -> None:
     text = '{{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
-    (result,) = document(problem(text), folders=[measured.path]).problems
-    answer = answers(result.parts[0])[H200]
+    answer = answer_of(text, measured)
     assert without_marks(answer.text) == "2.00 (not paired)"
     assert answer.found == 2
 
@@ -259,14 +262,11 @@ def test_an_answer_names_how_a_run_failed(folder: ResultsFolder) -> None:
         "{{ f.capacity }} GiB, {{ f.unused }} GiB unused\n\n"
         "{{ failure('oom', size=1).allocated_bytes }}"
     )
-    (result,) = document(problem(text), folders=[folder.path]).problems
-    answer = answers(result.parts[0])[H200]
-    assert without_marks(answer.text) == ("backward: 32.00 of 139.8 GiB, 30.84 GiB unused")
+    answer = answer_of(text, folder)
+    assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
     for other in ("failure('oom', size=3)", "failure('error', size=1)"):  # ok, and oom
-        (result,) = document(problem(f"{{{{ {other}.phase }}}}"), folders=[folder.path]).problems
-        assert result.parts[0].state is State.missing
-    (result,) = document(problem("{{ failure('oom').phase }}"), folders=[folder.path]).problems
-    assert "2 runs have" in result.parts[0].views[0].answer.problem
+        assert part_of(f"{{{{ {other}.phase }}}}", folder).state is State.missing
+    assert "2 runs have" in answer_of("{{ failure('oom').phase }}", folder).problem
 
 
 def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFolder) -> None:
@@ -285,8 +285,7 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
         "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, {{ states.fast }}\n\n"
         "{{ verdict }}\n\n{{ halves.fast | n }}\n\n{{ accounting.peak_flops('', 'fp32') }}"
     )
-    (result,) = document(problem(text, numbers=numbers), folders=[measured.path]).problems
-    answer = answers(result.parts[0])[H200]
+    answer = answer_of(text, measured, numbers=numbers)
     assert without_marks(answer.text) == "4.0 2.0 2.0, oom"
     assert (answer.missing, answer.impossible, answer.problem) == (4, 1, "")
 
@@ -355,9 +354,9 @@ def test_folders_of_folders_are_found(tmp_path: Path, measured: ResultsFolder) -
 
 def test_a_single_cpu_run_makes_a_report(folder: ResultsFolder) -> None:
     folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0), CPU)
-    (result,) = document(problem('{{ value("time", "forward") }}'), folders=[folder.path]).problems
-    assert result.state is State.answered
-    assert [view.device for view in result.parts[0].views] == [CPU]
+    part = part_of('{{ value("time", "forward") }}', folder)
+    assert part.state is State.answered
+    assert [view.device for view in part.views] == [CPU]
 
 
 def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
@@ -370,9 +369,8 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
         lambda params, _: ok(6.0) if params["mode"] == "fast" else None,
         H100,
     )
-    shown = problem(SPEED, show=[Exhibit(table="toy")])
-    (result,) = document(shown, folders=[folder.path, other.path]).problems
-    h100, h200 = [view.tables[0].table.keys for view in result.parts[0].views]
+    part = part_of(SPEED, folder, other, show=[Exhibit(table="toy")])
+    h100, h200 = [view.tables[0].table.keys for view in part.views]
     assert h100 == [("fast",), ("exact",)] and len(h200) == 4
 
 
@@ -389,8 +387,7 @@ def test_a_device_has_results_of_cpus_only_from_its_own_folders(
         one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
     both = '{{ value("time", size=1) | n(2) }} {{ value("time", size=2) | n(2) }}'
     both = both.replace('"time"', '"time", "forward"')
-    (result,) = document(problem(both), folders=[folder.path, other.path]).problems
-    assert texts(result.parts[0]) == {H200: "4.0 5.0", H100: "6.0 7.0"}
+    assert texts(part_of(both, folder, other)) == {H200: "4.0 5.0", H100: "6.0 7.0"}
 
 
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
@@ -400,16 +397,15 @@ def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
         one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
         one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
     number = '{{ value("time", "forward", size=2) | n(2) }}'
-    (result,) = document(problem(number), folders=[folder.path, other.path]).problems
-    assert texts(result.parts[0]) == {H200: "7.0"}
+    assert texts(part_of(number, folder, other)) == {H200: "7.0"}
 
 
 def test_staleness_is_that_of_each_record(measured: ResultsFolder) -> None:
     """A newer result of another device in the same folder does not hide an older one."""
     older = ok(6.0) | {"source_hash": "0123"}
     measured.submit(TOY + "grid: {size: [1], mode: [fast]}\n", older, H100)
-    (result,) = document(problem(SPEED), folders=[measured.path]).problems
-    assert {view.heading for view in result.parts[0].views} == {H200, f"{H100} (stale)"}
+    headings = {view.heading for view in part_of(SPEED, measured).views}
+    assert headings == {H200, f"{H100} (stale)"}
 
 
 def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolder) -> None:
@@ -443,9 +439,9 @@ def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) 
 
 def test_runs_that_all_failed_are_not_called_unmeasured(folder: ResultsFolder) -> None:
     folder.submit(TOY + GRID, failed("error"), H200)
-    (result,) = document(problem(SPEED), folders=[folder.path]).problems
-    assert result.parts[0].not_measured == "All runs of this answer failed (4 error)."
-    assert result.parts[0].command.endswith(" --retry-failed")
+    part = part_of(SPEED, folder)
+    assert part.not_measured == "All runs of this answer failed (4 error)."
+    assert part.command.endswith(" --retry-failed")
 
 
 @pytest.mark.slow
