@@ -152,6 +152,7 @@ def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
     [
         (failed("oom"), ok(1.0), "broken", "oom", 1),
         (ok(1.0), failed("error"), "fixed", "baseline: error", 0),
+        (ok(1.0), failed("wrong"), "not measured", "baseline: wrong", 3),
         (failed("unsupported"), ok(1.0), "not measured", "unsupported", 3),
         (failed("oom"), failed("oom"), "not measured", "oom", 3),
         (ok(0.0), ok(1.0), "not measured", "time of 0 ms", 3),

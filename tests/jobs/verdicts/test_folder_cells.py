@@ -123,7 +123,7 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
         | {
             "gpus": [{"uuid": f"GPU-{driver}"}],
             "environment": {
-                "host": "vm",
+                "host": f"vm {driver}",
                 "driver": driver,
                 "loaded": {"torch": "2.11.0", "triton": triton, "cudnn": cudnn},
                 "git": {"commit": "4bb999b00", "dirty": driver == "580"},
@@ -140,6 +140,7 @@ def test_what_differs_is_told_above_the_table(tmp_path: Path) -> None:
     found = pair.compared()
     assert found.heading == [
         "other GPUs",
+        "other hosts",
         "driver: 570 before, 580 after",
         "cuDNN: 91900 before, 92000 after",
         "Triton: 3.6.0 before, 3.7.1 after",

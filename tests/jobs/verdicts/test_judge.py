@@ -61,6 +61,9 @@ def test_like_allocations_are_pooled() -> None:
     ten = rounds(*(1.02 + 0.001 * (-1) ** i for i in range(10)))
     before, after = alone(ten), alone(ten + rounds(1.0195, allocation="b"))
     assert (before.verdict, after.verdict, after.allocations) == ("slower", "slower", 2)
+    assert math.log(after.ratio) == pytest.approx(
+        (10 * math.log(before.ratio) + math.log(1.0195)) / 11  # each round counts the same
+    )
     assert after.p is not None and after.p < 1e-6
 
 
