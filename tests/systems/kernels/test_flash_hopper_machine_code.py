@@ -14,6 +14,7 @@ from systems.kernels.flash_attention.hopper.tiles import (
     FEW_BLOCKS,
     FORWARD,
     NARROW_VALUES,
+    PACKED_HEAD_DIMS,
     SHORT,
     forward_tile,
 )
@@ -35,6 +36,8 @@ TILES = {
 # Arguments of compile_hopper by the name of a case
 KERNELS: dict[str, dict[str, Any]] = {}
 for (tile_name, (head_dim, value_dim, tile)), form in product(TILES.items(), FORMS):
+    if form == "packed" and head_dim not in PACKED_HEAD_DIMS:
+        continue
     dims = {"head_dim": head_dim, "value_dim": value_dim, "form": form}
     if (tile, form) == (NARROW_VALUES, "packed"):
         tile = forward_tile(192, 1 << 14, True, True, 128)
