@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -42,6 +43,13 @@ os.environ["JOBS_LATEST_NAME"] = ".latest-of-tests.json"
 # inherit this. Commands that tests interrupt would then not stop.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with contextlib.suppress(ModuleNotFoundError):  # the tests of kernels on a GPU need none
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine makes any example slow.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 INTERPRETED = Path(__file__).parent / "interpreted"
 

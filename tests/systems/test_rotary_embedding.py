@@ -11,7 +11,7 @@ from systems.model import RotaryEmbedding, TransformerLM
 from systems.training.attention_choice import implementation
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     head_dim=st.integers(1, 16).map(lambda half: 2 * half),
     positions=st.tuples(st.integers(0, 40), st.integers(0, 40)),

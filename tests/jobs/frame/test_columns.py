@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.frame.flat import typed
@@ -90,7 +90,6 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(scalars | st.text(st.characters(codec=None))))
 def test_every_column_can_be_written(values: list[Any]) -> None:
     frame = pd.DataFrame({"a": typed(values)})

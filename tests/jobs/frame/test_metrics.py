@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.formatting import format_number
@@ -153,7 +153,7 @@ def test_without_a_dtype_the_precision_says_what_the_peak_is(
     assert table(folder, rows=["size"], value="mfu") == [{"size": "1", "MFU": share}]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(st.floats(1e-2, 1e6))
 def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
     text = format_number(number)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack
@@ -108,7 +108,7 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     assert slots(alone) == 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(
     st.lists(st.builds(Shape, nodes=st.integers(1, 2), gpus_per_node=st.integers(0, 2))),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -253,7 +253,7 @@ def test_phases_are_columns_unless_the_table_names_one(folder: ResultsFolder) ->
 # ---- property ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, len(FATES) - 1), min_size=8, max_size=8), st.booleans())
 def test_no_number_is_lost_whatever_the_others_do(
     tmp_path_factory: pytest.TempPathFactory, fates: list[int], with_baseline: bool

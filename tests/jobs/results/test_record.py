@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -64,7 +64,7 @@ def test_any_truncation_loses_at_most_the_last_line() -> None:
             assert bad[0].line == complete + 1
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 4))
 def test_garbage_between_lines_is_reported_and_costs_only_itself(garbage: bytes, at: int) -> None:
     data = b"".join(LINES[:at]) + garbage + b"\n" + b"".join(LINES[at:])
@@ -76,7 +76,7 @@ def test_garbage_between_lines_is_reported_and_costs_only_itself(garbage: bytes,
         assert "skipped" in str(one)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(st.integers(0, len(FILE) - 1), st.binary(min_size=1, max_size=8))
 def test_damage_within_a_line_costs_only_that_line(at: int, damage: bytes) -> None:
     data = FILE[:at] + damage + FILE[at + len(damage) :]
@@ -178,7 +178,7 @@ def test_a_failure_may_quote_what_is_no_text(tmp_path: Path) -> None:
 # ---- following a file that grows -----------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, len(FILE)), max_size=8))
 def test_a_tail_sees_whole_lines_only_and_each_once(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.sweep import context
@@ -151,7 +151,6 @@ def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     return pairs | inner.map("not ({})".format)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(COMPARISONS, combined, max_leaves=8),
     st.fixed_dictionaries({name: st.integers(-4, 4) for name in "abc"}),
@@ -160,7 +159,7 @@ def test_any_combination_means_what_it_means_in_python(text: str, params: dict[s
     assert Condition(text, Names("abc"))(params) == eval(text, {}, params)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(st.text(max_size=60) | st.text("seq_len<>=!()[]'\" andortify0123456789.,:*+-", max_size=60))
 def test_any_text_is_a_condition_or_an_error_about_it(text: str) -> None:
     try:

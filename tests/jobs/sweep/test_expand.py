@@ -12,7 +12,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -30,9 +30,7 @@ from tests.jobs.results_folder import load, params_of, write
 
 ROOT = Path(__file__).parents[3]
 NAME = "tests.benchmarks.toy"
-SLOW = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # no deadline, because a test may be slow on a busy machine
+SLOW = settings(max_examples=30)  # no deadline, because a test may be slow on a busy machine
 TOY = f"name: toy\nbenchmark: {NAME}\n"
 
 
@@ -264,7 +262,7 @@ SCALARS = st.one_of(
 PARAMS = st.dictionaries(st.sampled_from("abcd"), SCALARS)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(PARAMS, PARAMS)
 def test_two_ids_are_the_same_only_for_the_same_params(
     one: dict[str, Any], two: dict[str, Any]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jobs.sweep.strict_yaml import MAX_NODES, parse
@@ -133,7 +133,7 @@ TOKENS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500)
 @given(st.one_of(st.text(), st.lists(TOKENS, max_size=30).map("".join)))
 def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
     document = parse(text, "f")
@@ -142,7 +142,7 @@ def test_any_text_is_data_or_problems_never_an_exception(text: str) -> None:
         assert problem.position.column >= 1
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500)
 @given(st.text("0123456789-+.:_eExXobnyftruslai ", min_size=1, max_size=7))
 def test_what_is_read_is_what_yaml_reads(scalar: str) -> None:
     """Every accepted scalar has its value in YAML 1.1, except that 1.5e3 is a number here."""
@@ -167,7 +167,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(min_size=1, max_size=5), PLAIN, max_size=4))
 def test_json_is_read_as_it_is(data: dict[str, object]) -> None:
     """JSON is valid YAML. `jobs replay` writes its sweep as JSON."""

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -42,7 +42,6 @@ def alone(given: list[Round], margin: float = 0.01, floor: float | None = None) 
     return verdict
 
 
-@settings(deadline=None)
 @given(ROUNDS)
 def test_one_allocation_agrees_with_scipys_t_test(given_rounds: list[Round]) -> None:
     one = [Round("a", each.baseline, each.candidate) for each in given_rounds]
@@ -105,7 +104,6 @@ def test_steps_of_the_clock_are_no_difference() -> None:
     assert alone(exact, floor=0.0).verdict == "slower"
 
 
-@settings(deadline=None)
 @given(ROUNDS)
 def test_swapping_gives_the_inverse(given_rounds: list[Round]) -> None:
     single = [Round(r.allocation, r.baseline[:1], r.candidate) for r in given_rounds]

@@ -9,7 +9,7 @@ from itertools import accumulate, product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from systems.kernels.flash_attention.autograd import FlashAttentionTriton
@@ -65,7 +65,6 @@ def test_no_ranges_are_refused():
         split_rows(100, 16, 4, 132, 0)
 
 
-@settings(deadline=None)  # the first example imports Triton
 @given(
     st.integers(1, 300), st.integers(1, 300), st.integers(1, 3), st.integers(1, 3),
     st.integers(1, 6), st.sampled_from([(16, 16), (32, 16), (48, 32)]), st.booleans(),

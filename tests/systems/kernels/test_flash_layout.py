@@ -38,7 +38,7 @@ def _addressed(x: Tensor) -> Tensor:
     return (x.contiguous() if of.is_copy else x).as_strided(of.shape, (*of.strides, 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(views())
 def test_a_layout_addresses_the_tensors_own_elements(x):
     of = layout(x.shape, x.stride())
@@ -47,7 +47,7 @@ def test_a_layout_addresses_the_tensors_own_elements(x):
         assert torch.equal(_addressed(x), x.reshape(of.shape))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(views())
 def test_an_output_is_dense_and_written_in_place(x):
     out = empty_like(x)
