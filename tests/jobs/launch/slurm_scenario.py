@@ -46,10 +46,6 @@ class Scenario:
         """Let the runs whose parameter `until` names this file continue."""
         (self.folder / until).touch()
 
-    def until_parameter(self, until: str) -> str:
-        """Return the path of the file that a run waits for. "" and "requeued" name no file."""
-        return until if until in ("", "requeued") else str(self.folder / until)
-
     def program(self, name: str, script: str) -> dict[str, str]:
         """Put a script before a program of Slurm, which it can call as $real. Returns PATH."""
         folder = self.folder / f"bin-{name}"
@@ -154,12 +150,6 @@ class Scenarios:
         folder.mkdir()
         sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
         scenario = Scenario(self.cluster, folder, sweep)
-        for axis in ("fixed", "zip"):  # replace names of files by paths in the scenario's folder
-            given = sweep.get(axis, {}).get("until")
-            if isinstance(given, list):
-                sweep[axis]["until"] = [scenario.until_parameter(name) for name in given]
-            elif given:
-                sweep[axis]["until"] = scenario.until_parameter(given)
         self._by_name[name] = scenario
         return scenario
 

@@ -6,7 +6,6 @@ Programs on PATH stand for Slurm's commands only where no Slurm can be made to a
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -105,25 +104,6 @@ def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios,
     assert states(unknown) == ["unknown", "unknown"]
     assert states(scenario.status()) == ["queued", "queued"]
     assert "skipping 2 runs already queued or running" in scenario.submit().stdout
-    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
-
-
-@pytest.mark.slow
-def test_a_signal_waits_for_the_answer_of_sbatch(scenarios: Scenarios, name: str) -> None:
-    """sbatch waits for minutes if Slurm has too many jobs (MaxJobCount)."""
-    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
-    waits = scenario.program("sbatch", 'until [ -e go ]; do sleep 0.1; done; exec $real "$@"')
-    sweep = scenario.write_sweep()
-    command = (sys.executable, "-m", "jobs.submit", sweep, "--out", "out")
-    process = scenario.start(*command, **waits)
-    assert process.stdout is not None
-    next(line for line in process.stdout if "waiting for sbatch; Ctrl-C stops after" in line)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        process.send_signal(number)
-    scenario.release("go")
-    told = process.communicate()[0]
-    assert re.search(r"interrupted: Slurm jobs \d+_\[0-1\] stay submitted", told), told
-    assert process.returncode == 130
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
 
 

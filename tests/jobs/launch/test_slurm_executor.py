@@ -1,4 +1,4 @@
-"""Job arrays and sbatch scripts, tested without a Slurm cluster."""
+"""sbatch scripts and the task of a job, tested without a Slurm cluster."""
 
 from __future__ import annotations
 
@@ -11,33 +11,11 @@ from pathlib import Path
 import pytest
 
 from jobs import slurm_client
-from jobs.launch.slurm_executor import arrays, restarting_srun
-from jobs.results.manifest import Executor, Job, Manifest
-from jobs.run import Shape
-from jobs.sweep.schema import Sweep
+from jobs.launch.slurm_executor import restarting_srun
+from jobs.results.manifest import Executor
 from jobs.worker.environment import job_environment
-from tests.jobs.harness import ROOT, call
+from tests.jobs.harness import ROOT, call, write_submission, write_sweep
 from tests.jobs.results_folder import TOY, write
-
-
-def manifest(folder: Path, jobs: list[Job], **slurm: object) -> Manifest:
-    sweep = Sweep.model_validate({"name": "many", "benchmark": "attention", "slurm": slurm})
-    return Manifest(folder, "id", 0.0, Executor.slurm, sweep, "", "", {}, jobs, [], {})
-
-
-def some(count: int, shape: Shape = Shape(), first: int = 0) -> list[Job]:
-    return [Job(index, shape, 5, [("run", 0)]) for index in range(first, first + count)]
-
-
-def test_an_array_has_jobs_of_one_shape_and_at_most_as_many_as_slurm_takes(tmp_path: Path) -> None:
-    jobs = some(7) + some(3, Shape(gpus_per_node=1), first=7) + some(1, first=10)
-    result = arrays(manifest(tmp_path, jobs), 4)
-    assert [[job.index for job in one] for one in result] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 10],
-        [7, 8, 9],
-    ]
-
 
 # Stands for the program srun. Each call reads an exit code from the file `codes`. If "+" precedes
 # it, the call changes the state of job 7, as a worker does that begins a run.
@@ -60,14 +38,13 @@ exit "${code#+}"
     ],
 )
 def test_restarts_of_the_job_step(tmp_path: Path, codes: list[str], calls: int, code: int) -> None:
-    wanted = Manifest(
-        tmp_path, "id", 0.0, Executor.slurm, manifest(tmp_path, []).sweep, "", "", {}, [], [], {}
-    )
-    (tmp_path / "id").symlink_to(wanted.path)
-    wanted.job_folder(7).mkdir(parents=True)
+    cases = [{"what": "ok", "tag": tag} for tag in range(8)]
+    sweep = write_sweep(tmp_path, cases, runs_per_job=1)
+    manifest = write_submission(sweep, tmp_path / "out", Executor.slurm)
+    (tmp_path / "id").symlink_to(manifest.path)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
-    function = restarting_srun(wanted, some(3, first=5))
+    function = restarting_srun(manifest, manifest.jobs[5:])
     script = f"set -e\n{function}\nsrun --unbuffered"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2"}
     (tmp_path / "codes").write_text("\n".join([*codes, ""]))

@@ -48,7 +48,6 @@ def scenarios(
         resources={"cpus_per_task": slurm_cluster.cpus},
     )
     scenarios.submit("warned", zip=block("requeued"), blocks=BLOCKS)
-    scenarios.submit("short", zip={"index": [0], "until": ["go"]}, **LIMIT)
     scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
     three = BLOCKS | {"rounds": 3}
     scenarios.submit("block", zip=block("go"), fixed={"later": True}, blocks=three)
@@ -65,7 +64,6 @@ def scenarios(
     )
     preempt(scenarios["preempted"])
     warn(scenarios["warned"])
-    warn_early(scenarios["short"])
     return scenarios
 
 
@@ -86,22 +84,6 @@ def preempt(scenario: Scenario) -> None:
 def warn(scenario: Scenario) -> None:
     """Once the second run executes, send the warning signal that precedes the end of the job."""
     scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    send_warning(scenario)
-
-
-def warn_early(scenario: Scenario) -> None:
-    """Send the warning signal, and let the run end once the worker has handled the signal."""
-    send_warning(scenario)
-
-    def handled() -> bool:
-        logs = scenario.out.glob("submissions/*/slurm/*_log.out")
-        return any("is early; continuing" in path.read_text() for path in logs)
-
-    scenario.cluster.wait_for(handled, SOON_S, "the worker to handle the signal")
-    scenario.release("go")
-
-
-def send_warning(scenario: Scenario) -> None:
     scenario.wait_until_executing()
     (line,) = scenario.queue()
     scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
@@ -197,12 +179,6 @@ def assert_requeued(records: list[Record]) -> None:
 def test_preemption(scenarios: Scenarios) -> None:
     """A job that ends in its grace time is requeued. Slurm would count it as failed otherwise."""
     assert_requeued(scenarios["preempted"].finish())
-
-
-@pytest.mark.slow
-def test_early_warning_of_the_time_limit(scenarios: Scenarios) -> None:
-    """Slurm may warn most of a minute early. A run that ends in time is not interrupted."""
-    assert [record.status for record in scenarios["short"].finish()] == ["ok"]
 
 
 @pytest.mark.exhaustive  # faster: test_an_early_warning_is_repeated_when_it_is_due
