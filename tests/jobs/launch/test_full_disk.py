@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.misbehave import fill
 from tests.jobs.harness import (
     call,
     only_record,
@@ -75,17 +74,6 @@ def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> Non
         assert again.returncode == 0 and "skipping 2 runs with a result" in again.stdout
         assert [(r.params["what"], r.status) for r in records(out)[3:]] == [(case["what"], "ok")]
         assert set(statuses(out).values()) == {"ok"}
-
-
-def test_a_submission_onto_a_full_disk_says_so(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, [{"what": "ok"}])
-    with small_disk(tmp_path / "out", 64) as out:
-        fill(out / "ballast")
-        done = call("jobs.submit", sweep, "--local", "--out", out)
-        assert done.returncode == 2 and done.stdout == WORDS.format(out) + "\n"
-        (out / "ballast").unlink()
-        assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-        assert [r.status for r in records(out)] == ["ok"]
 
 
 @pytest.mark.slow

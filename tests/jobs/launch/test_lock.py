@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,62 +13,42 @@ import pytest
 
 from jobs.launch import lock as lock_module
 from jobs.launch.lock import FolderInUse, QueueLock, SubmitLock
-from tests.jobs.harness import ROOT, await_true
+from tests.jobs.harness import await_true
 
 LOCK = SubmitLock.NAME
 
-# Takes the lock when stdin has a line, reports whether it got it, and keeps it until stdin ends.
-TAKE = """
-import sys
-from pathlib import Path
-from jobs.launch.lock import FolderInUse, SubmitLock
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    lock = SubmitLock(Path(sys.argv[1])).__enter__()
-except FolderInUse as error:
-    print(f"refused {error}", flush=True)
-else:
-    print("taken", flush=True)
-    sys.stdin.read()
-    lock.release()
-"""
+FORK = multiprocessing.get_context("fork")
+
+
+class Takers:
+    """Processes that take the lock at the same time. One that gets it keeps it until `end`."""
+
+    def __init__(self, folder: Path, count: int):
+        self.start, self.end = FORK.Barrier(count), FORK.Event()
+        answers = FORK.SimpleQueue()
+
+        def take() -> None:
+            self.start.wait()
+            try:
+                with SubmitLock(folder):
+                    answers.put("taken")
+                    self.end.wait()
+            except FolderInUse:
+                answers.put("refused")
+
+        self.processes = [FORK.Process(target=take) for _ in range(count)]
+        for process in self.processes:
+            process.start()
+        self.answers = sorted(answers.get() for _ in range(count))
 
 
 def killed_taker(folder: Path) -> None:
     """Let a process take the lock and kill it."""
-    taker = start_taker(folder)
-    assert take(taker) == ["taken\n"]
-    taker.kill()
-    taker.communicate()
+    takers = Takers(folder, 1)
+    assert takers.answers == ["taken"]
+    takers.processes[0].kill()
+    takers.processes[0].join()
     assert (folder / LOCK).exists()
-
-
-def start_taker(folder: Path) -> subprocess.Popen[str]:
-    """Start a process that is ready to take the lock."""
-    taker = subprocess.Popen(
-        [sys.executable, "-c", TAKE, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert line(taker) == "ready\n"
-    return taker
-
-
-def line(taker: subprocess.Popen[str]) -> str:
-    assert taker.stdout is not None
-    return taker.stdout.readline()
-
-
-def take(*takers: subprocess.Popen[str]) -> list[str]:
-    """Let processes take the lock at the same time, and return what each of them reports."""
-    for taker in takers:
-        assert taker.stdin is not None
-        taker.stdin.write("\n")
-        taker.stdin.flush()
-    return [line(taker) for taker in takers]
 
 
 def change(lock: Path, age_s: float = 0.0, **process: Any) -> None:
@@ -83,12 +62,12 @@ def change(lock: Path, age_s: float = 0.0, **process: Any) -> None:
 
 def test_one_of_many_takes_over_the_lock_of_a_killed_process(tmp_path: Path) -> None:
     killed_taker(tmp_path)
-    takers = [start_taker(tmp_path) for _ in range(4)]
-    answers = take(*takers)
-    assert sorted(answer.split()[0] for answer in answers) == ["refused"] * 3 + ["taken"]
+    takers = Takers(tmp_path, 4)
+    assert takers.answers == ["refused"] * 3 + ["taken"]
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
-    for taker in takers:
-        taker.communicate()
+    takers.end.set()
+    for process in takers.processes:
+        process.join()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -52,32 +52,6 @@ def test_resume_in_a_folder(tmp_path: Path) -> None:
     assert todo() == [(3, 0), (4, 0)]
 
 
-def test_results_of_older_code_are_measured_again(tmp_path: Path) -> None:
-    hashes = {1: None, 2: "0" * 16}  # the third run has the hash of the present code
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\n")
-
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any]:
-        size = params["size"]
-        own = {"source_hash": hashes[size]} if size in hashes else {}
-        return (failed("oom") if size == 4 else ok(1.0)) | own
-
-    folder = ResultsFolder(tmp_path / "out")
-    folder.submit(loaded, outcome, device=cpu_device())
-
-    def planned(**flags: bool) -> tuple[set[int], list[str], bool]:
-        prepared = prepare(loaded, Options(Executor.local, folder.path, **flags), "sweep.yaml")
-        runs = [
-            prepared.manifest.runs[run] for job in prepared.manifest.jobs for run, _ in job.tasks
-        ]
-        return {run.params["size"] for run in runs}, prepared.notes, prepared.manifest.keep_stale
-
-    which = "2 results of older code (1 without a source hash)"
-    again = f"{which} measured again; --keep-stale keeps them"
-    assert planned() == ({1, 2}, [again], False)
-    assert planned(keep_stale=True) == (set(), [f"{which} kept"], True)
-    assert planned(force=True) == ({1, 2, 3, 4}, [], False)
-
-
 # ---- packing -------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,4 @@
-"""Edits and commits while jobs wait: with --snapshot, jobs run the code of the submission.
-
-test_slurm.py tests the same with jobs that Slurm holds.
-"""
+"""With --snapshot, jobs run a copy of the code. test_slurm.py edits the code while jobs wait."""
 
 from __future__ import annotations
 
@@ -11,30 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.checkout import BENCHMARK, SWEEP, Checkout, own_repository, project_checkout
+from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, records
 
-# The run of index 0 edits and commits its own repository, from which it was submitted.
-EDITS = BENCHMARK.replace(
-    "    import helper\n",
-    """\
-    import subprocess
-    from pathlib import Path
-    import helper, jobs, systems
-    if params.index == 0:
-        folder = Path(ORIGIN)
-        (folder / "helper.py").write_text("VALUE = 'new'")
-        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-        subprocess.run([*git, "commit", "-qam", "edit"], cwd=folder, check=True)
-""",
-).replace("helper.VALUE,", "helper.VALUE, 'files': [jobs.__file__, systems.__file__],")
-
-
-def editing(own: Checkout) -> str:
-    """Write a benchmark that edits its repository, and return the commit before the edit."""
-    own.write("own/bench.py", f"ORIGIN = {str(own.folder)!r}\n{EDITS}")
-    own.write("own.yaml", SWEEP % "0, 1")
-    return own.commit()
+# Returns the paths of what it imports.
+IMPORTS = BENCHMARK.replace("import helper\n", "import helper, jobs, systems\n").replace(
+    "helper.VALUE,", "helper.VALUE, 'files': [m.__file__ for m in (helper, jobs, systems)],"
+)
 
 
 def submitted(where: Checkout, out: Path, *options: str, project: Path) -> str:
@@ -70,8 +50,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     """Nobody else reads the results of a user whose umask is 077."""
     own = own_repository(tmp_path / "own")
-    (own.write("run.sh", "#!/bin/sh\n")).chmod(0o755)
-    commit = editing(own)
+    own.write("run.sh", "#!/bin/sh\n").chmod(0o755)
+    own.write("own/bench.py", IMPORTS)
+    commit = own.commit()
     own.write("helper.py", "VALUE = 'uncommitted'\n")
     out = own.folder / "logs" / "own"
     before = os.umask(0o077)
@@ -80,19 +61,18 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
     finally:
         os.umask(before)
     assert_modes(out, 0o077)
-    assert len(own.git("rev-list", "HEAD").splitlines()) == 3
     (snapshot,) = (out / "snapshots").iterdir()
-    for record in records(out):
-        assert facts(record)["code"] == "uncommitted"
-        copies = [str(snapshot / "sweeps" / name / "__init__.py") for name in ("jobs", "systems")]
-        assert facts(record)["files"] == copies
-        (code,) = record.environment["code"]
-        assert code["snapshot"] == f"snapshots/{snapshot.name}"
-        assert (code["commit"], code["dirty"], code["file"]) == (commit, True, "own/bench.py")
-        assert "+VALUE = 'uncommitted'" in (out / "diffs" / f"{code['diff']}.diff").read_text()
-        git = record.environment["git"]
-        assert git["snapshot"] == code["snapshot"] and git["dirty"] is False
-        assert git["commit"] == project.git("rev-parse", "HEAD")
+    (record,) = records(out)
+    assert facts(record)["code"] == "uncommitted"
+    names = ("own/helper.py", "sweeps/jobs/__init__.py", "sweeps/systems/__init__.py")
+    assert facts(record)["files"] == [str(snapshot / name) for name in names]
+    (code,) = record.environment["code"]
+    assert code["snapshot"] == f"snapshots/{snapshot.name}"
+    assert (code["commit"], code["dirty"], code["file"]) == (commit, True, "own/bench.py")
+    assert "+VALUE = 'uncommitted'" in (out / "diffs" / f"{code['diff']}.diff").read_text()
+    git = record.environment["git"]
+    assert git["snapshot"] == code["snapshot"] and git["dirty"] is False
+    assert git["commit"] == project.git("rev-parse", "HEAD")
 
 
 @pytest.mark.slow
