@@ -19,16 +19,6 @@ blocks = st.builds(
 )
 
 
-def test_rounds_alternate_their_direction_and_are_rotated() -> None:
-    block = Block("b", "base", ("base", "x", "y"), rounds=3, aa=True)
-    assert block.tasks(0) == [("base", 0), ("x", 0), ("base", 1), ("y", 0)]
-    assert block.tasks(1) == [("y", 1), ("base", 3), ("x", 1), ("base", 2)]
-    assert block.tasks(2) == [("base", 5), ("y", 2), ("base", 4), ("x", 2)]
-    assert block.first_tasks(2) == [("base", 4), ("x", 2), ("y", 2)]
-    once = Block("b", "base", ("base", "x", "y"), rounds=3, aa=False)
-    assert [once.tasks(n)[0][0] for n in range(6)] == ["base", "y", "y", "x", "x", "base"]
-
-
 @given(blocks)
 def test_places_are_balanced(block: Block) -> None:
     """A steady drift over a pair of rounds shifts every process by the same amount.

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jobs.code.export import export_revision, export_working_tree, hash_of
-from jobs.code.git import GitError
 from jobs.code.state import is_tracked
 from tests.jobs.checkout import Checkout
 
@@ -104,8 +103,3 @@ def test_files_of_submodules_as_they_are(own: Checkout, tmp_path: Path) -> None:
     export_working_tree(own.folder, tmp_path / "second")
     found = [contents(tmp_path / name)["inner/lib/lib.py"] for name in ("first", "second")]
     assert found == [b"old\n", b"new\n"]
-
-
-def test_what_is_no_revision(own: Checkout, tmp_path: Path) -> None:
-    with pytest.raises(GitError, match="Not a valid object name"):
-        export_revision(own.folder, tmp_path / "copy", "no-such-revision")

@@ -41,15 +41,6 @@ def split(data: bytes) -> tuple[list[Record], list[BadLine]]:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def test_a_record_comes_back_as_it_was() -> None:
-    for i, written in enumerate(LINES):
-        ((back,), bad) = split(written)
-        assert not bad
-        assert back == Record.model_validate_json(written)
-        assert back.model_dump_json(exclude_none=True).encode() + b"\n" == written
-        assert back.params == run(i).params
-
-
 def test_any_truncation_loses_at_most_the_last_line() -> None:
     """The file is truncated at every byte."""
     whole, _ = split(FILE)
