@@ -55,18 +55,6 @@ def test_any_truncation_loses_at_most_the_last_line() -> None:
             assert bad[0].line == complete + 1
 
 
-@settings(max_examples=200)
-@given(st.binary(min_size=1, max_size=60), st.integers(0, 4))
-def test_garbage_between_lines_is_reported_and_costs_only_itself(garbage: bytes, at: int) -> None:
-    data = b"".join(LINES[:at]) + garbage + b"\n" + b"".join(LINES[at:])
-    records, bad = split(data)
-    assert records == split(FILE)[0]
-    assert len(bad) == sum(bool(piece.strip()) for piece in garbage.split(b"\n"))
-    for one in bad:
-        assert str(WHERE) in str(one)
-        assert "skipped" in str(one)
-
-
 @settings(max_examples=100)
 @given(st.integers(0, len(FILE) - 1), st.binary(min_size=1, max_size=8))
 def test_damage_within_a_line_costs_only_that_line(at: int, damage: bytes) -> None:
