@@ -219,16 +219,16 @@ class Fifo:
         return int(run), int(child)
 
     def release(self) -> None:
-        """Let later runs end instead of waiting."""
+        """Let later runs end instead of waiting, and also the present one if it only pauses."""
         Path(f"{self.path}.go").touch()
 
 
-def waiting_sweep(folder: Path) -> tuple[Path, Fifo]:
-    """Write a sweep of three runs of which the second waits."""
+def waiting_sweep(folder: Path, what: str = "wait") -> tuple[Path, Fifo]:
+    """Write a sweep of three runs, of which the second waits. "pause": until it is released."""
     fifo = Fifo(folder / "fifo")
     cases: list[dict[str, Any]] = [
         {"what": "ok"},
-        {"what": "wait", "path": str(fifo.path)},
+        {"what": what, "path": str(fifo.path)},
         {"what": "ok", "tag": 1},
     ]
     return write_sweep(folder, cases), fifo

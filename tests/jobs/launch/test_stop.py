@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from jobs.results.manifest import Manifest
-from jobs.results.worker_state import read_worker_state
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -35,7 +34,7 @@ from tests.jobs.harness import (
     write_sweep,
 )
 
-# Does what slurm_executor.WorkerTask.checkpoint does, without Slurm.
+# Stops at the warning signal as jobs.launch.worker_task does, without Slurm.
 WARNED = """
 import signal, sys
 from pathlib import Path
@@ -161,50 +160,32 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
     assert set(statuses(out).values()) == {"ok"}
 
 
-def sweep_until(folder: Path, go: Path) -> Path:
-    """Write a sweep of three runs of which the second ends when the file `go` exists."""
-    cases = [{"index": 0}, {"index": 1, "until": str(go)}, {"index": 2}]
-    return write_sweep(folder, cases, benchmark="tests.benchmarks.slurm_scenarios")
-
-
-def await_second_run(submission: Path, pid: int | None = None) -> None:
-    """Wait until the second run executes, in the worker with this pid."""
-
-    def executes() -> bool:
-        state = read_worker_state(submission / "jobs" / "0")
-        known = [r.run for r in records(submission.parents[1])]
-        return bool(known and state.running and state.running.run not in known) and (
-            pid in (None, state.pid)
-        )
-
-    await_true(executes, "the second run")
-
-
 @pytest.mark.slow
 def test_a_second_worker_of_a_job_replaces_the_first(tmp_path: Path) -> None:
     """Slurm starts a job again if its node is lost, but the old worker may still run."""
-    go, out = tmp_path / "go", tmp_path / "out"
-    manifest = write_submission(sweep_until(tmp_path, go), out)
+    sweep, fifo = waiting_sweep(tmp_path, "pause")
+    manifest = write_submission(sweep, tmp_path / "out")
     command = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
     workers = []
     for _ in range(2):
         workers.append(subprocess.Popen(command, cwd=ROOT, env=job_environment()))
-        await_second_run(manifest.path, workers[-1].pid)
-    go.touch()
+        run, _ = fifo.pids()
+        assert parent_of(parent_of(run)) == workers[-1].pid
+    fifo.release()
     assert [worker.wait(PATIENCE_S) for worker in workers] == [1, 0]
-    found = [(r.params["index"], r.attempt, r.status) for r in records(out)]
-    assert found == [(0, 1, "ok"), (1, 2, "ok"), (2, 1, "ok")]
+    found = [(r.params["what"], r.attempt, r.status) for r in records(manifest.folder)]
+    assert found == [("ok", 1, "ok"), ("pause", 2, "ok"), ("ok", 1, "ok")]
 
 
 @pytest.mark.slow
 def test_a_folder_that_is_moved_meanwhile(tmp_path: Path) -> None:
     """Nothing is written to the old place, which would look like a results folder."""
-    go, out = tmp_path / "go", tmp_path / "out"
-    queue = start("jobs.submit", sweep_until(tmp_path, go), "--local", "--out", out)
-    await_true(lambda: bool(list(out.glob("submissions/*/jobs/0/state.json"))), "the worker")
-    await_second_run(next(out.glob("submissions/*")))
+    sweep, fifo = waiting_sweep(tmp_path, "pause")
+    out = tmp_path / "out"
+    queue = start("jobs.submit", sweep, "--local", "--out", out)
+    fifo.pids()
     out.rename(tmp_path / "elsewhere")
-    go.touch()
+    fifo.release()
     output, _ = queue.communicate(timeout=PATIENCE_S)
     assert queue.returncode == 2 and f"{out} was moved or removed" in output, output
     assert not out.exists()
