@@ -168,20 +168,3 @@ def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
     assert done.returncode == 1 and "4 slower, 2 unsure" in done.stdout
     rows = [line for line in done.stdout.splitlines() if "| 2.000 " in line]
     assert len(rows) == 4 and all(COUNTER in row for row in rows)
-
-
-# ---- the name `benchmark` in conditions ----------------------------------------------------------
-
-
-def test_a_parameter_named_benchmark_takes_precedence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.benchmarks import toy
-
-    class Params(toy.Params):
-        benchmark: str = ""
-
-    monkeypatch.setattr(toy, "Params", Params)
-    text = f"{HEAD}fixed: {{size: 1}}\ngrid: {{benchmark: [a, b]}}\n"
-    (left,) = points(tmp_path, text, filter="benchmark == b")
-    assert left == ("toy", {"size": 1, "benchmark": "b"})

@@ -15,7 +15,6 @@ from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from tests.jobs.harness import (
-    LEAKS,
     artifacts_of,
     facts,
     only_record,
@@ -42,9 +41,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     shape = {"launch": {"nproc_per_node": 2}, "runs_per_job": 3, "timeout_s": LONG_S}
     sweep = write_sweep(out, cases, **shape)
-    environment = LEAKS | {"TMPDIR": str(temporary)}
     options: list[str | Path] = ["--local", "--parallel", "2", "--out", out]
-    run("jobs.submit", sweep, *options, environment=environment)
+    run("jobs.submit", sweep, *options, environment={"TMPDIR": str(temporary)})
     return out
 
 
@@ -85,13 +83,6 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_lost_it(
         assert concluding(record) < 25
     else:
         assert took(record) < LONG_S / 2
-
-
-def test_what_surrounds_the_submission_does_not_reach_the_ranks(here: Path) -> None:
-    environment = facts(only_record(here, what="meet", tag=0))["environment"]
-    assert environment["RANK"] == "0" and environment["WORLD_SIZE"] == "2"
-    given = {name for name, value in LEAKS.items() if environment.get(name) == value}
-    assert given <= {"TORCHELASTIC_USE_AGENT_STORE"}  # torchrun sets it to the same value
 
 
 def test_the_ranks_of_a_run_leave_files_in_one_folder_and_none_in_the_temporary_one(
