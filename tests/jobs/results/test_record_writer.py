@@ -16,7 +16,6 @@ from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.record_writer import RecordWriter
 from jobs.whole_files import write_json
-from tests.benchmarks.misbehave import fill
 from tests.jobs.results_folder import ok, record, run
 from tests.jobs.small_disk import small_disk
 
@@ -102,15 +101,6 @@ def test_room_that_comes_while_it_tries_again_is_used(
     records, bad = read_records(full_disk)
     assert records[-1].run == run(1).id
     assert bad == []
-
-
-def test_a_disk_full_from_the_start_does_not_kill_the_writer(full_disk: Path) -> None:
-    fill(full_disk / "more")
-    writer = RecordWriter(full_disk / "records", "a")
-    assert not writer.write(big(0), tries=1)
-    (full_disk / "ballast").unlink()
-    assert writer.write(big(0), tries=1)
-    assert len(read_records(full_disk)[0]) == 1
 
 
 def test_a_full_disk_under_the_log_does_not_kill_the_writer(
