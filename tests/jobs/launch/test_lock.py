@@ -36,7 +36,7 @@ class Takers:
             except FolderInUse:
                 answers.put("refused")
 
-        self.processes = [FORK.Process(target=take) for _ in range(count)]
+        self.processes = [FORK.Process(target=take, daemon=True) for _ in range(count)]
         for process in self.processes:
             process.start()
         self.answers = sorted(answers.get() for _ in range(count))
