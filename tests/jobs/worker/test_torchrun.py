@@ -1,7 +1,4 @@
-"""Runs of several ranks under torchrun on one node.
-
-test_slurm_interruptions.py has runs on two nodes, of which one hangs.
-"""
+"""Runs of several ranks under torchrun on one node. Slurm's tests have a run on two nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +19,8 @@ from tests.jobs.harness import (
     write_sweep,
 )
 
-LONG_S = 200  # timeout of the runs, in seconds
+TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks without torch
+LONG_S = 200  # timeout of the other runs, in seconds
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +31,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     temporary.mkdir()
     cases: list[dict[str, Any]] = [
         {"what": "meet", "rank": 0, "path": str(out / "met")},
+        {"what": "hang_in_a_lock", "rank": 1, "timeout_s": TIMEOUT_S},
         {"what": "os_exit", "rank": 1},
-        {"what": "raises", "rank": 0, "deaf": True},
         {"what": "meet", "rank": 0, "path": str(out / "met"), "tag": 1},
         {"what": "raises", "rank": 1, "artifact": "trace", "gloo": True},
         {"what": "sigkill", "rank": 1},
+        {"what": "raises", "rank": 0, "deaf": True},
     ]
     shape = {"launch": {"nproc_per_node": 2}, "runs_per_job": 3, "timeout_s": LONG_S}
     sweep = write_sweep(out, cases, **shape)
@@ -83,6 +82,15 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_lost_it(
         assert concluding(record) < 25
     else:
         assert took(record) < LONG_S / 2
+
+
+def test_a_hang_shows_where_every_rank_stands(here: Path) -> None:
+    record = only_record(here, what="hang_in_a_lock")
+    assert record.status == "timeout" and record.failure is not None
+    ranks = str(record.failure.traceback).split("[rank 1]")
+    assert ranks[0].startswith("[rank 0]") and "in barrier" in ranks[0]
+    assert "in hang_in_a_lock" in ranks[1]
+    assert TIMEOUT_S <= took(record) < LONG_S / 2
 
 
 def test_the_ranks_of_a_run_leave_files_in_one_folder_and_none_in_the_temporary_one(
