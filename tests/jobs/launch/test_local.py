@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from jobs.provenance import visible_gpus
 from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
     call,
     records,
+    run,
     write_submission,
     write_sweep,
 )
@@ -166,6 +169,21 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     again = call("jobs.submit", path, "--local", "--out", out, environment=nothing)
     assert "skipping 21 runs with a result" in again.stdout and len(records(out)) == 21
     assert "unsupported before: 21" in again.stderr and "--force" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(visible_gpus()), reason="needs a machine without a GPU")
+def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
+    tmp_path: Path, fake_gpus: dict[str, str]
+) -> None:
+    cases = cases_of([{"gpus_per_node": 1}] * 2)
+    sweep, out = write_sweep(tmp_path, cases, runs_per_job=1), tmp_path / "out"
+    environment = fake_gpus | {"CUDA_VISIBLE_DEVICES": "3,1"}
+    run("jobs.submit", sweep, "--local", "--out", out, environment=environment)
+    messages = [record.failure.message for record in records(out) if record.failure]
+    assert {record.device for record in records(out)} == {"Fake GPU"}
+    given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
+    assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
 
 
 @pytest.mark.slow
