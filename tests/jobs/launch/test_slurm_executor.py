@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -53,7 +54,7 @@ def test_restarts_of_the_job_step(tmp_path: Path, codes: list[str], calls: int, 
     assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
-# The task of a Slurm job whose worker gets Slurm's warning a second too early.
+# The task of a Slurm job whose worker gets Slurm's warning a second or two too early.
 WARNED_EARLY = """
 import os, signal, time
 from types import SimpleNamespace
@@ -61,7 +62,7 @@ from jobs.launch import worker_task
 
 class Worker:
     node_rank, job, has_begun, is_stuck = 0, SimpleNamespace(timeout_min=1), True, STUCK
-    started = time.monotonic() - 44
+    started = time.monotonic() - AGE
 
     def run(self):
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -76,14 +77,29 @@ worker_task._Task(Worker()).run()
 """
 
 
-@pytest.mark.parametrize("stuck", [False, True])
-def test_an_early_warning_is_repeated_when_it_is_due(tmp_path: Path, stuck: bool) -> None:
+# Tells that the job ends 17 s after the first call, as if its limit had been changed.
+SCONTROL = """\
+#!/bin/sh
+[ -e "$0.end" ] || /bin/date -d '17 seconds' +'EndTime=%Y-%m-%dT%H:%M:%S' > "$0.end"
+/bin/cat "$0.end"
+"""
+
+
+@pytest.mark.parametrize(("stuck", "slurm_answers"), [(False, True), (True, False)])
+def test_an_early_warning_is_repeated_when_it_is_due(
+    tmp_path: Path, stuck: bool, slurm_answers: bool
+) -> None:
     """A job whose trial and first round do not fit its time limit is not requeued forever."""
-    environment = job_environment() | {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}  # no scontrol
-    command = [sys.executable, "-c", WARNED_EARLY.replace("STUCK", str(stuck))]
+    age = 0 if slurm_answers else 44
+    if slurm_answers:
+        (tmp_path / "scontrol").write_text(SCONTROL)
+        (tmp_path / "scontrol").chmod(0o755)
+    environment = job_environment() | {"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}
+    code = WARNED_EARLY.replace("STUCK", str(stuck)).replace("AGE", str(age))
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     note, *rest = done.stdout.splitlines()
-    assert "warning of the time limit is early; continuing for" in note, done
+    assert re.search(r"warning of the time limit is early; continuing for [12] s", note), done
     assert rest == ["continued", "stopped: limit", *([] if stuck else ["requeued"])]
     assert ("raise resources.timeout_min" in done.stderr) == stuck
 
