@@ -49,7 +49,8 @@ def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
     found: dict[Path, Path] = {}
     for place in places:
         if place != LOGS and not place.is_dir():
-            fail(f"there is no folder {place}; give a results folder, or one that contains some")
+            what = f"{place} is a file" if place.is_file() else f"there is no folder {place}"
+            fail(f"{what}; give a results folder, or one that contains some")
         inside = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
         found |= {path.resolve(): path for path in inside}
     return list(found.values())

@@ -1,7 +1,7 @@
 """Run jobs of one submission: `python -m jobs.worker DIR/submissions/ID INDEX...`.
 
 DIR is the results folder, ID the id of the submission, and INDEX the index of a job. The local
-queue starts this command. A Slurm job calls the worker through submitit instead.
+queue starts this command. A Slurm job runs `jobs.launch.worker_task` instead.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "out", "--plot", "sweep.yaml"), "--plot must be a folder"),
     (("aggregate", "out", "--views", "no.yaml"), "no.yaml: cannot be read"),
     (("aggregate", "attempts", "out", "--where", "status == fine"), "status == fine"),
-    (("aggregate", "export", "out", "no", "--out", "a.csv"), NO_FOLDER),
+    (("aggregate", "export", "out", "no", "--out", "a.csv"), "folder no; give a results folder"),
     (("aggregate", "export", "out", "--out", "out"), "must be a file"),
     (("aggregate", "export", "out", "--out", "a.xls"), "must end in .csv or .parquet"),
     (("aggregate", "export", "out", "--out", "no/a.csv"), "the folder 'no' does not exist"),
