@@ -84,9 +84,9 @@ def code_of(record: Record) -> tuple[str, str, str | None]:
     return record.run, record.checkout, record.source_hash
 
 
-def wrong_code(attempts: Iterable[Record]) -> set[tuple[str, str, str | None]]:
-    """Return the code of attempts that were wrong. No later round and no other GPU repairs it."""
-    return {code_of(r) for r in attempts if r.status is Status.wrong and r.source_hash}
+def wrong_code(attempts: Iterable[Record]) -> dict[tuple[str, str, str | None], Record]:
+    """Return the latest wrong attempt of each code. No later round and no other GPU repairs it."""
+    return {code_of(r): r for r in attempts if r.status is Status.wrong and r.source_hash}
 
 
 # ---- 2: rounds -----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def select_attempts(attempts: Sequence[Record]) -> Selection:
         if id(record) in rounds.shown:
             place = place_of(record).id, rounds.counted[id(record)]
             paired.setdefault(task_of(record), {})[place] = record
-    wrong = {code_of(r): r for r in attempts if r.status is Status.wrong}
+    wrong = wrong_code(attempts)
     shown: dict[TaskOnDevice, list[Record]] = {}
     withheld: dict[TaskOnDevice, str] = {}
     for key in dict.fromkeys([*outside, *paired]):
@@ -258,8 +258,7 @@ def select_attempts(attempts: Sequence[Record]) -> Selection:
             else:
                 withheld[task_of(other)] = why
         for record in chosen:
-            is_known = record.status is Status.ok and record.source_hash is not None
-            instead = wrong.get(code_of(record)) if is_known else None
+            instead = record if record.status is Status.wrong else wrong.get(code_of(record))
             shown.setdefault(task_of(record), []).append(instead or record)
     return Selection(shown, withheld, rounds)
 

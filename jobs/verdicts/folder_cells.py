@@ -97,7 +97,7 @@ def read_side(folder: Path) -> Side:
     return Side(observation, {key: _times(found, wrong) for key, found in results.items()})
 
 
-def _times(results: list[Result], wrong: set[tuple[str, str, str | None]]) -> Times:
+def _times(results: list[Result], wrong: Collection[tuple[str, str, str | None]]) -> Times:
     # A run that is executed again counts without the record of its earlier attempt.
     found = [r.record for r in results if r.record is not None and not r.status.is_live]
     records = [record for record in found if record.status is Status.ok]

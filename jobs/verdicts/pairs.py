@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,9 @@ class _Outcome:
     records: tuple[Record, ...]  # of the baseline, and last the candidate
 
 
-def _pair(key: _Key, outcomes: dict[str, list[_Outcome]], wrong: set[tuple[Any, ...]]) -> Pair:
+def _pair(
+    key: _Key, outcomes: dict[str, list[_Outcome]], wrong: Container[tuple[Any, ...]]
+) -> Pair:
     """Return a pair.
 
     `key` has the fields of the pair before `rounds`. `outcomes` has those of the rounds of each

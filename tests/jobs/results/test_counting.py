@@ -21,6 +21,7 @@ from jobs.results.counting import (
     allocation_of,
     complete_rounds,
     is_done,
+    is_done_in_job,
     is_done_in_round,
     judged_executions,
     place_of,
@@ -195,7 +196,7 @@ def times_by_size(folder: ResultsFolder) -> dict[int, set[float]]:
     return found
 
 
-@pytest.mark.parametrize("reason", ["not measured", "failed", "earlier"])
+@pytest.mark.parametrize("reason", ["not measured", "failed", "earlier", "fewer"])
 def test_a_round_of_older_code_is_shown_if_a_run_of_it_has_no_other(
     tmp_path: Path, folder: ResultsFolder, reason: str
 ) -> None:
@@ -210,12 +211,37 @@ def test_a_round_of_older_code_is_shown_if_a_run_of_it_has_no_other(
         folder.submit_rounds(
             loaded, lambda p, repeat: timeout if p["size"] == 3 else new(p, repeat), "b"
         )
+    elif reason == "fewer":
+        folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
     else:
         two = load(tmp_path, SIZES.replace("2, 3]", "2]"))
         folder.submit_rounds(two, other_code("new", 2.0), "b")
     found = times_by_size(folder)
     assert found[2] == {2.0}
     assert 1.0 in found[1] and 1.0 in found[3]
+
+
+def test_a_failure_in_a_hidden_round_is_hidden_too(tmp_path: Path, folder: ResultsFolder) -> None:
+    loaded, old = load(tmp_path, SIZES), other_code("old", 1.0)
+    timeout = failed("timeout") | {"source_hash": "same"}
+    folder.submit_rounds(
+        loaded, lambda p, repeat: timeout if p["size"] == 3 else old(p, repeat), "a", rounds=[1]
+    )
+    folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
+    results = list_results(observe(folder.path))
+    assert {each.status for each in results} == {Status.ok, Status.missing}
+
+
+@pytest.mark.parametrize(
+    ("source_hash", "later", "shown"),
+    [("a", "ok", "wrong"), ("a", "oom", "wrong"), (None, "ok", "ok"), (None, "oom", "oom")],
+)
+def test_a_wrong_attempt_stands_for_all_of_its_code(
+    source_hash: str | None, later: str, shown: str
+) -> None:
+    attempts = [attempt(outcome, source_hash=source_hash) for outcome in ("wrong", later)]
+    ((found,),) = select_attempts(attempts).shown.values()
+    assert found.status == shown
 
 
 @pytest.mark.parametrize("first", ["alone", "block"])
@@ -359,6 +385,23 @@ def test_what_is_executed_again(outcomes: str, done: bool, done_with_retry: bool
     attempts = [attempt(outcome) for outcome in outcomes.split()]
     assert is_done(attempts) is done
     assert is_done(attempts, retry_failed=True) is done_with_retry
+
+
+@pytest.mark.parametrize(
+    ("outcome", "own", "of_another", "usable"),
+    [
+        ("ok", True, False, True),
+        ("error", True, False, False),
+        ("killed", True, False, False),
+        ("cancelled", False, False, False),
+        ("preempted", False, False, False),
+    ],
+)
+def test_what_a_job_keeps(outcome: str, own: bool, of_another: bool, usable: bool) -> None:
+    made = attempt(outcome)
+    assert is_done_in_job(made, made.submission) is own
+    assert is_done_in_job(made, "another") is of_another
+    assert is_done_in_job(made, "another", usable=True) is usable
 
 
 HOT = {"forward": {"throttle": {"hw_thermal_slowdown": 0.1}}}
