@@ -13,6 +13,7 @@ from jobs.cli.arguments import RESULTS, as_path
 from jobs.cli.observed import results_folders_in
 from jobs.cli.output import fail, note
 from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.results.manifest import SUBMISSIONS
 from jobs.results.unreadable import BadLine
 
 EXAMPLES = "logs/flash --out flash.parquet"
@@ -59,7 +60,7 @@ def export(
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
     bad: list[BadLine] = []
-    inside = [path for place in folders for path in results_folders_in([place], bad) or [place]]
+    inside = [path for place in folders for path in _with_submissions(place, bad) or [place]]
     frame, notes = read_frame(inside, by is By.process)
     for text in (*map(str, bad), *notes):
         note(text)
@@ -70,3 +71,9 @@ def export(
         write_frame(frame, out)
     except OSError as error:
         fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")
+
+
+def _with_submissions(place: Path, bad: list[BadLine]) -> list[Path]:
+    """Return the results folders in a folder that hold a submission."""
+    found = results_folders_in([place], bad)
+    return [each for each in found if any((each / SUBMISSIONS).glob("*/manifest.json"))]

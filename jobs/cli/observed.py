@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -48,10 +49,10 @@ def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
     """Return the results folders among some folders and in them, and append what is unreadable."""
     found: dict[Path, Path] = {}
     for place in places:
-        if place != LOGS and not place.is_dir():
-            what = f"{place} is a file" if place.is_file() else f"there is no folder {place}"
+        if place != LOGS and not os.path.isdir(place):
+            what = f"{place} is a file" if os.path.isfile(place) else f"there is no folder {place}"
             fail(f"{what}; give a results folder, or one that contains some")
-        inside = [place] if (place / SUBMISSIONS).is_dir() else folders_in(place, bad)
+        inside = [place] if os.path.isdir(place / SUBMISSIONS) else folders_in(place, bad)
         found |= {path.resolve(): path for path in inside}
     return list(found.values())
 

@@ -13,8 +13,8 @@ An attempt is one execution of a run. It leaves one record.
    attempts with the code of its latest round. The rounds of an allocation in which one run is
    hidden for this reason are hidden for all their runs, if each run has as many later rounds. A
    verdict needs rounds in which every run has its latest code.
-4. Wrong outputs: if an attempt was wrong, tables show it instead of all attempts of the same run
-   with the same sources, also of later rounds and other devices.
+4. Wrong outputs: if an attempt was wrong, tables show it instead of attempts of the same run with
+   the same sources that were ok, also of later rounds and other devices.
 5. Old versions: if a folder has runs of a newer version of a benchmark, the others are not shown.
 6. Not again: a run is not executed again if an attempt on this kind of device with the present
    code was ok, or the latest was unsupported. Nor is it, without --retry-failed, if the latest
@@ -210,6 +210,8 @@ class Selection:
         if id(record) in self.rounds.hidden:
             return self.rounds.hidden[id(record)]
         others = self.shown.get(task_of(record), ())
+        if record.status == "ok" and code_of(record) in wrong_code(others):
+            return "an attempt with the same code was wrong"
         if record.status != "ok" and any(each.status == "ok" for each in others):
             return "another attempt has status ok"
         return "a later attempt is shown"
@@ -217,8 +219,11 @@ class Selection:
     @cached_property
     def devices(self) -> dict[str, None]:
         """The kinds of device that count as measured: those on which a run is supported."""
-        records = (record for found in self.shown.values() for record in found)
-        return {r.device: None for r in records if r.status is not Status.unsupported}
+        return {
+            device: None
+            for (_, _, device), found in self.shown.items()
+            if any(record.status is not Status.unsupported for record in found)
+        }
 
 
 @dataclass(frozen=True)
@@ -258,7 +263,7 @@ def select_attempts(attempts: Sequence[Record]) -> Selection:
             else:
                 withheld[task_of(other)] = why
         for record in chosen:
-            instead = record if record.status is Status.wrong else wrong.get(code_of(record))
+            instead = wrong.get(code_of(record)) if record.status is Status.ok else None
             shown.setdefault(task_of(record), []).append(instead or record)
     return Selection(shown, withheld, rounds)
 

@@ -241,7 +241,7 @@ class AnswerLookups:
         """Return the results of the device that have all parameters that a lookup names.
 
         If the stock sweep has a run with the values, others, such as those with other steps, do not
-        count, also if it was not executed.
+        count, also if it was not executed. A variant of the sweep, with other runs only, counts.
         """
         if study is None:
             return []
@@ -264,7 +264,9 @@ class AnswerLookups:
             benchmark in (None, run.benchmark) and run.params | values == run.params
             for run in asked.values()
         )
-        return [each for each in having if each.run.id in asked] if is_asked else having
+        is_variant = not any(each.record and each.run.id in asked for each in study.results)
+        own = [each for each in having if each.run.id in asked]
+        return own if is_asked and not is_variant else having
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1

@@ -140,11 +140,12 @@ def speedup_of(
     """
     if cell is None:
         return Speedup()
-    if reference is None:
-        return Speedup(instead="no baseline")
-    mine, theirs = cell.number, reference.number
+    mine = cell.number
     if mine is None:
         return Speedup(instead="–")
+    if reference is None:
+        return Speedup(instead="no baseline")
+    theirs = reference.number
     if theirs is None:
         return Speedup(instead=f"baseline: {reference.text()}")
     if not mine or not theirs:

@@ -234,14 +234,26 @@ def test_a_failure_in_a_hidden_round_is_hidden_too(tmp_path: Path, folder: Resul
 
 @pytest.mark.parametrize(
     ("source_hash", "later", "shown"),
-    [("a", "ok", "wrong"), ("a", "oom", "wrong"), (None, "ok", "ok"), (None, "oom", "oom")],
+    [("a", "ok", "wrong"), ("a", "oom", "oom"), (None, "ok", "ok")],
 )
-def test_a_wrong_attempt_stands_for_all_of_its_code(
+def test_a_wrong_attempt_stands_for_ok_ones_of_its_code(
     source_hash: str | None, later: str, shown: str
 ) -> None:
     attempts = [attempt(outcome, source_hash=source_hash) for outcome in ("wrong", later)]
     ((found,),) = select_attempts(attempts).shown.values()
     assert found.status == shown
+
+
+def test_a_wrong_attempt_on_another_device_changes_no_device(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    loaded = load(tmp_path, TOY + "fixed: {size: 1}\nresources: {gpus_per_node: 1}\nrepeats: 2\n")
+    wrong, right = (each | {"source_hash": "a"} for each in (failed("wrong"), ok(1.0)))
+    folder.submit(loaded, lambda params, repeat: None if repeat else wrong, H200)
+    folder.submit(loaded, lambda params, repeat: right if repeat else None, "NVIDIA H100")
+    found = {(r.device, r.repeat): str(r.status) for r in list_results(observe(folder.path))}
+    assert found["NVIDIA H100", 1] == found[H200, 0] == "wrong"
+    assert "ok" not in found.values()
 
 
 @pytest.mark.parametrize("first", ["alone", "block"])
