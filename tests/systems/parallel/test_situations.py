@@ -362,7 +362,9 @@ def lone_calls(here: RankContext, name: str) -> None:
     lone_call(here, LONE_CALLS[name])
 
 
-@pytest.mark.parametrize("name", LONE_CALLS)
+@pytest.mark.parametrize(
+    "name", ["fsdp", *(pytest.param(n, marks=pytest.mark.slow) for n in list(LONE_CALLS)[1:])]
+)
 def test_a_call_that_not_all_ranks_make_says_so(name):
     with world("gloo", 2) as ranks:
         ranks.assert_passes(lone_calls, name, repeats=1)
@@ -395,7 +397,13 @@ assert loops() == 0, "threads of Gloo are alive"
 @pytest.mark.parametrize(
     "given", ["None", pytest.param("dist.new_group()", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", ["NaiveDDP", "BucketedDDP", "FullyShardedDataParallel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FullyShardedDataParallel",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("NaiveDDP", "BucketedDDP")),
+    ],
+)
 def test_no_thread_of_gloo_outlives_the_process_group(name, given):
     arguments = "torch.nn.Linear(3, 3), process_group=given"
     wrap = f"{name}({arguments}{', bucket_size_mb=1' if name == 'BucketedDDP' else ''})"
