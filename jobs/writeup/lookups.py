@@ -14,6 +14,7 @@ from jobs.frame.statistics import statistic
 from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
+from jobs.run import Run
 from jobs.writeup.cell_lookup import (
     BESIDE_PARAMETERS,
     cell_of,
@@ -253,20 +254,18 @@ class AnswerLookups:
             if all(name in result.run.params for name in named)
             and benchmark in (None, result.run.benchmark)
         ]
-        if study.results and not having and not _is_asked(study, benchmark, named):
+        asked = [run for run in _stock_runs(study) if benchmark in (None, run.benchmark)]
+        is_known = any(run.params.keys() >= set(named) for run in asked)
+        if study.results and not having and not is_known:
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        if not study.is_stock:
-            return having
-        asked, _ = asked_cells(study.name, None)
+        ids = {run.id for run in asked}
         values = {name: params[name] for name in named}
-        is_asked = any(
-            benchmark in (None, run.benchmark) and run.params | values == run.params
-            for run in asked.values()
-        )
-        is_variant = not any(each.record and each.run.id in asked for each in study.results)
-        own = [each for each in having if each.run.id in asked]
-        return own if is_asked and not is_variant else having
+        has_such_runs = any(run.params | values == run.params for run in asked)
+        is_variant = not any(each.record and each.run.id in ids for each in study.results)
+        if is_variant or not has_such_runs:
+            return having
+        return [each for each in having if each.run.id in ids]
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
@@ -291,12 +290,9 @@ class AnswerLookups:
         return Missing()
 
 
-def _is_asked(study: Study, benchmark: str | None, names: Iterable[str]) -> bool:
-    """Return whether the stock sweep has runs with some parameters, which were not submitted."""
-    runs = asked_cells(study.name, None)[0].values() if study.is_stock else ()
-    return any(
-        benchmark in (None, run.benchmark) and run.params.keys() >= set(names) for run in runs
-    )
+def _stock_runs(study: Study) -> Collection[Run]:
+    """Return the runs of the stock sweep, also those that were not submitted; none of others."""
+    return asked_cells(study.name, None)[0].values() if study.is_stock else ()
 
 
 def _traced(value: Any, record: int) -> Any:

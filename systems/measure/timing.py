@@ -10,7 +10,7 @@ overhead.
 The clock of a GPU depends on the share of time in which it computes, because power and temperature
 follow this share with a delay. The warm-up therefore has the same holds as the measurement. A
 single process has holds of three times the launch overhead of each function: the longest hold of a
-run of attention is 2.5 ms in the median of the reference records. Under a power cap, another hold
+run of attention is 2.4 ms in the median of the reference records. Under a power cap, another hold
 gives another clock. All processes in the rounds of a block therefore have one hold: the longest in
 the trial of the block.
 """

