@@ -62,7 +62,8 @@ def check(measured: dict[str, Any], steps: int) -> None:
     facts = measured["facts"]
     samples = measured["samples_ms"]
     assert set(samples) == {*PHASES, "forward_backward", "train_step"}
-    assert len(samples["forward"]) == len(samples["train_step"]) == steps
+    # A GPU runs more steps in a row, so that their energy can be measured.
+    assert len(samples["forward"]) == steps <= len(samples["train_step"])
     assert facts["profiled_steps"] == PROFILED_STEPS
     for name, rows in facts["kernel_classes"].items():
         assert sum(row["time_share"] for row in rows) == pytest.approx(1, abs=1e-4)
