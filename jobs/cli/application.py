@@ -32,7 +32,7 @@ COMMANDS = {
     "attempts": "List all attempts of the runs in a results folder, with their median times.",
     "compare": "Compare measured times, by run and phase.",
     "export": "Write the results of folders as one flat table, for pandas and other programs.",
-    "report": "Write one document with the answers to all problems of CS336, assignment 2.",
+    "report": "Write one document with the answers to the problems of CS336, assignment 2.",
     "hours": "Show how many GPU-hours each sweep used, and for what.",
     "check": "Check an attention, a DDP or FSDP wrapper or a sharded optimizer of your own.",
     "carry": "Write the state of this git repository to the file .code_state.json in its root.",

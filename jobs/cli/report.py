@@ -31,11 +31,11 @@ def report(
         ),
     ] = Path("report"),
 ) -> None:
-    """Write one document with the answers to all problems of CS336, assignment 2.
+    """Write one document with the answers to the problems of CS336, assignment 2.
 
-    The answers, tables and plots come from the records in the folders. A problem without records
-    is not measured; the document tells the command that measures it. Sweeps that belong to no
-    problem have a section of their own.
+    The answers, tables and plots come from the records in the folders. Problems without records are
+    left out. For an answer that is not complete, the document tells the command that measures it.
+    Sweeps that belong to no problem have a section of their own.
     """
     from jobs.writeup.build import build_report  # imports much that other commands do not need
 

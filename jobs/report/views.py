@@ -78,40 +78,55 @@ class Shown:
     def sorted(self, keys: Iterable[Key], names: list[str], **orders: Sequence[Any]) -> list[Key]:
         """Sort the keys of rows or columns in the order of the sweep file.
 
-        A key has one value for each name of a dimension, such as a parameter. Values that are not
-        in the sweep file come last, ascending. `orders` has the order of the values of further
-        dimensions.
+        A key has one value for each name of a dimension, such as a parameter. Numbers that no sweep
+        file of the folder has together are ascending. Other values that are not in a sweep file
+        come last. `orders` has the order of the values of further dimensions.
         """
-        further = {
+        every = list(keys)
+        found = {name: {key[i] for key in every} for i, name in enumerate(names)}
+        order = {name: self._declared_order(name, found[name]) for name in names}
+        order |= {
             name: {value: i for i, value in enumerate(values)} for name, values in orders.items()
         }
-        order = self._declared_order | further
 
         def rank(key: Key) -> list[tuple[int, float, str]]:
             ranks = []
             for name, value in zip(names, key, strict=True):
-                places = order.get(name, {})
+                places = order[name]
                 number = value if isinstance(value, (int, float)) else 0.0
                 ranks.append((places.get(value, len(places)), number, str(value)))
             return ranks
 
-        return sorted(keys, key=rank)
+        return sorted(every, key=rank)
+
+    def _declared_order(self, name: str, values: set[Any]) -> dict[Any, int]:
+        """Return the position of each value of a parameter in the sweep files of the folder.
+
+        A folder can have several sweep files, one per submission. The newest that has all values
+        decides. If there is none, numbers have no position, and other values of the newest sweep
+        file come first.
+        """
+        merged: dict[Any, int] = {}
+        for declared in self._declared:
+            own = declared.get(name, [])
+            if values <= set(own):
+                return {value: i for i, value in enumerate(own)}
+            for value in own:
+                merged.setdefault(value, len(merged))
+        return {} if all(isinstance(value, (int, float)) for value in values) else merged
 
     @cached_property
-    def _declared_order(self) -> dict[str, dict[Any, int]]:
-        """The position of each value of each parameter in the sweep files of the folder.
-
-        A folder can have several sweep files, one per submission. Values in the newest come first.
-        """
-        order: dict[str, dict[Any, int]] = {}
+    def _declared(self) -> list[dict[str, list[Any]]]:
+        """The values of each parameter in each sweep file of the folder, the newest first."""
+        found = []
         for manifest in reversed(self.observation.manifests):
+            order: dict[str, dict[Any, None]] = {}
             for scope in (manifest.sweep, *manifest.sweep.cases):
                 fixed = {name: [value] for name, value in scope.fixed.items()}
                 for name, values in (*fixed.items(), *scope.grid.items(), *scope.zip.items()):
-                    places = order.setdefault(name, {})
-                    for value in values:
-                        places.setdefault(as_in_runs(value), len(places))
-        return order
+                    order.setdefault(name, {}).update(dict.fromkeys(map(as_in_runs, values)))
+            found.append({name: list(values) for name, values in order.items()})
+        return found
 
     def extra_dimensions(self, dimensions: list[str]) -> list[str]:
         """Return the dimensions that must be added so that no two runs share a cell.
@@ -122,16 +137,19 @@ class Shown:
         needed: list[str] = []
         if len({r.device for r in self.results if r.device}) > 1 and "device" not in dimensions:
             needed.append("device")
-        known = [name for name in (*dimensions, *needed) if name not in ("phase", "value")]
+        shown = (*dimensions, *needed)
+        needed += [name for name in self.differences(shown) if name not in shown]
+        return needed[::-1]
+
+    def differences(self, dimensions: Iterable[str]) -> list[str]:
+        """Return the parameters in which runs with the same values of some dimensions differ."""
+        known = [name for name in dimensions if name not in ("phase", "value")]
         groups: dict[Key, dict[str, Run]] = {}
         for result in self.results:
             key = tuple([result.coordinate(name) for name in known])
             groups.setdefault(key, {})[result.run.id] = result.run
-        for runs in groups.values():
-            if len(runs) > 1:
-                differ = varying(list(runs.values()))
-                needed += [name for name in differ if name not in (*dimensions, *needed)]
-        return needed[::-1]
+        found = (name for runs in groups.values() for name in varying(list(runs.values())))
+        return list(dict.fromkeys(found))
 
 
 def select(observation: Observation, view: Table | Plot, results: list[Result]) -> Shown:

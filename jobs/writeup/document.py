@@ -89,6 +89,14 @@ class View:
         return State.stale if self.cells.stale and state is State.answered else state
 
     @property
+    def has_results(self) -> bool:
+        """Whether the view shows more of a study than tables that are folded away."""
+        answer = self.answer
+        has_answer = answer.found or answer.impossible or answer.wrong
+        is_measured = self.cells is not None and self.cells.measured
+        return bool(has_answer or is_measured or any(not shown.folded for shown in self.tables))
+
+    @property
     def is_impossible(self) -> bool:
         """Whether each paragraph of the answer needs a number that its run cannot have."""
         answer = self.answer
@@ -165,6 +173,14 @@ class PartResult:
         return next(found, State.missing)
 
     @property
+    def shown_studies(self) -> set[str]:
+        """The names of the studies of which this part shows results or failures."""
+        tables = [shown for view in self.views for shown in view.tables if not shown.folded]
+        names = {shown.study.name for shown in tables}
+        has_results = self.failures or any(view.has_results for view in self.views)
+        return names | ({self.study} if has_results and self.study else set())
+
+    @property
     def not_measured(self) -> str:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
         if self.state is not State.missing or self.study is None:
@@ -182,6 +198,11 @@ class PartResult:
 class ProblemResult:
     problem: Problem
     parts: list[PartResult]
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there are runs of the problem, also if all of them failed."""
+        return any(part.shown_studies for part in self.parts)
 
     @property
     def state(self) -> State:
@@ -238,6 +259,7 @@ class Document:
     registry: Registry  # records behind the tables and answers
     folders: list[str]  # paths of the results folders
     notes: list[str]  # on results that could not be read
+    left_out: int = 0  # number of problems without results
 
     @property
     def devices(self) -> list[str]:
@@ -260,27 +282,25 @@ def make_document(
     folders: list[str],
     notes: list[str],
 ) -> Document:
-    """Answer all problems from the results.
+    """Answer the problems from the results.
 
-    A sweep that belongs to no problem has a section of its own at the end.
+    The sweeps of which no problem shows anything have a section at the beginning. Problems without
+    results are left out, and those that need none are there if there are others.
 
     Args:
         folders: paths of the results folders, as shown.
         notes: notes on what could not be read.
     """
     registry = Registry()
-    problems = list(problems)
-    used = {
-        name
-        for problem in problems
-        for part in problem.parts
-        for name in (problem.sweep, part.sweep, *(exhibit.sweep for exhibit in part.show))
-    }
-    found = [_problem(problem, studies, registry) for problem in problems]
-    own = dict.fromkeys(n for found in studies.values() for n in found if n not in used)
+    every = [_problem(problem, studies, registry) for problem in problems]
+    measured = [result for result in every if result.has_results]
+    found = [r for r in every if measured and (r.has_results or r.state is State.derived)]
+    left_out = len(every) - len(found)
+    used = {name for result in found for part in result.parts for name in part.shown_studies}
+    own = dict.fromkeys(name for here in studies.values() for name in here if name not in used)
     if own:
-        found.append(_own_sweeps(own, studies))
-    document = Document(found, registry, folders, notes)
+        found.insert(0, _own_sweeps(own, studies))
+    document = Document(found, registry, folders, notes, left_out)
     order = ["", *document.devices]
     for part in (part for result in found for part in result.parts):
         part.views.sort(key=lambda view: order.index(view.device))

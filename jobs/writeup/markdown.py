@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from jobs.formatting import counted
 from jobs.report.figures import file_stem
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
@@ -40,6 +41,11 @@ def names_of(problem: Problem) -> str:
     return "; ".join(f"{' and '.join(years)}: {name}" for name, years in by_name.items())
 
 
+def left_out_text(document: Document) -> str:
+    count = counted(document.left_out, "problem")
+    return f"Left out, because these folders have no results of them: {count}."
+
+
 def _summary(document: Document) -> Iterator[str]:
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     yield f"Parts: {counts}."
@@ -48,6 +54,9 @@ def _summary(document: Document) -> Iterator[str]:
         "This file has short tables and plots of one kind of GPU. The page index.html, made with "
         "it by `make report`, has all tables and figures, and the records of each number."
     )
+    if document.left_out:
+        yield ""
+        yield left_out_text(document)
     yield ""
     for state in document.counts():
         yield f"- {state}: {state.meaning}"

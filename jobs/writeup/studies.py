@@ -115,7 +115,7 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
         told = [with_stale(each, staleness) for each in found]
         notes += [
             f"{shown_path(each.folder)}: {note}"
-            for each in told
+            for each in found  # answers tell what is of older code
             for note in (*each.bad_lines, *each.notes)
         ]
         for device, seen in _devices(told).items():

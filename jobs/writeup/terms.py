@@ -57,8 +57,7 @@ TERMS = {
     ),
     "torch_tuned": (
         "torch's DistributedDataParallel with gradient_as_bucket_view=True, static_graph=True and "
-        "broadcast_buffers=False. In the records of the H200 in bf16, torch.compile may have split "
-        "the blocks of torch's DistributedDataParallel, which the benchmark now prevents."
+        "broadcast_buffers=False."
     ),
     "bf16, bf16_master, bf16_pure": (
         "bf16: autocast over float32 weights. bf16_master: bfloat16 weight matrices and gradients, "

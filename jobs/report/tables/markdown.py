@@ -70,4 +70,5 @@ def _table(columns: dict[str, list[str]], align: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\|<*`])", r"\\\1", text).replace("\n", " ")
+    # Other signs `<` do not begin a tag of HTML.
+    return re.sub(r"([\\|*`]|<(?=[A-Za-z/!?]))", r"\\\1", text).replace("\n", " ")

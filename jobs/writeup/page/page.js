@@ -110,7 +110,7 @@ function mark(name, ranges) {
   CSS.highlights.set(name, marks);
 }
 $("#search").addEventListener("input", (event) => {
-  chosen.words = searched(event.target.value).split(/\s+/).filter(Boolean);
+  chosen.words = searched(event.target.value).split(/\s+/).filter((word) => !/^[a-z]?$/.test(word));
   select();
 });
 $("#search").addEventListener("keydown", (event) => {

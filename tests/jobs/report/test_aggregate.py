@@ -168,6 +168,13 @@ def test_a_table_of_what_no_run_measured_is_a_note(folder: ResultsFolder) -> Non
     assert "–" in cli(folder.path, "--table", "t")[1]
 
 
+def test_tables_of_some_runs(folder: ResultsFolder) -> None:
+    folder.submit(TOY + "grid: {size: [1, 2, 3]}\n", ok(1.0))
+    code, out, _ = cli(folder.path, "--where", "size > 1", "--format", "csv")
+    assert code == 0 and [line[0] for line in out.splitlines() if line[:1].isdigit()] == ["2", "3"]
+    assert cli(folder.path, "--where", "size > 3")[0] == 2
+
+
 def test_views_of_another_benchmark_show_none_of_the_folders_runs(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:

@@ -204,6 +204,20 @@ def test_rows_stand_in_the_sweeps_order_whatever_ran_first(
     assert list(rows[0]) == ["size", "window", "fast", "exact"]
 
 
+def test_numbers_of_several_submissions_are_ascending(folder: ResultsFolder) -> None:
+    for sizes in ("[1, 4]", "[2]"):
+        folder.submit(TOY + f"grid: {{size: {sizes}}}\n", ok(1.0))
+    assert [row["size"] for row in table(folder, rows=["size"])] == ["1", "2", "4"]
+
+
+def test_what_else_differs_between_the_columns_of_a_row_is_told(folder: ResultsFolder) -> None:
+    cases = "cases: [{fixed: {mode: fast, window: 2}}, {fixed: {mode: exact, window: 8}}]\n"
+    folder.submit(TOY + "grid: {size: [8, 16]}\n" + cases, ok(1.0))
+    made = report_table(folder, rows=["size"], columns=["mode"])
+    assert made.keys == [(8,), (16,)]
+    assert made.notes[-1].endswith("window (2, 8)")
+
+
 def test_a_parameter_younger_than_a_run_had_its_default_there(
     folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.writeup.answer import Answer
 from jobs.writeup.document import make_document
-from jobs.writeup.problem import Part, Problem
+from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import GIB, TOY, Outcome, ResultsFolder, failed, ok
@@ -41,7 +41,7 @@ def folder(folder: ResultsFolder) -> ResultsFolder:
 
 def answer(folder: ResultsFolder, text: str) -> Answer:
     studies, _ = read_studies([folder.path])
-    part = Part(question="?", answer=text)
+    part = Part(question="?", answer=text, show=[Exhibit(table="toy")])
     document = make_document(
         [Problem(id="p", title="t", sweep="toy", parts=[part])], studies, [], []
     )

@@ -54,6 +54,7 @@ def document(*problems: Problem, folders: list[Path]) -> Document:
 
 def part_of(answer: str, *folders: ResultsFolder, **keys: object) -> PartResult:
     """Return the part of a problem with this answer, from results folders."""
+    keys = {"show": [Exhibit(table="toy")], **keys}
     shown = document(problem(answer, **keys), folders=[each.path for each in folders])
     return shown.problems[0].parts[0]
 
@@ -117,20 +118,20 @@ def test_an_answer_without_lookups_does_not_count_as_measured(measured: ResultsF
     assert result.state is State.answered
     assert result.states_of_parts == "answered (b), no measurement needed (a)"
     assert shown.devices == [H200] and result.states_on(H200) == "answered"
-    (result,) = document(problem("By definition."), folders=[measured.path]).problems
+    derived = problem("By definition.")
+    _, result = document(problem(SPEED), derived, folders=[measured.path]).problems
     assert result.state is State.derived and result.states_on(H200) == ""
 
 
-def test_without_results_the_command_is_shown(measured: ResultsFolder) -> None:
-    other = problem("{{ value('time', 'forward') }}", filter="seq_len == 128")
-    other = other.model_copy(update={"sweep": "flash"})
-    (result, own) = document(other, folders=[measured.path]).problems
-    assert result.state is State.missing
-    assert result.parts[0].command == (
-        "python -m jobs.submit sweeps/flash.yaml --filter 'seq_len == 128'"
-    )
-    assert own.problem.title == "Other sweeps" and own.parts[0].study == "toy"
-    assert own.parts[0].views[0].tables
+def test_what_no_problem_shows_has_a_section_of_its_own(measured: ResultsFolder) -> None:
+    answers = ["{{ value('time', 'forward', size=9) }}", "By definition."]
+    of_other_runs, derived = (problem(answer, more=["toy"]) for answer in answers)
+    of_other_sweep = problem(SPEED).model_copy(update={"sweep": "flash"})
+    made = document(of_other_runs, derived, of_other_sweep, folders=[measured.path])
+    (own,) = made.problems  # without results, nor what needs none
+    assert own.parts[0].study == "toy" and own.parts[0].views[0].tables
+    assert made.left_out == 3
+    assert document(problem(SPEED), of_other_sweep, folders=[measured.path]).left_out == 1
 
 
 def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -> None:
@@ -141,7 +142,9 @@ def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -
     drawn = ok(4.0) | {"artifacts": "artifacts"}
     folder.submit_rounds(sweep, drawn, rounds=[0], trial=True)
     folder.submit_rounds(sweep, ok(4.0))
-    part = part_of("", folder, show=[Exhibit(images="timeline", where="size == 1")])
+    part = part_of(
+        "", folder, show=[Exhibit(table="toy"), Exhibit(images="timeline", where="size == 1")]
+    )
     titles = {figure.title for figure in part.views[0].figures}
     assert titles == {"toy: timeline (mode fast)", "toy: timeline (mode exact)"}
 
@@ -265,7 +268,7 @@ def test_an_answer_names_how_a_run_failed(folder: ResultsFolder) -> None:
     answer = answer_of(text, folder)
     assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
     for other in ("failure('oom', size=3)", "failure('error', size=1)"):  # ok, and oom
-        assert part_of(f"{{{{ {other}.phase }}}}", folder).state is State.missing
+        assert not answer_of(f"{{{{ {other}.phase }}}}", folder).text
     assert "2 runs have" in answer_of("{{ failure('oom').phase }}", folder).problem
 
 
