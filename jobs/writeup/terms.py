@@ -17,6 +17,11 @@ TERMS = {
         "after the other on the same GPUs. The next round has the reverse order."
     ),
     "paired": "Measured in the same rounds. Only paired times have a verdict (docs/verdicts.md).",
+    "same, unsure": (
+        "A paired speedup without a word is faster or slower: p is below 0.5%, and the difference "
+        "is larger than that of two executions of the same code. same: within 1%. unsure: neither, "
+        "which is possible although the 95% interval does not contain 1."
+    ),
     "attempt": (
         "One execution of a run. If a run was executed several times, for example after a failure, "
         "a table shows one attempt for each repeat and tells how many it does not show."

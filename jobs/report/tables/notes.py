@@ -27,7 +27,8 @@ def notes_of(shown: Shown, cells: Collection[Cell] = (), phases: Sequence[str] =
     """Return the notes below a table. For `phases`, see `basis_note`."""
     devices = ", ".join(dict.fromkeys(each.device for each in shown.results if each.device))
     sampling = "; ".join(filter(None, (devices, _sampling(shown, cells))))
-    notes = [sampling, basis_note(shown.results, phases), *_reasons(shown.results)]
+    basis = "; ".join(filter(None, [basis_note(shown.results, phases), _older_code(shown)]))
+    notes = [sampling, basis, *_reasons(shown.results)]
     return list(filter(None, [*notes, _hidden_code(shown), _hidden_attempts(shown)]))
 
 
@@ -55,6 +56,13 @@ def basis_note(results: Iterable[Result], phases: Sequence[str] = ()) -> str:
     return "; ".join([text, *several_of(records), *_slowed_down(records, phases)])
 
 
+def _older_code(shown: Shown) -> str:
+    """Return how many processes are of older code. Empty if none is, or if nobody asked."""
+    measured = [(each.run.id, each.repeat) for each in shown.results if each.status == "ok"]
+    stale = sum(task in shown.observation.stale for task in measured)
+    return f"{stale} of {len(measured)} with older code" if stale else ""
+
+
 def _noun(results: Iterable[Result]) -> str:
     """Return the name of what a run executes: with several ranks, each of them is a process."""
     return "execution" if any(r.run.shape.nproc_per_node for r in results) else "process"
@@ -68,7 +76,8 @@ def several_of(records: Sequence[Record], least: int = 1) -> list[str]:
     values: dict[str, Counter[str]] = {}
     for record in records:
         code = record.environment.get("code") or [{}]
-        place = code[-1].get("repository")
+        project = environment_value(record, "git", "commit")
+        place = code[-1].get("repository") if code[-1].get("commit") != project else None
         commit = f"commit of {place}" if place else "commit"
         for name, value in (
             (commit, recorded_value(record, "commit")),
