@@ -263,11 +263,13 @@ class Document:
 
     @property
     def devices(self) -> list[str]:
-        """The kinds of device with answers, that with most measured numbers first."""
-        found: Counter[str] = Counter()
-        for view in (v for p in self.problems for part in p.parts for v in part.views if v.device):
-            found[view.device] += view.answer.found
-        return sorted(found, key=lambda device: (-found[device], device))
+        """The kinds of device with answers, that with most answered parts first."""
+        views = [v for p in self.problems for part in p.parts for v in part.views if v.device]
+        numbers, answered = Counter[str](), Counter[str]()
+        for view in views:
+            numbers[view.device] += view.answer.found
+            answered[view.device] += view.state is State.answered
+        return sorted(numbers, key=lambda name: (-answered[name], -numbers[name], name))
 
     def counts(self, device: str | None = None) -> dict[State, int]:
         """Return the number of parts by state, on one kind of device or on the best for each."""
