@@ -96,12 +96,11 @@ def test_what_is_looked_for_is_found(open_page) -> None:
     overview = page.locator("#summary details")
     assert overview.is_visible() and not page.locator("#found").is_visible()
 
-    button = page.locator('#counts [data-state="missing"]')
+    button = page.locator('#counts [data-state="derived"]')
     button.click()  # shows the parts with this status
     states = page.locator("article:visible").evaluate_all("all => all.map(a => a.dataset.states)")
-    assert (
-        set(states) == {f"{H200}=missing;"} and button.inner_text() == f"{len(states)} not measured"
-    )
+    assert set(states) == {f"{H200}=derived;"}
+    assert button.inner_text() == f"{len(states)} no measurement needed"
     button.click()
     assert overview.is_visible()
 
