@@ -69,6 +69,15 @@ RunId = Annotated[
         autocompletion=run_ids,
     ),
 ]
+WhereRun = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Only the runs that satisfy this condition on parameters and benchmark. "
+        "[default: all runs]",
+    ),
+]
 Where = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import RESULTS, flag
+from jobs.cli.arguments import RESULTS, WhereRun, flag
 from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
@@ -55,14 +55,7 @@ def compare(
             help="Relative difference of equal times. [default: blocks.margin, or 0.01]",
         ),
     ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Only the runs that satisfy this condition on parameters and benchmark. "
-            "[default: all runs]",
-        ),
-    ] = None,
+    where: WhereRun = None,
     output_format: Annotated[
         ListFormat,
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import Results, Where, as_path
+from jobs.cli.arguments import Results, WhereRun, as_path
 from jobs.cli.completion import sweep_files
 from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import fail, note, width
-from jobs.cli.where import matching
+from jobs.cli.where import matching_runs
 from jobs.errors import TableError
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
@@ -43,7 +43,7 @@ def tables(
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
-    where: Where = None,
+    where: WhereRun = None,
     sweep_file: Annotated[
         Path | None,
         typer.Option(
@@ -58,15 +58,16 @@ def tables(
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     if plot is not None and (file := not_a_folder(plot)):
         fail(f"--plot must be a folder, got the file {str(file)!r}")
-    observation = matching(with_stale(observe(folder.resolve())), where)
-    if where is not None and not observation.tasks:
-        fail(f"--where: no run satisfies the condition {where!r}")
+    observation = with_stale(observe(folder.resolve()))
     sweep = observation.manifests[-1].sweep
     if sweep_file is not None:
         from jobs.sweep.load import load_sweep  # imports what reads sweep files
 
         sweep = load_sweep(sweep_file).sweep
     results = list_results(observation)
+    if where is not None:
+        chosen = matching_runs([result.run for result in results], where)
+        results = [result for result in results if result.run.id in chosen]
     _print_tables(observation, sweep, results, table, output_format)
     note_bad_lines(observation.bad_lines)
     for line in observation.notes:

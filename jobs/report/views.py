@@ -78,9 +78,8 @@ class Shown:
     def sorted(self, keys: Iterable[Key], names: list[str], **orders: Sequence[Any]) -> list[Key]:
         """Sort the keys of rows or columns in the order of the sweep file.
 
-        A key has one value for each name of a dimension, such as a parameter. Numbers that no sweep
-        file of the folder has together are ascending. Other values that are not in a sweep file
-        come last. `orders` has the order of the values of further dimensions.
+        A key has one value for each name of a dimension, such as a parameter. Values that are not
+        in a sweep file come last. `orders` has the order of the values of further dimensions.
         """
         every = list(keys)
         found = {name: {key[i] for key in every} for i, name in enumerate(names)}
@@ -103,8 +102,8 @@ class Shown:
         """Return the position of each value of a parameter in the sweep files of the folder.
 
         A folder can have several sweep files, one per submission. The newest that has all values
-        decides. If there is none, numbers have no position, and other values of the newest sweep
-        file come first.
+        decides. If there is none, numbers are ascending, behind null, and of other values those in
+        the newest file come first.
         """
         merged: dict[Any, int] = {}
         for declared in self._declared:
@@ -113,7 +112,8 @@ class Shown:
                 return {value: i for i, value in enumerate(own)}
             for value in own:
                 merged.setdefault(value, len(merged))
-        return {} if all(isinstance(value, (int, float)) for value in values) else merged
+        are_numbers = all(type(value) in (int, float) for value in values - {None})
+        return {None: 0} if are_numbers and len(self._declared) > 1 else merged
 
     @cached_property
     def _declared(self) -> list[dict[str, list[Any]]]:
@@ -137,9 +137,7 @@ class Shown:
         needed: list[str] = []
         if len({r.device for r in self.results if r.device}) > 1 and "device" not in dimensions:
             needed.append("device")
-        shown = (*dimensions, *needed)
-        needed += [name for name in self.differences(shown) if name not in shown]
-        return needed[::-1]
+        return [*needed, *self.differences([*dimensions, *needed])][::-1]
 
     def differences(self, dimensions: Iterable[str]) -> list[str]:
         """Return the parameters in which runs with the same values of some dimensions differ."""

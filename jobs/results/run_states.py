@@ -57,6 +57,8 @@ class Observation:
     job_states: JobStates = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)  # the latest one by block id
     stale: frozenset[TaskKey] = frozenset()  # tasks with results of older code, if determined
+    # Hash of the present sources of each run, None if unknown; empty if not determined
+    source_hashes: Mapping[str, str | None] = field(default_factory=dict)
 
     def counts(self) -> dict[Status, int]:
         return dict(Counter(task.status for task in self.tasks))

@@ -6,7 +6,7 @@ A record without a hash of its sources counts as older code.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jobs.formatting import counted, relative
@@ -26,8 +26,13 @@ class Staleness:
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is from older code. False if the present sources are unknown."""
-        now = self.now.get(record.run)
-        return now is not None and record.source_hash != now
+        return is_stale(record, self.now)
+
+
+def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
+    """Return whether a record is from older code, from the present hashes by run id."""
+    now = source_hashes.get(record.run)
+    return now is not None and record.source_hash != now
 
 
 def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:
@@ -39,6 +44,7 @@ def with_stale(observation: Observation, staleness: Staleness | None = None) -> 
     ]
     staleness = staleness or Staleness(task.run for task, _ in measured)
     stale = {task.key: record for task, record in measured if staleness.is_stale(record)}
+    observation = replace(observation, source_hashes=staleness.now)
     if not stale:
         return observation
     are = "is" if len(stale) == 1 else "are"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -16,16 +16,7 @@ from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.verdicts.cell import Cell
-from jobs.verdicts.judge import (
-    LEVEL,
-    MARGIN,
-    ONE_SIDED,
-    Round,
-    Verdict,
-    aa_floor,
-    floor_of_block,
-    judge,
-)
+from jobs.verdicts.judge import MARGIN, ONE_SIDED, Round, Verdict, aa_floor, floor_of_block, judge
 from jobs.verdicts.pairs import Pair, paired_rounds
 
 INCOMPLETE = "no complete round"
@@ -176,7 +167,7 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
     if verdict.unlike:
         details.append(_unlike(pair, verdict))
     elif verdict.verdict == "unsure":
-        details += _why_unsure(verdict)
+        details += verdict.why_unsure
     elif verdict.verdict == "slower" and not verdict.beyond_margin:
         details.append("by less than the margin")
     if pair.is_launch_bound:
@@ -192,16 +183,6 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
         detail="; ".join(details),
         judged=verdict,
     )
-
-
-def _why_unsure(verdict: Verdict) -> Iterator[str]:
-    """Yield why an interval without 1 is not enough, and what is known nevertheless."""
-    low, high, p = verdict.low, verdict.high, verdict.p
-    if low is not None and high is not None and p is not None and not low <= 1 <= high:
-        limit = "margin" if verdict.floor is None else "A/A floor"
-        yield f"p {p:.1%}" if p >= LEVEL else f"within the {limit}"
-    if verdict.not_slower:
-        yield "not slower by more than the margin"
 
 
 def _unlike(pair: Pair, verdict: Verdict) -> str:

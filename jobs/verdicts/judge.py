@@ -74,6 +74,15 @@ class Verdict:
     unlike: tuple[tuple[str, Decision, float], ...] = ()
 
     @property
+    def why_unsure(self) -> list[str]:
+        """Why an interval that does not contain 1 is not enough, and what is known nevertheless."""
+        found = []
+        if self.low and self.high and self.p is not None and not self.low <= 1 <= self.high:
+            limit = "margin" if self.floor is None else "A/A floor"
+            found.append(f"p {100 * self.p:.2g}%" if self.p >= LEVEL else f"within the {limit}")
+        return [*found, *(["not slower by more than the margin"] if self.not_slower else [])]
+
+    @property
     def inverse(self) -> Verdict:
         """The same comparison with the two sides exchanged, as tables need it."""
         words: dict[Decision, Decision] = {"faster": "slower", "slower": "faster"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, paragraphs_of, render_answer
-from jobs.writeup.cells import Cells, cells_on
+from jobs.writeup.cells import Cells, asked_cells, cells_on
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Studies, Study
@@ -90,11 +91,9 @@ class View:
 
     @property
     def has_results(self) -> bool:
-        """Whether the view shows more of a study than tables that are folded away."""
-        answer = self.answer
-        has_answer = answer.found or answer.impossible or answer.wrong
+        """Whether a run that the part asks for is measured."""
         is_measured = self.cells is not None and self.cells.measured
-        return bool(has_answer or is_measured or any(not shown.folded for shown in self.tables))
+        return bool(self.answer.found or self.answer.impossible or is_measured)
 
     @property
     def is_impossible(self) -> bool:
@@ -176,14 +175,15 @@ class PartResult:
     def shown_studies(self) -> set[str]:
         """The names of the studies of which this part shows results or failures."""
         tables = [shown for view in self.views for shown in view.tables if not shown.folded]
-        names = {shown.study.name for shown in tables}
+        names = {shown.study.name for shown in tables if shown.table.measured_devices}
         has_results = self.failures or any(view.has_results for view in self.views)
         return names | ({self.study} if has_results and self.study else set())
 
     @property
     def not_measured(self) -> str:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
-        if self.state is not State.missing or self.study is None:
+        is_own = any(view.of_sweep is not None for view in self.views)
+        if self.state is not State.missing or self.study is None or is_own:
             return ""
         if wrong := [view.answer.wrong for view in self.views if view.answer.wrong]:
             return wrong[0]
@@ -268,7 +268,7 @@ class Document:
         numbers, answered = Counter[str](), Counter[str]()
         for view in views:
             numbers[view.device] += view.answer.found
-            answered[view.device] += view.state is State.answered
+            answered[view.device] += view.of_sweep is None and view.state is State.answered
         return sorted(numbers, key=lambda name: (-answered[name], -numbers[name], name))
 
     def counts(self, device: str | None = None) -> dict[State, int]:
@@ -287,7 +287,7 @@ def make_document(
     """Answer the problems from the results.
 
     The sweeps of which no problem shows anything have a section at the beginning. Problems without
-    results are left out, and those that need none are there if there are others.
+    results are left out. Problems that need no measurement are shown only beside others.
 
     Args:
         folders: paths of the results folders, as shown.
@@ -295,18 +295,30 @@ def make_document(
     """
     registry = Registry()
     every = [_problem(problem, studies, registry) for problem in problems]
-    measured = [result for result in every if result.has_results]
-    found = [r for r in every if measured and (r.has_results or r.state is State.derived)]
+    with_results = [result for result in every if result.has_results]
+    found = [r for r in every if with_results and (r.has_results or r.state is State.derived)]
     left_out = len(every) - len(found)
     used = {name for result in found for part in result.parts for name in part.shown_studies}
     own = dict.fromkeys(name for here in studies.values() for name in here if name not in used)
     if own:
         found.insert(0, _own_sweeps(own, studies))
+    _remove_dead_links(found)
     document = Document(found, registry, folders, notes, left_out)
     order = ["", *document.devices]
     for part in (part for result in found for part in result.parts):
         part.views.sort(key=lambda view: order.index(view.device))
     return document
+
+
+def _remove_dead_links(found: Iterable[ProblemResult]) -> None:
+    """Let links to problems that are left out be text."""
+    anchors = {anchor for result in found for anchor in result.problem.anchors}
+
+    def linked(link: re.Match[str]) -> str:
+        return link[0] if link[2] in anchors else link[1]
+
+    for view in (view for result in found for part in result.parts for view in part.views):
+        view.answer.text = re.sub(r"\[([^]]+)]\(#([^)]+)\)", linked, view.answer.text)
 
 
 def _problem(problem: Problem, studies: Studies, registry: Registry) -> ProblemResult:
@@ -348,11 +360,12 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         shown = [replace(views[0], device="", cells=None)]
     command = _command(name, part) if name else ""
     result = PartResult(part, name, command, shown)
+    own = [here[name] for here in involved.values() if name in here]
     statuses = Counter(
         str(record.status)
-        for here in involved.values()
-        for each in here.values()
-        for record in each.observation.records
+        for study in own
+        for record in study.observation.records
+        if not study.is_stock or record.run in asked_cells(study.name, part.filter)[0]
     )
     if statuses and "ok" not in statuses:
         result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -465,7 +478,8 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
             views.append(view)
         study = next(found[name] for found in studies.values() if name in found)
         part = Part(part=study.name, question=study.sweep.description, answer="")
-        command = f"python -m jobs.submit sweeps/{study.name}.yaml" if study.is_stock else ""
+        folder = "sweeps/cpu" if study.is_small else "sweeps"
+        command = f"python -m jobs.submit {folder}/{study.name}.yaml" if study.is_stock else ""
         parts.append(PartResult(part, study.name, command, views))
-    problem = Problem(id=OWN_SWEEPS, title="Other sweeps", parts=[each.part for each in parts])
+    problem = Problem(id=OWN_SWEEPS, title="Your sweeps", parts=[each.part for each in parts])
     return ProblemResult(problem, parts)

@@ -136,19 +136,13 @@ class AnswerLookups:
         }
 
     def speed(
-        self,
-        phase: str,
-        baseline: dict[str, Any],
-        statistic: str = "median",
-        sweep: str | None = None,
-        **params: Any,
+        self, phase: str, baseline: dict[str, Any], sweep: str | None = None, **params: Any
     ) -> Any:
         """Return how many times as fast a run is as another, as text.
 
         Args:
-            phase: phase whose times are compared.
+            phase: phase whose median times are compared.
             baseline: parameters in which the other run differs.
-            statistic: what represents the times of an execution.
             sweep: name of the study. None: that of the part.
             params: parameters that select the run.
 
@@ -158,13 +152,13 @@ class AnswerLookups:
         """
         study = self._named(sweep)
         cells = [
-            self._cell(study, "time", phase, statistic, None, each)
+            self._cell(study, "time", phase, "median", None, each)
             for each in (params, params | baseline)
         ]
         run, other = cells
         if study is None or run is None or other is None:
             return self._none(study, params, params | baseline)
-        speedup = speedup_of(run, other, statistic, study.observation)
+        speedup = speedup_of(run, other, "median", study.observation)
         if speedup.ratio is None:
             return self._none(study, params, params | baseline)
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")

@@ -43,7 +43,7 @@ def names_of(problem: Problem) -> str:
 
 def left_out_text(document: Document) -> str:
     count = counted(document.left_out, "problem")
-    return f"Left out, because these folders have no results of them: {count}."
+    return f"Left out: {count} of which these folders have no results."
 
 
 def _summary(document: Document) -> Iterator[str]:

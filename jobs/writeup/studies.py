@@ -41,6 +41,11 @@ class Study:
     def plots(self) -> dict[str, Plot]:
         return {plot.name: plot for plot in plots_of(self.sweep)}
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the last runs are of the small variant in sweeps/cpu."""
+        return self.observation.manifests[-1].sweep.name.startswith(SMALL)
+
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
         return self.staleness.is_stale(record)

@@ -19,8 +19,9 @@ TERMS = {
     "paired": "Measured in the same rounds. Only paired times have a verdict (docs/verdicts.md).",
     "same, unsure": (
         "A paired speedup without a word is faster or slower: p is below 0.5%, and the difference "
-        "is larger than that of two executions of the same code. same: within 1%. unsure: neither, "
-        "which is possible although the 95% interval does not contain 1."
+        "is larger than that of two executions of the same code. same: within the margin of the "
+        "sweep, 1% by default. unsure: neither, which is possible although the 95% interval does "
+        "not contain 1."
     ),
     "attempt": (
         "One execution of a run. If a run was executed several times, for example after a failure, "

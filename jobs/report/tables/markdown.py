@@ -70,5 +70,5 @@ def _table(columns: dict[str, list[str]], align: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Other signs `<` do not begin a tag of HTML.
+    # A `<` before any other character does not begin a tag of HTML.
     return re.sub(r"([\\|*`]|<(?=[A-Za-z/!?]))", r"\\\1", text).replace("\n", " ")

@@ -16,6 +16,7 @@ from jobs.frame.statistics import over_processes, statistic
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
 from jobs.results.record import Record
+from jobs.results.stale import is_stale
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MOST_LISTED = 3  # maximum number of commits or versions that a note lists
@@ -57,10 +58,10 @@ def basis_note(results: Iterable[Result], phases: Sequence[str] = ()) -> str:
 
 
 def _older_code(shown: Shown) -> str:
-    """Return how many processes are of older code. Empty if none is, or if nobody asked."""
-    measured = [(each.run.id, each.repeat) for each in shown.results if each.status == "ok"]
-    stale = sum(task in shown.observation.stale for task in measured)
-    return f"{stale} of {len(measured)} with older code" if stale else ""
+    """Return how many processes are of older code, if the folder was read `with_stale`."""
+    records = [each.record for each in shown.results if each.status == "ok" and each.record]
+    stale = sum(is_stale(record, shown.observation.source_hashes) for record in records)
+    return f"{stale} of {len(records)} with older code" if stale else ""
 
 
 def _noun(results: Iterable[Result]) -> str:

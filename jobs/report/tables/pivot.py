@@ -11,7 +11,6 @@ from typing import Any
 
 from jobs.code.short_names import short_names
 from jobs.errors import nearest
-from jobs.formatting import format_scalar
 from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import Cell, Row, cells_of, rows_of
@@ -82,13 +81,8 @@ def make_pivot(shown: Shown) -> Pivot:
 
 def _differences_in_rows(shown: Shown, rows: list[str], columns: list[str]) -> list[str]:
     """Return a note on parameters that the table does not show, in which runs of a row differ."""
-    differ = [name for name in shown.differences(rows) if name not in (*rows, *columns)]
-    texts = []
-    for name in differ:
-        values = {(r.run.params[name],) for r in shown.results}
-        listed = ", ".join(format_scalar(value) for (value,) in shown.sorted(values, [name]))
-        texts.append(f"{name} ({listed})")
-    return [f"runs in a row also differ in {', '.join(texts)}"] if texts else []
+    differ = [name for name in shown.differences(rows) if name not in columns]
+    return [f"runs in a row also differ in {', '.join(differ)}"] if differ else []
 
 
 def _key(row: Row, dimensions: list[str]) -> Key:

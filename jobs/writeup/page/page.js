@@ -110,6 +110,7 @@ function mark(name, ranges) {
   CSS.highlights.set(name, marks);
 }
 $("#search").addEventListener("input", (event) => {
+  // Single letters are in almost every word.
   chosen.words = searched(event.target.value).split(/\s+/).filter((word) => !/^[a-z]?$/.test(word));
   select();
 });

@@ -165,6 +165,12 @@ def test_each_kind_of_device_has_its_own_cells(folder: ResultsFolder) -> None:
     ]
 
 
+def test_older_code_is_counted_by_device(folder: ResultsFolder) -> None:
+    for device, older in ((H200, {}), ("NVIDIA H100", {"source_hash": "0123"})):
+        folder.submit(TOY + "grid: {size: [1, 2]}\n", ok(1.0) | older, device)
+    assert "4 processes; 2 of 4 with older code" in call("aggregate", folder.path).stdout
+
+
 def test_a_machine_without_gpus_adds_no_device_to_the_gpus_table(folder: ResultsFolder) -> None:
     sweep = TOY + "grid: {size: [1]}\nresources: {gpus_per_node: 1}\n"
     folder.submit(sweep, failed("unsupported"))
@@ -215,7 +221,7 @@ def test_what_else_differs_between_the_columns_of_a_row_is_told(folder: ResultsF
     folder.submit(TOY + "grid: {size: [8, 16]}\n" + cases, ok(1.0))
     made = report_table(folder, rows=["size"], columns=["mode"])
     assert made.keys == [(8,), (16,)]
-    assert made.notes[-1].endswith("window (2, 8)")
+    assert made.notes[-1].endswith("differ in window")
 
 
 def test_a_parameter_younger_than_a_run_had_its_default_there(

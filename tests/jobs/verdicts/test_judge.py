@@ -128,6 +128,24 @@ def test_without_a_floor_differences_up_to_the_margin_are_not_slower() -> None:
     assert alone(beside, 0.01, floor=None).verdict == "unsure"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "p", "floor", "not_slower", "count"),
+    [
+        (0.99, 1.02, 0.3, 0.001, False, 0),  # the interval says it
+        (1.01, 1.04, 0.02, 0.001, False, 1),  # p is too large
+        (0.96, 0.99, 0.001, 0.3, True, 2),  # the same code differs as much
+        (0.99, 1.005, 0.4, 0.001, True, 1),
+        (None, None, None, None, False, 0),  # a single round
+    ],
+)
+def test_why_a_cell_is_unsure(
+    low: float, high: float, p: float, floor: float, not_slower: bool, count: int
+) -> None:
+    verdict = Verdict("unsure", 1.0, low, high, p, 3, 1, floor, not_slower)
+    assert len(verdict.why_unsure) == count
+    assert any("floor" in reason for reason in verdict.why_unsure) == (floor == 0.3)
+
+
 def test_same_is_decided_before_slower() -> None:
     close = alone(rounds(1.004, 1.0041, 1.0039, 1.004, 1.0042), 0.01, floor=0.001)
     assert close.verdict == "same"

@@ -9,7 +9,9 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import pytest
 
+from jobs import ROOT
 from jobs.results.unreadable import UnreadableResults
+from jobs.sweep.load import load_sweep
 from jobs.writeup.answer import Answer
 from jobs.writeup.build import build_report
 from jobs.writeup.document import (
@@ -23,7 +25,7 @@ from jobs.writeup.document import (
 )
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked
-from jobs.writeup.problem import Exhibit, Part, Problem
+from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
 from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
@@ -131,7 +133,27 @@ def test_what_no_problem_shows_has_a_section_of_its_own(measured: ResultsFolder)
     (own,) = made.problems  # without results, nor what needs none
     assert own.parts[0].study == "toy" and own.parts[0].views[0].tables
     assert made.left_out == 3
-    assert document(problem(SPEED), of_other_sweep, folders=[measured.path]).left_out == 1
+    linked = problem(SPEED + " and [more](#gone) and [this](#toy_problem)")
+    made = document(linked, of_other_sweep, folders=[measured.path])
+    assert made.left_out == 1
+    assert made.problems[0].parts[0].views[0].text.endswith("and more and [this](#toy_problem)")
+
+
+def test_a_sweep_of_ones_own_does_not_decide_which_gpu_is_first(
+    measured: ResultsFolder, other: ResultsFolder
+) -> None:
+    missing = SPEED + ' and {{ value("time", "forward", size=9) | n }}'
+    other.submit(TOY.replace("name: toy", "name: mine") + "grid: {size: [1]}\n", ok(1.0), H100)
+    made = document(problem(SPEED, missing, missing), folders=[measured.path, other.path])
+    assert made.devices == [H200, H100]
+
+
+def test_failures_of_runs_that_a_part_does_not_ask_for(tmp_path: Path) -> None:
+    """A failed study on a CPU is shown as a sweep of one's own, and fails no answer on GPUs."""
+    folder = ResultsFolder(tmp_path / "cpu-ddp")
+    folder.submit(load_sweep(ROOT / "sweeps" / "cpu" / "ddp.yaml"), failed("error"))
+    (own,) = document(*read_problems(), folders=[folder.path]).problems
+    assert own.parts[0].study == "ddp" and own.parts[0].command.endswith("sweeps/cpu/ddp.yaml")
 
 
 def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -> None:
@@ -305,7 +327,8 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
 def test_a_wrong_number_is_named(
     measured: ResultsFolder, numbers: dict[str, Any], wrong: str
 ) -> None:
-    shown = document(problem(SPEED, numbers=numbers), folders=[measured.path])
+    table = [Exhibit(table="toy")]
+    shown = document(problem(SPEED, numbers=numbers, show=table), folders=[measured.path])
     assert f" {wrong}: " in markdown_report(shown, measured.path)
 
 
