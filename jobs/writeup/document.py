@@ -14,6 +14,7 @@ from functools import cached_property, reduce
 from typing import TypeVar
 
 from jobs.errors import TableError
+from jobs.formatting import counted
 from jobs.report.figures import Drawing, Figure
 from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.report_table import ReportTable, make_report_table
@@ -348,6 +349,7 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
             is_derived = _state_of(answer) is State.derived
             view.cells = None if is_derived else cells_on(study, part.filter)
+            view.notes += _other_runs(view.tables)
         views.append(view)
     shown = [
         view
@@ -371,6 +373,16 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
         result.command += " --retry-failed"
     return result
+
+
+def _other_runs(tables: Iterable[ShownTable]) -> list[str]:
+    """Return a note on runs that stock sweeps do not have, such as those of earlier versions."""
+    own = [each for each in tables if each.study.is_stock and not each.folded]
+    asked = {run for each in own for run in asked_cells(each.study.name, None)[0]}
+    cells = (cell for each in own for column in each.table.records.values() for cell in column)
+    others = len({record.run for cell in cells for record in cell} - asked)
+    where = "not in the present sweep, but of earlier versions or with other values"
+    return [f"{counted(others, 'run')} in these tables: {where}."] if others else []
 
 
 def _state_of(answer: Answer) -> State:

@@ -123,7 +123,7 @@ def _part(part: PartResult, plots: Path, folder: Path) -> Iterator[str]:
             (folder / path).write_bytes(figure.content)
             yield f"![{escaped(figure.title)}]({path})"
             yield ""
-        for note in view.notes:
+        for note in view.notes if i == 0 else ():  # on exhibits
             yield escaped(note)
             yield ""
         if i:

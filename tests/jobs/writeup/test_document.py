@@ -484,3 +484,12 @@ def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFol
     (measured.path / "artifacts" / "timeline.png").unlink()
     build_report([measured.path], out)
     assert [path.name for path in out.rglob("*.png")] == ["mine.png"]
+
+
+def test_runs_that_the_present_sweep_does_not_have_are_told(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "ddp")
+    folder.submit(load_sweep(ROOT / "sweeps" / "cpu" / "ddp.yaml"), ok(1.0, phase="alone"), H200)
+    part = Part(question="?", answer="", show=[Exhibit(table="time")])
+    of_ddp = Problem(id="p", title="t", sweep="ddp", parts=[part])
+    (result,) = document(of_ddp, folders=[folder.path]).problems
+    assert result.parts[0].views[0].notes[0].startswith("4 runs")
