@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from jobs.writeup.document import Document, make_document
+from jobs.writeup.assemble import make_document
+from jobs.writeup.document import Document
 from jobs.writeup.markdown import PLOTS, markdown_report
 from jobs.writeup.page import html_report
 from jobs.writeup.problem import read_problems

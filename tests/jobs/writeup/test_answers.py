@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.writeup.answer import Answer
-from jobs.writeup.document import make_document
+from jobs.writeup.assemble import make_document
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.sweep.load import load_sweep
+from jobs.writeup.assemble import make_document
 from jobs.writeup.cells import cells_on
-from jobs.writeup.document import State, make_document
+from jobs.writeup.document import State
 from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks

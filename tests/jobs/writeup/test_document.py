@@ -13,6 +13,7 @@ from jobs import ROOT
 from jobs.results.unreadable import UnreadableResults
 from jobs.sweep.load import load_sweep
 from jobs.writeup.answer import Answer
+from jobs.writeup.assemble import make_document
 from jobs.writeup.build import build_report
 from jobs.writeup.document import (
     IMPOSSIBLE,
@@ -21,7 +22,6 @@ from jobs.writeup.document import (
     Document,
     PartResult,
     State,
-    make_document,
 )
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report, unpacked
