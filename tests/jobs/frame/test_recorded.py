@@ -95,14 +95,15 @@ def test_a_table_names_its_commits_and_versions(folder: ResultsFolder) -> None:
         {"dirty": True, "diff": "2" * 16, "loaded": {"torch": "2.14.1", "untested": "torch 2.14"}},
         {"code": [external("m:F", OLD)]},
         {"dirty": False, "loaded": {}},
+        {"code": [external("in_this_project:F", NEW)]},
     ]
     folder.submit(
-        TOY + "grid: {size: [1, 2, 3, 4]}\n",
+        TOY + "grid: {size: [1, 2, 3, 4, 5]}\n",
         lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]),
     )
     (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
     assert note == (
-        "4 processes; commit 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1), 4bb999b (1); "
+        "5 processes; commit 4bb999b (2), 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1); "
         "commit of my_repo fffffff; torch 2.11.0 (1), 2.14.1 (1); untested torch 2.14"
     )
     (one,) = (n for n in report_table(folder, rows=["size"], where="size == 4").notes if "com" in n)
