@@ -69,7 +69,7 @@ RunId = Annotated[
         autocompletion=run_ids,
     ),
 ]
-WhereRun = Annotated[
+WhereParams = Annotated[
     str | None,
     typer.Option(
         "--where",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import RESULTS, WhereRun, flag
+from jobs.cli.arguments import RESULTS, WhereParams, flag
 from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
@@ -55,7 +55,7 @@ def compare(
             help="Relative difference of equal times. [default: blocks.margin, or 0.01]",
         ),
     ] = None,
-    where: WhereRun = None,
+    where: WhereParams = None,
     output_format: Annotated[
         ListFormat,
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import Results, WhereRun, as_path
+from jobs.cli.arguments import Results, WhereParams, as_path
 from jobs.cli.completion import sweep_files
 from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import fail, note, width
@@ -43,7 +43,7 @@ def tables(
         ),
     ] = None,
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
-    where: WhereRun = None,
+    where: WhereParams = None,
     sweep_file: Annotated[
         Path | None,
         typer.Option(

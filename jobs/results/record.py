@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -194,3 +195,9 @@ class Record(_Part):
         if self.status == "ok" and self.failure is not None:
             raise ValueError("a record with status ok must not have the field failure")
         return self
+
+
+def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
+    """Return whether a record is from older code, from the present hashes by run id."""
+    now = source_hashes.get(record.run)
+    return now is not None and record.source_hash != now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jobs.results.counting import is_thrown_away, superseded
 from jobs.results.job_states import job_states
 from jobs.results.judgements import Judgement, read_judgements
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
-from jobs.results.record import Record
+from jobs.results.record import Record, is_stale
 from jobs.results.record_reader import read_records
 from jobs.results.slurm_job_states import with_last_words
 from jobs.results.unreadable import BadLine
@@ -56,9 +57,19 @@ class Observation:
     notes: list[str] = field(default_factory=list)
     job_states: JobStates = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)  # the latest one by block id
-    stale: frozenset[TaskKey] = frozenset()  # tasks with results of older code, if determined
     # Hash of the present sources of each run, None if unknown; empty if not determined
     source_hashes: Mapping[str, str | None] = field(default_factory=dict)
+
+    @cached_property
+    def stale(self) -> frozenset[TaskKey]:
+        """The tasks with results of older code, if the present sources are determined."""
+        return frozenset(
+            task.key
+            for task in self.tasks
+            if task.record is not None
+            and not task.status.is_live
+            and is_stale(task.record, self.source_hashes)
+        )
 
     def counts(self) -> dict[Status, int]:
         return dict(Counter(task.status for task in self.tasks))

@@ -6,11 +6,11 @@ A record without a hash of its sources counts as older code.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jobs.formatting import counted, relative
-from jobs.results.record import Record
+from jobs.results.record import Record, is_stale
 from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources
@@ -29,32 +29,26 @@ class Staleness:
         return is_stale(record, self.now)
 
 
-def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
-    """Return whether a record is from older code, from the present hashes by run id."""
-    now = source_hashes.get(record.run)
-    return now is not None and record.source_hash != now
-
-
 def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:
     """Return the state of a results folder with its stale tasks, and a note that tells them."""
-    measured = [
-        (task, task.record)
+    measured = {
+        task.key: task
         for task in observation.tasks
         if task.record is not None and not task.status.is_live
-    ]
-    staleness = staleness or Staleness(task.run for task, _ in measured)
-    stale = {task.key: record for task, record in measured if staleness.is_stale(record)}
-    observation = replace(observation, source_hashes=staleness.now)
-    if not stale:
-        return observation
-    are = "is" if len(stale) == 1 else "are"
+    }
+    staleness = staleness or Staleness(task.run for task in measured.values())
+    found = replace(observation, source_hashes=staleness.now)
+    records = [record for key in found.stale if (record := measured[key].record) is not None]
+    if not records:
+        return found
+    are = "is" if len(records) == 1 else "are"
     folder = shlex.quote(str(relative(observation.folder)))
     note = (
-        f"{len(stale)} of {counted(len(measured), 'result')} {are} from older code"
-        f"{without_hash(stale.values())}; submitting the sweep again measures them, "
+        f"{len(records)} of {counted(len(measured), 'result')} {are} from older code"
+        f"{without_hash(records)}; submitting the sweep again measures them, "
         f"python -m jobs status {folder} --where 'older_code == true' lists them"
     )
-    return replace(observation, stale=frozenset(stale), notes=[*observation.notes, note])
+    return replace(found, notes=[*found.notes, note])
 
 
 def without_hash(records: Iterable[Record]) -> str:

@@ -42,6 +42,7 @@ def names_of(problem: Problem) -> str:
 
 
 def left_out_text(document: Document) -> str:
+    """Return a sentence with the number of problems without results."""
     count = counted(document.left_out, "problem")
     return f"Left out: {count} of which these folders have no results."
 

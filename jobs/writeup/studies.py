@@ -223,5 +223,4 @@ def merged(observations: Sequence[Observation]) -> Observation:
         bad_lines=[line for each in observations for line in each.bad_lines],
         tasks=list(tasks.values()),
         notes=[note for each in observations for note in each.notes],
-        stale=frozenset(key for each in observations for key in each.stale),
     )

@@ -15,8 +15,7 @@ from jobs.frame.rows import Cell
 from jobs.frame.statistics import over_processes, statistic
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
-from jobs.results.record import Record
-from jobs.results.stale import is_stale
+from jobs.results.record import Record, is_stale
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MOST_LISTED = 3  # maximum number of commits or versions that a note lists
