@@ -14,12 +14,7 @@ import pytest
 from jobs.frame.results import list_results
 from jobs.results.record import Record
 from jobs.results.run_states import observe
-from tests.jobs.harness import (
-    call,
-    facts,
-    records,
-    write_sweep,
-)
+from tests.jobs.harness import call, facts, records, write_sweep
 
 INTERLEAVE = ["what", "tag", "path"]
 

@@ -15,14 +15,7 @@ from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Executor, write_handles
 from jobs.results.slurm_job import SlurmJob
 from tests.jobs.checkout import own_repository
-from tests.jobs.harness import (
-    ROOT,
-    call,
-    records,
-    run_as_nobody,
-    write_submission,
-    write_sweep,
-)
+from tests.jobs.harness import ROOT, call, records, run_as_nobody, write_submission, write_sweep
 
 # ---- a results folder ----------------------------------------------------------------------------
 

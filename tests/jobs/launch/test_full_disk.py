@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.harness import (
-    call,
-    only_record,
-    records,
-    run,
-    statuses,
-    waiting_sweep,
-    write_sweep,
-)
+from tests.jobs.harness import call, only_record, records, run, statuses, waiting_sweep, write_sweep
 from tests.jobs.small_disk import small_disk
 
 WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"

@@ -16,15 +16,7 @@ import pytest
 
 from jobs.provenance import visible_gpus
 from jobs.worker.environment import job_environment
-from tests.jobs.harness import (
-    PATIENCE_S,
-    ROOT,
-    call,
-    records,
-    run,
-    write_submission,
-    write_sweep,
-)
+from tests.jobs.harness import PATIENCE_S, ROOT, call, records, run, write_submission, write_sweep
 
 SMI = """#!/bin/sh
 case "$1" in

@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.processes import ProcessHandle
-from jobs.results.manifest import (
-    Executor,
-    read_manifest,
-    write_handles,
-    write_manifest,
-)
+from jobs.results.manifest import Executor, read_manifest, write_handles, write_manifest
 from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob

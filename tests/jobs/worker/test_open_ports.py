@@ -16,21 +16,8 @@ import pytest
 from jobs.worker.messages import Order
 from jobs.worker.ranks import node_connections
 from jobs.worker.ranks.node_connections import node_address, receive, send
-from tests.jobs.harness import (
-    PATIENCE_S,
-    Fifo,
-    await_true,
-    only_record,
-    start,
-    write_sweep,
-)
-from tests.jobs.open_ports import (
-    Bomb,
-    attack,
-    connect,
-    is_loopback,
-    listening,
-)
+from tests.jobs.harness import PATIENCE_S, Fifo, await_true, only_record, start, write_sweep
+from tests.jobs.open_ports import Bomb, attack, connect, is_loopback, listening
 
 SILENT = 100  # number of clients that connect and send nothing
 LONG_S = 200  # timeout of the runs, in seconds

@@ -11,13 +11,7 @@ from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
-from tests.jobs.harness import (
-    artifacts_of,
-    facts,
-    only_record,
-    run,
-    write_sweep,
-)
+from tests.jobs.harness import artifacts_of, facts, only_record, run, write_sweep
 
 TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks without torch
 LONG_S = 200  # timeout of the other runs, in seconds
