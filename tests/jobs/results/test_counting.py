@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,6 @@ from tests.jobs.results_folder import (
     Outcome,
     ResultsFolder,
     failed,
-    load,
     ok,
     record,
     report_table,
@@ -53,11 +51,6 @@ SWEEP = (
 VIEW: dict[str, Any] = {"rows": ["size"], "columns": ["mode"], "baseline": {"mode": "fast"}}
 
 
-def always(outcome: Outcome) -> Callable[[dict[str, Any], int], Outcome]:
-    """Return a function of (parameters, repeat) that gives every task this outcome."""
-    return lambda params, repeat: outcome
-
-
 def shown(folder: ResultsFolder) -> dict[tuple[str, int], list[float | str]]:
     """Return the times, or the statuses, by mode and repeat."""
     found: dict[tuple[str, int], list[float | str]] = {}
@@ -68,15 +61,13 @@ def shown(folder: ResultsFolder) -> dict[tuple[str, int], list[float | str]]:
     return found
 
 
-def test_a_cut_round_is_not_shown_beside_complete_ones(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_cut_round_is_not_shown_beside_complete_ones(folder: ResultsFolder) -> None:
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         # The second round is executed in reverse order: fast 3, exact 1, and fast 2 is cut.
         cut = params["mode"] == "fast" and repeat == 2
         return None if cut else ok(1.0 + repeat)
 
-    folder.submit_rounds(load(tmp_path, SWEEP), outcome)
+    folder.submit_rounds(SWEEP, outcome)
     assert shown(folder) == {
         ("fast", 0): [1.0],
         ("exact", 0): [1.0],
@@ -90,12 +81,10 @@ def test_a_cut_round_is_not_shown_beside_complete_ones(
     assert "2 attempts not shown; the command attempts lists them" in notes
 
 
-def test_the_only_round_is_shown_while_it_is_not_complete(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_the_only_round_is_shown_while_it_is_not_complete(folder: ResultsFolder) -> None:
     """Its times are not paired: the round may be executed again."""
     folder.submit_rounds(
-        load(tmp_path, SWEEP),
+        SWEEP,
         lambda params, repeat: None if repeat == 1 else ok(1.0 if repeat == 0 else 5.0),
         rounds=[0],
     )
@@ -107,24 +96,20 @@ def test_the_only_round_is_shown_while_it_is_not_complete(
     assert row["exact vs fast"] == "1.00x"
 
 
-def test_a_round_executed_again_replaces_that_of_its_allocation_only(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_a_round_executed_again_replaces_that_of_its_allocation_only(folder: ResultsFolder) -> None:
     """Without the id of the boot, each job is an allocation."""
-    loaded = load(tmp_path, SWEEP)
     for ms, boot in enumerate(("a", "a", "b", None, None), 1):
         outcome = ok(float(ms)) | {"environment": {"boot_id": boot}}
-        folder.submit_rounds(loaded, always(outcome), rounds=[0])
+        folder.submit_rounds(SWEEP, outcome, rounds=[0])
     assert shown(folder)["exact", 0] == [2.0, 3.0, 4.0, 5.0]
 
 
 def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
-    tmp_path: Path, folder: ResultsFolder
+    folder: ResultsFolder,
 ) -> None:
-    loaded = load(tmp_path, SWEEP)
-    folder.submit_rounds(loaded, lambda params, repeat: ok(1.0), "a")
+    folder.submit_rounds(SWEEP, ok(1.0), "a")
     folder.submit_rounds(
-        loaded,
+        SWEEP,
         lambda params, repeat: failed("oom") if params["mode"] == "exact" else ok(2.0),
         "b",
     )
@@ -132,36 +117,35 @@ def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     assert shown(folder)["fast", 0] == [1.0, 2.0]
 
 
-def test_a_trial_counts_only_if_it_failed(tmp_path: Path, folder: ResultsFolder) -> None:
+def test_a_trial_counts_only_if_it_failed(folder: ResultsFolder) -> None:
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         return failed("error") if params["mode"] == "exact" else ok(9.0)
 
-    loaded = load(tmp_path, SWEEP)
-    folder.submit_rounds(loaded, outcome, rounds=[0], trial=True)
+    folder.submit_rounds(SWEEP, outcome, rounds=[0], trial=True)
     assert observe(folder.path).counts() == {"missing": 5, "error": 1}
     assert shown(folder)["fast", 0] == ["missing"] and shown(folder)["exact", 0] == ["error"]
-    folder.submit_rounds(loaded, always(ok(1.0)))
+    folder.submit_rounds(SWEEP, ok(1.0))
     assert set(map(tuple, shown(folder).values())) == {(1.0,)} and len(shown(folder)) == 6
     assert "1 attempt not shown" in ". ".join(report_table(folder, **VIEW).notes)
 
 
-def other_code(name: str, ms: float, size: int = 2) -> Callable[[dict[str, Any], int], Outcome]:
-    """Return outcomes of this time, with this name as the code of one size or of mode exact."""
+def other_code(name: str, ms: float) -> Callable[[dict[str, Any], int], Outcome]:
+    """Return outcomes of this time, with this name as the code of size 2 or of mode exact."""
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        changed = params["size"] == size or params["mode"] == "exact"
+        changed = params["size"] == 2 or params["mode"] == "exact"
         return ok(ms) | {"source_hash": name if changed else "same"}
 
     return outcome
 
 
-def test_rounds_of_older_code_are_not_shown_beside_newer_ones(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    """Not even if they were executed in another allocation, or if the newer code has few rounds."""
-    loaded = load(tmp_path, SWEEP)
-    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
-    folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
+def test_rounds_of_older_code_are_not_shown_beside_newer_ones(folder: ResultsFolder) -> None:
+    """Not even if they were executed in another allocation, or if the newer code has few rounds.
+
+    Once a round is repeated, that of older code is hidden for all of its runs.
+    """
+    folder.submit_rounds(SWEEP, other_code("old", 1.0), "a")
+    folder.submit_rounds(SWEEP, other_code("new", 2.0), "b", rounds=[0])
     found = shown(folder)
     assert found["exact", 0] == [2.0]
     assert found["exact", 1] == ["missing"]
@@ -171,13 +155,7 @@ def test_rounds_of_older_code_are_not_shown_beside_newer_ones(
     notes = ". ".join(report_table(folder, **VIEW).notes)
     assert "missing: other code than that of the latest complete round (1 run)" in notes
 
-
-def test_a_round_of_older_code_is_hidden_for_all_of_its_runs_once_it_is_repeated(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, SWEEP)
-    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
-    folder.submit_rounds(loaded, other_code("new", 2.0), "b")
+    folder.submit_rounds(SWEEP, other_code("new", 2.0), "b")
     found = shown(folder)
     assert found.pop(("exact", 0)) == found.pop(("exact", 1)) == [2.0]
     assert found == {("fast", repeat): [2.0] for repeat in range(4)}
@@ -185,49 +163,37 @@ def test_a_round_of_older_code_is_hidden_for_all_of_its_runs_once_it_is_repeated
 
 SIZES = TOY + "grid: {size: [1, 2, 3], mode: [fast]}\nresources: {gpus_per_node: 1}\n"
 SIZES += "blocks: {interleave: [size], baseline: {size: 1}, rounds: 2}\n"
+TIMEOUT = failed("timeout") | {"source_hash": "same"}
 
 
-def times_by_size(folder: ResultsFolder) -> dict[int, set[float]]:
-    found: dict[int, set[float]] = {}
+def test_a_round_of_older_code_is_shown_if_a_run_of_it_has_no_later_time(
+    folder: ResultsFolder,
+) -> None:
+    """Otherwise a result would be lost, or a time without that of its baseline in the round.
+
+    Size 3 has an earlier time and a later failure.
+    """
+    new = other_code("new", 2.0)
+    folder.submit_rounds(SIZES.replace("2, 3]", "3]"), other_code("same", 9.0), "z")
+    folder.submit_rounds(SIZES, other_code("old", 1.0), "a")
+    folder.submit_rounds(
+        SIZES, lambda p, repeat: TIMEOUT if p["size"] == 3 else new(p, repeat), "b"
+    )
+    times: dict[int, set[object]] = {}
     for result in list_results(observe(folder.path)):
         if result.measurements:
-            (ms,) = {float(x) for x in result.measurements.samples_ms["forward"] if x is not None}
-            found.setdefault(result.run.params["size"], set()).add(ms)
-    return found
+            samples = result.measurements.samples_ms["forward"]
+            times.setdefault(result.run.params["size"], set()).update(samples)
+    assert times[2] == {2.0}
+    assert 1.0 in times[1] and 1.0 in times[3]
 
 
-@pytest.mark.parametrize("reason", ["not measured", "failed", "earlier", "fewer"])
-def test_a_round_of_older_code_is_shown_if_a_run_of_it_has_no_other(
-    tmp_path: Path, folder: ResultsFolder, reason: str
-) -> None:
-    """Otherwise a result would be lost, or a time without that of its baseline in the round."""
-    loaded = load(tmp_path, SIZES)
-    if reason == "earlier":  # rounds before those of older code do not replace them
-        folder.submit_rounds(load(tmp_path, SIZES.replace("2, 3]", "3]")), always(ok(9.0)), "z")
-    folder.submit_rounds(loaded, other_code("old", 1.0), "a")
-    if reason == "failed":
-        new = other_code("new", 2.0)
-        timeout = failed("timeout") | {"source_hash": "same"}
-        folder.submit_rounds(
-            loaded, lambda p, repeat: timeout if p["size"] == 3 else new(p, repeat), "b"
-        )
-    elif reason == "fewer":
-        folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
-    else:
-        two = load(tmp_path, SIZES.replace("2, 3]", "2]"))
-        folder.submit_rounds(two, other_code("new", 2.0), "b")
-    found = times_by_size(folder)
-    assert found[2] == {2.0}
-    assert 1.0 in found[1] and 1.0 in found[3]
-
-
-def test_a_failure_in_a_hidden_round_is_hidden_too(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded, old = load(tmp_path, SIZES), other_code("old", 1.0)
-    timeout = failed("timeout") | {"source_hash": "same"}
+def test_a_failure_in_a_hidden_round_is_hidden_too(folder: ResultsFolder) -> None:
+    old = other_code("old", 1.0)
     folder.submit_rounds(
-        loaded, lambda p, repeat: timeout if p["size"] == 3 else old(p, repeat), "a", rounds=[1]
+        SIZES, lambda p, repeat: TIMEOUT if p["size"] == 3 else old(p, repeat), "a", rounds=[1]
     )
-    folder.submit_rounds(loaded, other_code("new", 2.0), "b", rounds=[0])
+    folder.submit_rounds(SIZES, other_code("new", 2.0), "b", rounds=[0])
     results = list_results(observe(folder.path))
     assert {each.status for each in results} == {Status.ok, Status.missing}
 
@@ -244,29 +210,14 @@ def test_a_wrong_attempt_stands_for_ok_ones_of_its_code(
     assert found.status == shown
 
 
-def test_a_wrong_attempt_on_another_device_changes_no_device(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    loaded = load(tmp_path, TOY + "fixed: {size: 1}\nresources: {gpus_per_node: 1}\nrepeats: 2\n")
+def test_a_wrong_attempt_on_another_device_changes_no_device(folder: ResultsFolder) -> None:
+    sweep = TOY + "fixed: {size: 1}\nresources: {gpus_per_node: 1}\nrepeats: 2\n"
     wrong, right = (each | {"source_hash": "a"} for each in (failed("wrong"), ok(1.0)))
-    folder.submit(loaded, lambda params, repeat: None if repeat else wrong, H200)
-    folder.submit(loaded, lambda params, repeat: right if repeat else None, "NVIDIA H100")
+    folder.submit(sweep, lambda params, repeat: None if repeat else wrong, H200)
+    folder.submit(sweep, lambda params, repeat: right if repeat else None, "NVIDIA H100")
     found = {(r.device, r.repeat): str(r.status) for r in list_results(observe(folder.path))}
     assert found["NVIDIA H100", 1] == found[H200, 0] == "wrong"
     assert "ok" not in found.values()
-
-
-@pytest.mark.parametrize("first", ["alone", "block"])
-def test_rounds_outdo_attempts_outside_of_blocks(
-    tmp_path: Path, folder: ResultsFolder, first: str
-) -> None:
-    alone = load(tmp_path, SWEEP.partition("blocks")[0])
-    for which in ("alone", "block") if first == "alone" else ("block", "alone"):
-        if which == "alone":
-            folder.submit(alone, lambda params, repeat: ok(9.0), H200)
-        else:
-            folder.submit_rounds(load(tmp_path, SWEEP), lambda params, repeat: ok(1.0))
-    assert shown(folder)["exact", 0] == [1.0]
 
 
 RUNS = ("a" * 16, "b" * 16)  # a baseline, and a run whose code changes
