@@ -1,11 +1,10 @@
-"""Reading a results folder has no side effects, and keys of later versions are ignored."""
+"""What is read from a results folder: records, states of runs, and keys of later versions."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,12 @@ from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
-from jobs.worker.messages import Outcome
-from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
+from tests.jobs.harness import call
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
 
-def test_compressed_records_count_and_damaged_ones_are_named(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    folder.submit(load(tmp_path, TOY + "fixed: {size: 1}\n"), lambda params, repeat: ok(1.0))
+def test_compressed_records_count_and_damaged_ones_are_named(folder: ResultsFolder) -> None:
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0))
     plain = observe(folder.path)
     (path,) = (folder.path / "records").iterdir()
     packed = path.with_name(path.name + ".gz")
@@ -42,34 +39,60 @@ def test_compressed_records_count_and_damaged_ones_are_named(
         assert bad.path == packed
 
 
-def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    sweep = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
-    folder.submit(sweep, lambda params, _: failed("error") if params["size"] == 1 else None)
-    retry = folder.submit(sweep, lambda params, _: None)
+TWO = TOY + "grid: {size: [1, 2]}\n"
+
+
+def first_fails(params: dict[str, Any], repeat: int) -> Outcome:
+    return failed("error") if params["size"] == 1 else None
+
+
+def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(folder: ResultsFolder) -> None:
+    folder.submit(TWO, first_fails)
+    retry = folder.submit(TWO, None)
     write_handles(replace(retry, handles={0: ProcessHandle(1, 1, "host", interrupted=True)}))
-    earlier_version = retry.path / "cancelled" / "1.json"  # a list of runs, which is ignored
-    earlier_version.parent.mkdir()
-    earlier_version.write_text("[")
     states = {task.run.params["size"]: task for task in observe(folder.path).tasks}
     assert states[1].status is Status.error and states[1].record is not None
-    assert states[2].status is Status.cancelled and not observe(folder.path).bad_lines
+    assert states[2].status is Status.cancelled
 
 
 def test_a_run_that_was_repeated_while_its_state_was_unknown_has_the_new_state(
-    tmp_path: Path, folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # no Slurm, which could answer
-    sweep = load(tmp_path, TOY + "grid: {size: [1, 2]}\n")
-    on_slurm = replace(folder.submit(sweep, lambda params, _: None), executor=Executor.slurm)
+    on_slurm = replace(folder.submit(TWO, None), executor=Executor.slurm)
     on_slurm.handles.update({job.index: SlurmJob(f"7_{job.index}") for job in on_slurm.jobs})
     write_manifest(on_slurm)
     write_handles(on_slurm)
     assert {task.status for task in observe(folder.path).tasks} == {Status.unknown}
-    folder.submit(sweep, lambda params, _: failed("error") if params["size"] == 1 else None)
+    folder.submit(TWO, first_fails)
     states = {task.run.params["size"]: task.status for task in observe(folder.path).tasks}
     assert states == {1: Status.error, 2: Status.unknown}
+
+
+def test_status_tells_results_of_older_code(folder: ResultsFolder) -> None:
+    """Of four runs, one is of older code, one without a hash, one of this code, one missing."""
+    outcomes: dict[int, Outcome] = {
+        1: ok(1.0) | {"source_hash": "0" * 16},
+        2: ok(1.0) | {"source_hash": None},
+        3: ok(1.0),
+    }
+    folder.submit(
+        TOY + "grid: {size: [1, 2, 3, 4]}\n", lambda params, _: outcomes.get(params["size"])
+    )
+
+    def status(*options: str) -> str:
+        return call("jobs", "status", folder.path, *options).stdout
+
+    shown = status("--where", "status == ok")
+    assert "note: 2 of 3 results are from older code (1 without a source hash);" in shown
+    marked = [("older code" in line) for line in shown.splitlines() if "size=" in line]
+    assert marked == [True, True, False]
+    for condition, sizes in (("older_code == true", [1, 2]), ("older_code == false", [3, 4])):
+        listed = json.loads(status("--json", "--where", condition))["tasks"]
+        assert [task["params"]["size"] for task in listed] == sizes
+    wrong = status("--where", "older_code == 1")
+    assert "older_code: got 1, expected true or false" in wrong
+    assert sum(task["stale"] for task in json.loads(status("--json"))["tasks"]) == 2
 
 
 # Keys whose values are mappings with any keys, such as names of parameters or phases
@@ -100,11 +123,10 @@ def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
 
 @pytest.mark.parametrize("executor", [Executor.local, Executor.slurm])
 def test_keys_that_a_later_version_adds_are_ignored(
-    tmp_path: Path, folder: ResultsFolder, executor: Executor
+    folder: ResultsFolder, executor: Executor
 ) -> None:
-    loaded = load(tmp_path, TOY + SWEEP)
     manifest = folder.submit(
-        loaded, lambda params, repeat: ok(1.0) if params["size"] == 1 else None
+        TOY + SWEEP, lambda params, _: ok(1.0) if params["size"] == 1 else None
     )
     handle = {"slurm": "1"} if executor is Executor.slurm else {"pid": 1, "started": 2, "host": "x"}
     (manifest.path / "handles.json").write_text(json.dumps({"0": handle}))
@@ -124,12 +146,3 @@ def test_keys_that_a_later_version_adds_are_ignored(
     assert after == before and after.handles == before.handles and len(after.handles) == 1
     assert not seen.bad_lines and [task.status for task in seen.tasks] == [t.status for t in tasks]
     assert {task.status for task in seen.tasks} > {Status.ok}
-
-
-def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:
-    deep: list[object] = []
-    for _ in range(300):
-        deep = [deep]
-    facts = {"facts": {"a\udc80": 1, "deep": deep}}
-    Outcome(status=Status.ok, measurements=facts).write(tmp_path / "outcome0.json")
-    assert Outcome.read(tmp_path / "outcome0.json").measurements == facts

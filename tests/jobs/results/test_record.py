@@ -30,6 +30,10 @@ LINES = [line(i) for i in range(4)]
 FILE = b"".join(LINES)
 
 
+def with_keys(**keys: Any) -> bytes:
+    return json.dumps(json.loads(LINES[0]) | keys).encode()
+
+
 def split(data: bytes) -> tuple[list[Record], list[BadLine]]:
     items = list(parse_lines(data, WHERE))
     return (
@@ -67,28 +71,36 @@ def test_damage_within_a_line_costs_only_that_line(at: int, damage: bytes) -> No
         start += len(written)
 
 
+NO_JSON = [b"null", b"5", b"[]", b"{}", b"\0" * 100, b"[" * 100_000, b'"x"', b"\xff", b"NaN"]
+NO_STATES = [{"git": "x"}, {"code": {}}, {"code": ["x"]}]  # states of code that tables read
+
+
 @pytest.mark.parametrize(
-    "text", [b"null", b"5", b"[]", b"{}", b"\0" * 100, b"[" * 100_000, b'"x"', b"\xff", b"NaN"]
+    ("text", "words"),
+    [
+        *((text, "") for text in NO_JSON),
+        *((with_keys(environment=states), "environment: ") for states in NO_STATES),
+    ],
 )
-def test_what_is_no_record_is_a_bad_line(text: bytes) -> None:
-    ((bad,), good) = split(text)[::-1]
+def test_what_is_no_record_is_a_bad_line(text: bytes, words: str) -> None:
+    good, (bad,) = split(text)
     assert good == []
     assert bad.line == 1
-    assert bad.reason
+    assert bad.reason and bad.reason.startswith(words)
 
 
 def test_a_later_schema_is_skipped_with_that_reason() -> None:
-    later = json.loads(LINES[0]) | {"schema_version": SCHEMA_VERSION + 1}
+    later = {"schema_version": SCHEMA_VERSION + 1}
     reason = (
         f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
         f"{SCHEMA_VERSION + 1}; update the project"
     )
-    for changed in (
-        later,
-        later | {"status": "excellent"},  # invalid in this version too
-        {"schema_version": SCHEMA_VERSION + 1},
+    for line in (
+        with_keys(**later),
+        with_keys(**later, status="excellent"),  # invalid in this version too
+        json.dumps(later).encode(),
     ):
-        _, (bad,) = split(json.dumps(changed).encode())
+        _, (bad,) = split(line)
         assert bad.reason == reason
 
 
@@ -135,21 +147,16 @@ def test_what_json_or_a_median_cannot_hold_is_no_measurement(facts: dict[str, An
         Measurements.model_validate(facts)
 
 
-def test_facts_of_any_kind_survive_the_way_through_the_file(tmp_path: Path) -> None:
+def test_what_is_no_text_or_number_is_replaced(tmp_path: Path) -> None:
+    """A fact, or the message of an exception, may quote a file name that is not UTF-8."""
     facts = {"name": "caf\udce9", "nested": [{"k\udce9": [1, 2.5, None, True]}], "nan": math.nan}
-    outcome = ok(1.0, facts=facts)
     writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(record(run(0), outcome))
-    ((back,), bad) = read_records(tmp_path)
-    assert bad == []
-    assert back.measurements is not None
+    assert writer.write(record(run(0), ok(1.0, facts=facts)))
+    (back,), bad = read_records(tmp_path)
+    assert bad == [] and back.measurements is not None
     assert back.measurements.facts == {
         "name": "caf?", "nested": [{"k?": [1, 2.5, None, True]}], "nan": None,
     }  # fmt: skip
-
-
-def test_a_failure_may_quote_what_is_no_text(tmp_path: Path) -> None:
-    """The message of an exception may quote a file name that is not UTF-8."""
     failure = Failure(type="OSError", message="no file 'caf\udce9'", traceback="\udcff")
     assert (failure.message, failure.traceback) == ("no file 'caf?'", "?")
 
@@ -190,28 +197,15 @@ def test_a_tail_follows_only_the_runs_it_is_asked_for(tmp_path: Path) -> None:
     assert [(r.run, r.status) for r in tail.new()] == [(run(3).id, "error")]
 
 
-def test_a_tail_passes_over_lines_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_tail_goes_on_after_what_cannot_be_read(tmp_path: Path) -> None:
     """Every worker follows the records. One damaged byte must not stop all of them."""
     tail = RecordTail(tmp_path, {run(0).id})
-    (tmp_path / "records").mkdir()
+    folder = tmp_path / "records"
+    folder.touch()
+    assert tail.new() == []
+    folder.unlink()
+    folder.mkdir()
     damaged = LINES[0].replace(run(0).id.encode(), b"\xff\xfe")
     assert damaged != LINES[0]
-    (tmp_path / "records" / "x.jsonl").write_bytes(damaged + LINES[0][:200] + b"\n" + LINES[0])
+    (folder / "x.jsonl").write_bytes(damaged + LINES[0][:200] + b"\n" + LINES[0])
     assert [r.run for r in tail.new()] == [run(0).id]
-
-
-def test_a_tail_goes_on_after_its_folder_could_not_be_read(tmp_path: Path) -> None:
-    tail = RecordTail(tmp_path, {run(0).id})
-    (tmp_path / "records").touch()
-    assert tail.new() == []
-    (tmp_path / "records").unlink()
-    RecordWriter(tmp_path / "records", "a").write(record(run(0), ok(1.0)))
-    assert [r.run for r in tail.new()] == [run(0).id]
-
-
-@pytest.mark.parametrize("environment", [{"git": "x"}, {"code": {}}, {"code": ["x"]}])
-def test_states_of_code_of_another_type_are_a_bad_line(environment: dict[str, Any]) -> None:
-    """Tables and submissions read them."""
-    data = json.loads(LINES[0]) | {"environment": environment}
-    (bad,) = parse_lines(json.dumps(data).encode(), WHERE)
-    assert isinstance(bad, BadLine) and bad.reason.startswith("environment: "), bad

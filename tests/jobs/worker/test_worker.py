@@ -8,15 +8,18 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.results.record import Record
+from jobs.status import Status
 from jobs.worker.environment import job_environment
-from jobs.worker.isolation import ForkServer, ServerDied
+from jobs.worker.isolation import ForkServer, ServerDied, wait_for
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.run_process import execute
 from tests.jobs.harness import (
@@ -298,6 +301,15 @@ def message_of(outcome: Outcome) -> str:
     return outcome.failure.message
 
 
+def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    facts = {"facts": {"a\udc80": 1, "deep": deep}}
+    Outcome(status=Status.ok, measurements=facts).write(tmp_path / "outcome0.json")
+    assert Outcome.read(tmp_path / "outcome0.json").measurements == facts
+
+
 def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
     tmp_path: Path,
 ) -> None:
@@ -338,3 +350,23 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     server.close()
     with pytest.raises(ServerDied, match="exit code 5"):
         ForkServer(["exiting"])
+
+
+def test_a_signal_given_to_another_thread_is_handled_while_waiting() -> None:
+    """The worker handles it in time, whichever thread the kernel gives it to."""
+    here, there = Pipe()
+    before = signal.signal(signal.SIGUSR1, lambda *_: there.send("handled"))
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    assert other.ident is not None
+    sender = threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGUSR1))
+    try:
+        sender.start()
+        assert wait_for([here], 60.0) == [here]  # the handler ran before the timeout
+        assert here.recv() == "handled"
+    finally:
+        done.set()
+        sender.join()
+        other.join()
+        signal.signal(signal.SIGUSR1, before)
