@@ -48,7 +48,6 @@ def scenarios(
         resources={"cpus_per_task": slurm_cluster.cpus},
     )
     scenarios.submit("warned", zip=block("requeued"), blocks=BLOCKS)
-    scenarios.submit("worker", zip={"index": [0, 1, 2], "until": ["", "never", ""]}, runs_per_job=3)
     three = BLOCKS | {"rounds": 3}
     scenarios.submit("block", zip=block("go"), fixed={"later": True}, blocks=three)
     scenarios.submit(
@@ -88,26 +87,6 @@ def warn(scenario: Scenario) -> None:
     (line,) = scenario.queue()
     scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
     assert scancel.returncode == 0, scancel.stderr
-
-
-@pytest.mark.slow
-def test_killed_worker(scenarios: Scenarios) -> None:
-    """The job continues in the same allocation, without the run that killed two workers."""
-    scenario = scenarios["worker"]
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
-    pids: list[int] = []
-    while len(pids) < 2:
-        pid = scenario.cluster.wait_for(
-            lambda: {s["pid"] for s in scenario.worker_states()} - {*pids}, SOON_S, "a worker"
-        ).pop()
-        scenario.wait_until_executing()
-        os.kill(pid, signal.SIGKILL)
-        pids.append(pid)
-    records = scenario.finish()
-    assert [(r.params["index"], r.status) for r in records] == [(0, "ok"), (1, "killed"), (2, "ok")]
-    assert records[1].failure is not None and records[1].failure.type == "WorkerDied"
-    assert len({record.slurm["job_id"] for record in records}) == 1
-    assert all("restart_count" not in record.slurm for record in records)
 
 
 def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
