@@ -19,7 +19,6 @@ import pytest
 from tests.jobs.harness import ROOT
 
 EXAMPLES = ROOT / "examples"
-ATTENTION = "Time of causal attention"
 
 
 @pytest.fixture
@@ -76,10 +75,28 @@ def outputs(file: str, folder: Path, submit_exits_with: int = 0) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_attention_in_pytorch(folder: Path) -> None:
-    submitted, tables = outputs("my_attention.py", folder)
-    assert "6 ok" in submitted
-    assert ATTENTION in tables and "| forward MyAttention vs naive |" in tables
+@pytest.mark.parametrize(
+    ("file", "counts", "words"),
+    [
+        (
+            "my_attention.py",
+            "6 ok",
+            ["Time of causal attention", "| forward MyAttention vs naive |"],
+        ),
+        ("triton_attention.py", "2 ok", ["| naive | TritonAttention |"]),
+        ("my_ddp.py", "2 ok", ["| tiny | fp32 | false | MyDDP |", "overlap share"]),
+        ("cs336/adapters.py", "2 ok", ["| tiny | fp32 | false | get_ddp |"]),
+        ("my_package/rms_norm.py", "4 ok", ["bandwidth (GB/s)", "| fused vs step_by_step |"]),
+    ],
+)
+def test_an_example_is_measured_and_has_tables(
+    folder: Path, file: str, counts: str, words: list[str]
+) -> None:
+    submitted, tables = outputs(file, folder)
+    assert counts in submitted
+    assert [word for word in words if word not in tables] == []
+    if file == "my_ddp.py":
+        assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
 
 
 @pytest.mark.slow
@@ -92,38 +109,9 @@ def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_triton_kernel_in_the_interpreter(folder: Path) -> None:
-    submitted, tables = outputs("triton_attention.py", folder)
-    assert "2 ok" in submitted
-    assert "| naive | TritonAttention |" in tables
-
-
-@pytest.mark.slow
 def test_halves_of_attention_merged(folder: Path) -> None:
     (printed,) = outputs("merge_attention.py", folder)
     assert len(re.findall(r"\b(?:out|dq|dk|dv): relative difference \d\.\de-0[67]", printed)) == 4
-
-
-@pytest.mark.slow
-def test_a_ddp_wrapper(folder: Path) -> None:
-    submitted, tables = outputs("my_ddp.py", folder)
-    assert "2 ok" in submitted
-    assert "| tiny | fp32 | false | MyDDP |" in tables and "overlap share" in tables
-    assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
-
-
-@pytest.mark.slow
-def test_the_hooks_of_cs336(folder: Path) -> None:
-    submitted, tables = outputs("cs336/adapters.py", folder)
-    assert "2 ok" in submitted
-    assert "| tiny | fp32 | false | get_ddp |" in tables
-
-
-@pytest.mark.slow
-def test_a_benchmark_in_a_package(folder: Path) -> None:
-    submitted, tables = outputs("my_package/rms_norm.py", folder)
-    assert "4 ok" in submitted
-    assert "bandwidth (GB/s)" in tables and "| fused vs step_by_step |" in tables
 
 
 @pytest.mark.slow
