@@ -68,28 +68,25 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty folder in which the installed project is imported, not the repository."""
-    monkeypatch.chdir(tmp_path)
-    # Comes before the repository on the import path.
-    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
-    return tmp_path
-
-
 def python(*arguments: str) -> str:
     """Run `python -m ARGUMENTS`, check that its exit code is 0, and return its output."""
     return shell(shlex.join([sys.executable, "-m", *arguments]))
 
 
 @pytest.fixture
-def own(elsewhere: Path) -> Path:
-    """Write a package with a benchmark, and a sweep, and return the current folder."""
-    (elsewhere / "own").mkdir()
-    (elsewhere / "own" / "nothing.py").write_text(BENCHMARK)
-    (elsewhere / "own" / "sibling.py").write_text(SIBLING)
-    (elsewhere / "my.yaml").write_text(SWEEP)
-    return elsewhere
+def own(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with a sweep and a benchmark of one's own, and return it.
+
+    The installed project is imported there, not the repository.
+    """
+    monkeypatch.chdir(tmp_path)
+    # Comes before the repository on the import path.
+    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "nothing.py").write_text(BENCHMARK)
+    (tmp_path / "own" / "sibling.py").write_text(SIBLING)
+    (tmp_path / "my.yaml").write_text(SWEEP)
+    return tmp_path
 
 
 @pytest.fixture
@@ -128,7 +125,7 @@ def printed_commands(told: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_works_in_any_folder(elsewhere: Path, installed: Path, own: Path) -> None:
+def test_the_wheel_works_in_any_folder(own: Path, installed: Path) -> None:
     """It holds every file that git tracks, runs a benchmark of one's own and a stock sweep."""
     folders = ["aggregate.py", "jobs", "systems", "sweeps"]
     done = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
@@ -140,10 +137,10 @@ def test_the_wheel_works_in_any_folder(elsewhere: Path, installed: Path, own: Pa
 
     told = python("jobs.submit", "my.yaml", "--local")
     assert "2 ok" in told and "  python -m jobs tables logs/my\n" in told
-    for record in records(elsewhere / "logs" / "my"):
+    for record in records(own / "logs" / "my"):
         files = [str(installed / name / "__init__.py") for name in ("jobs", "systems")]
         assert facts(record)["files"] == files
-        assert artifacts_of(elsewhere / "logs" / "my", record) == {"left.txt": "by the run"}
+        assert artifacts_of(own / "logs" / "my", record) == {"left.txt": "by the run"}
         assert record.environment["git"]["commit"] is None
         assert record.environment["packages"]["cluster-sweeps"]
     assert "2 runs, 1 submission " in " ".join(python("jobs", "status").split())

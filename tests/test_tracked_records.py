@@ -55,6 +55,12 @@ REPLACED = {
 }
 
 load = cache(load_benchmark)
+for_each_folder = pytest.mark.parametrize(
+    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
+)
+needs_git = pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="needs the git repository of this project"
+)
 
 
 @cache
@@ -69,9 +75,7 @@ def id_of(run: Record | Run) -> str:
     return run_id(run.benchmark, run.version, run.params, load(run.benchmark).json_defaults)
 
 
-@pytest.mark.parametrize(
-    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
-)
+@for_each_folder
 def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None:
     records = records_of(folder)
     assert [record.run for record in records] == [id_of(record) for record in records]
@@ -83,9 +87,7 @@ def test_parameters_hash_to_the_ids_that_were_written_down(folder: Path) -> None
         assert submitted[record.submission][record.run].params == record.params
 
 
-@pytest.mark.parametrize(
-    "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}-{folder.name}"
-)
+@for_each_folder
 def test_benchmarks_still_take_the_parameters(folder: Path) -> None:
     """A parameter that a benchmark got later has its default, with which ids stay the same."""
     for record in records_of(folder):
@@ -109,7 +111,7 @@ def test_every_diff_of_a_record_is_in_one_folder() -> None:
     named = {
         state["diff"]
         for folder in FOLDERS
-        for record in read_records(folder)[0]
+        for record in records_of(folder)
         for state in (record.environment["git"], *record.environment.get("code", []))
         if "diff" in state
     }
@@ -169,11 +171,10 @@ def has_changes(state: dict[str, Any]) -> bool:
     )
 
 
+@needs_git
 @pytest.mark.slow
 def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
     """Someone who checks out the commit of a record has the code that was measured."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("needs the git repository of this project")
     without = set()
     at: dict[str, dict[Path, list[Record]]] = {}
     for folder in FOLDERS:
@@ -194,10 +195,9 @@ def test_source_hashes_are_those_of_the_commits(tmp_path: Path) -> None:
     assert without == WITHOUT_SOURCE_HASH
 
 
+@needs_git
 def test_the_code_of_a_commit_computes_source_hashes(tmp_path: Path) -> None:
     """The check above works for the newest commit, whose records do not exist yet."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("needs the git repository of this project")
     folder = FOLDERS[0]
     found = hashes_at("HEAD", [folder], tmp_path / "head")
     assert found.keys() >= {record.run for record in records_of(folder)}

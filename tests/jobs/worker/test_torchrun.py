@@ -123,8 +123,6 @@ def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
 
 
 OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": [1.0]}})
-
-
 NOTHING = OK.model_copy(update={"rank": 1, "measurements": {}})
 CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
 
@@ -146,12 +144,7 @@ CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
         # no failed rank is known, or the ranks disagree
         ([node([], [], agent=AgentReport(error="no rendezvous"))], False, "error", None),
         ([node([], [], agent=None, exit_code=-9)], False, "killed", None),
-        (
-            [node([OK, OK.model_copy(update={"rank": 1, "measurements": {}})], [])],
-            False,
-            "error",
-            1,
-        ),
+        ([node([OK, NOTHING], [])], False, "error", 1),
         # the temporary folder of one node is full, so its ranks could not report
         (
             [node([left(0, 49.0, True)], [(0, 1)]), node([], [(1, 1)], undelivered="full")],
