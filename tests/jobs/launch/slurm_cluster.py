@@ -69,7 +69,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 # Without this default a job takes all the memory of its node.
-DefMemPerCPU={memory_per_cpu}
+DefMemPerCPU=1000
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 # Without this a request that no node can satisfy stays pending forever.
 EnforcePartLimits=ALL
@@ -113,13 +113,13 @@ def unsupported_reason() -> str | None:
 class SlurmCluster:
     """A Slurm cluster. `environment` has the variables that Slurm's client commands need."""
 
+    cpus = 4  # of each node
+    gpus = ("a100", "h100")  # of each node; of different types, to test requests for a type
+
     def __init__(
         self,
         folder: Path,
         nodes: int = 3,
-        cpus: int = 4,
-        gpus: tuple[str, ...] = ("a100", "h100"),  # different types, to test requests for a type
-        memory_mb: int = 6000,
         max_array_size: int = 1001,
         name: str = "probe",  # to tell apart clusters that run at once
     ) -> None:
@@ -130,7 +130,6 @@ class SlurmCluster:
                 f"got {str(self.folder)!r}"
             )
         self.nodes = [f"127.0.0.{2 + number}" for number in range(nodes)]
-        self.cpus, self.gpus, self.memory_mb = cpus, gpus, memory_mb
         self.max_array_size, self.name = max_array_size, name
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -237,13 +236,10 @@ class SlurmCluster:
         (self.folder / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
         host = socket.gethostname().split(".")[0]
         port, *node_ports = _free_ports(1 + len(self.nodes))
-        gres_of_node = ",".join(
-            f"gpu:{kind}:{self.gpus.count(kind)}" for kind in dict.fromkeys(self.gpus)
-        )
+        gres_of_node = ",".join(f"gpu:{kind}:1" for kind in self.gpus)
         nodes = [
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port}"
-            f" CPUs={self.cpus}"
-            f" RealMemory={self.memory_mb}" + (f" Gres={gres_of_node}" if gres_of_node else "")
+            f" CPUs={self.cpus} RealMemory=6000 Gres={gres_of_node}"
             for node, node_port in zip(self.nodes, node_ports, strict=True)
         ]
         text = _SLURM_CONF.format(
@@ -251,7 +247,6 @@ class SlurmCluster:
             host=host,
             communication=_ON_OWN_ADDRESS if listens_on_loopback() else "",
             port=port,
-            memory_per_cpu=min(1000, self.memory_mb // self.cpus),
             first_job_id=1 + int(time.time() * 10) % 60_000_000,  # the largest job id is 67,043,328
             kill_wait=_KILL_WAIT_S,
             nodes="\n".join(nodes),

@@ -160,13 +160,6 @@ class Scenarios:
         return scenario
 
 
-def by_index(records: list[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.params["index"], []).append(record)
-    return found
-
-
 def states(status: dict[str, Any]) -> list[str]:
     return [task["state"] for task in status["tasks"]]
 

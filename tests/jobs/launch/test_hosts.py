@@ -115,6 +115,12 @@ def test_the_heartbeat_goes_on_until_the_end(submission: Manifest) -> None:
     assert statuses(submission.folder) == {"ok0": "cancelled"}
 
 
+def belongs_to(submission: Manifest, pid: int, host: str) -> None:
+    """Make a submission one that a process of a host executes."""
+    handle = {"pid": pid, "started": start_ticks(pid), "host": host, "interrupted": False}
+    (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
+
+
 @pytest.mark.parametrize(("age_s", "state"), [(0, "queued"), (86400 * 2, "killed")])
 def test_an_old_version_on_another_host_writes_no_heartbeat(
     submission: Manifest, age_s: float, state: str
@@ -123,16 +129,9 @@ def test_an_old_version_on_another_host_writes_no_heartbeat(
     path = submission.path / "manifest.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"created_at": time.time() - age_s}))
-    handle = {"pid": 1, "started": 2, "host": "elsewhere", "interrupted": False}
-    (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
+    belongs_to(submission, 1, "elsewhere")
     assert statuses(submission.folder) == {"ok0": state}
     assert "on elsewhere" in call("jobs", "status", submission.folder, "--json").stdout
-
-
-def belongs_to(submission: Manifest, pid: int, host: str) -> None:
-    """Make a submission one that a process of a host executes."""
-    handle = {"pid": pid, "started": start_ticks(pid), "host": host, "interrupted": False}
-    (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
 
 
 @pytest.fixture

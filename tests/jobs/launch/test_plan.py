@@ -18,37 +18,33 @@ from jobs.results.record_writer import RecordWriter
 from jobs.run import Run, Shape
 from jobs.sweep.load import load_sweep
 from tests.jobs.harness import call
-from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok, record, write
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok, record, write
 
 # ---- resume --------------------------------------------------------------------------------------
 
 
-def test_resume_in_a_folder(tmp_path: Path) -> None:
+def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\nrepeats: 2\n")
-    folder = ResultsFolder(tmp_path / "out")
+    outcomes = {2: failed("oom"), 3: failed("killed"), 5: failed("unsupported")}
 
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        if params["size"] == 1 or repeat == 1:
-            return ok(1.0)
-        return {2: failed("oom"), 3: failed("killed"), 4: None, 5: failed("unsupported")}[
-            params["size"]
-        ]
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        is_ok = params["size"] == 1 or repeat == 1
+        return ok(1.0) if is_ok else outcomes.get(params["size"])
 
     folder.submit(loaded, outcome, device=cpu_device())
 
     def todo(**flags: bool) -> list[tuple[int, int]]:
-        prepared = prepare(loaded, Options(Executor.local, tmp_path / "out", **flags), "sweep.yaml")
-        jobs = prepared.manifest.jobs
-        planned = [(run, repeat) for job in jobs for run, repeat in job.tasks]
-        left_out = set(prepared.done)
-        assert len(planned) + len(left_out) == 10
-        assert not left_out & set(planned)
-        return sorted((prepared.manifest.runs[run].params["size"], n) for run, n in planned)
+        """Return size and repeat of each task to execute."""
+        prepared = prepare(loaded, Options(Executor.local, folder.path, **flags), "sweep.yaml")
+        manifest = prepared.manifest
+        planned = [task for job in manifest.jobs for task in job.tasks]
+        assert len({*planned, *prepared.done}) == 10 == len(planned) + len(prepared.done)
+        return sorted((manifest.runs[run].params["size"], repeat) for run, repeat in planned)
 
     assert todo() == [(3, 0), (4, 0)]
     assert todo(retry_failed=True) == [(2, 0), (3, 0), (4, 0)]
     assert len(todo(force=True)) == 10
-    folder.submit(loaded, lambda params, repeat: ok(1.0), device="cpu: another")
+    folder.submit(loaded, ok(1.0), device="cpu: another")
     assert todo() == [(3, 0), (4, 0)]
 
 
@@ -149,7 +145,7 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     assert shown().endswith("2 blocks of 4 rounds, 6 processes a round")
     assert shown("runs").endswith("4, 24 processes (rounds and A/A)")
     loaded = load_sweep(sweep)
-    manifest = ResultsFolder(out).submit(loaded, lambda params, repeat: None)
+    manifest = ResultsFolder(out).submit(loaded, None)
     minutes = {"fast": (2.0, 1.0), "exact": (4.0, 2.0)}
     writer = RecordWriter(out / "records", "earlier")
     for run in manifest.runs.values():

@@ -20,7 +20,7 @@ from jobs.results.record import Record
 from tests.jobs.checkout import project_checkout
 from tests.jobs.harness import facts, records, write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import HELD, SOON_S, Scenarios, by_index, states
+from tests.jobs.launch.slurm_scenario import HELD, SOON_S, Scenarios, states
 
 pytestmark = pytest.mark.slurm
 
@@ -160,8 +160,7 @@ def test_cancel_and_resubmit(waiting: Scenarios) -> None:
 
     done = scenario.call("jobs", "cancel", "out")
     assert done.returncode == 0 and "cancelled 2 jobs" in done.stdout, done.stdout
-    statuses = {i: [r.status for r in rs] for i, rs in by_index(scenario.finish()).items()}
-    assert statuses == {0: ["cancelled"]}
+    assert [(r.params["index"], r.status) for r in scenario.finish()] == [(0, "cancelled")]
     assert states(scenario.status()) == ["cancelled"] * 6
     assert scenario.call("jobs", "status", "out").returncode == 1
 

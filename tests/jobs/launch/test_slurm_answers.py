@@ -113,7 +113,7 @@ def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios,
 @pytest.fixture(scope="module")
 def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A second cluster, whose jobs have other ids."""
-    with SlurmCluster(tmp_path_factory.mktemp("other"), nodes=1, gpus=(), name="other") as cluster:
+    with SlurmCluster(tmp_path_factory.mktemp("other"), nodes=1, name="other") as cluster:
         yield cluster
 
 
