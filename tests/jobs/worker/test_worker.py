@@ -38,35 +38,41 @@ from tests.jobs.harness import (
 )
 
 TRIVIAL = 6  # consecutive runs that do nothing
+TOO_LONG = "Timeout: took longer than 1 s; "
 TORCH_S = 0.5  # CPU time in seconds; any import of torch takes longer
-ENDINGS = {
-    "raises": "error",
-    "raise_unprintable": "error",
-    "raise_undecodable": "error",
-    "raise_without_streams": "error",
-    "sys_exit": "error",
-    "os_exit": "error",
-    "sigkill": "killed",
-    "segfault": "killed",
-    "abort": "killed",
-    "hang_in_python": "timeout",
-    "hang_in_a_lock": "timeout",
-    "hang_deaf": "timeout",
-    "hang_with_children": "timeout",
-    "hang_at_exit": "ok",
-    "memory_error": "oom",
-    "torch_memory_error": "oom",
-    "nan": "error",
-    "deep": "error",
-    "tensor": "error",
-    "undecodable_fact": "error",
-    "misspelt": "error",
-    "many_facts": "ok",
-    "wrong": "wrong",
-    "unsupported": "unsupported",
-    "leave_children": "ok",
-    "leave_no_floor": "ok",
-    "be_chatty": "error",
+# How each action ends: status, how its failure begins (type and message), what else it tells
+ENDINGS: dict[str, tuple[str, str, list[str]]] = {
+    "raises": (
+        "error",
+        "ValueError: the message [/red] of the exception\nTraceback",
+        ["in raises"],
+    ),
+    "raise_unprintable": ("error", "Unprintable: ", []),
+    "raise_undecodable": ("error", "OSError: no such file: \\udcff\n", []),
+    "raise_without_streams": ("error", "ValueError: said to nobody\n", []),
+    "sys_exit": ("error", "SystemExit: 3\n", []),
+    "os_exit": ("error", "exit code 0: ", ["exit code 0 before"]),
+    "sigkill": ("killed", "SIGKILL: ", []),
+    "segfault": ("killed", "SIGSEGV: ", ["Segmentation fault", "in segfault"]),
+    "abort": ("killed", "SIGABRT: ", ["terminate called"]),
+    "hang_in_python": ("timeout", TOO_LONG, ["timeout_s", "in hang_in_python"]),
+    "hang_in_a_lock": ("timeout", TOO_LONG, ["timeout_s", "in hang_in_a_lock"]),
+    "hang_deaf": ("timeout", TOO_LONG, ["timeout_s", "in hang_in_a_lock"]),
+    "hang_with_children": ("timeout", TOO_LONG, []),
+    "hang_at_exit": ("ok", "", []),  # a run that has measured does not wait for its threads
+    "memory_error": ("oom", "", []),
+    "torch_memory_error": ("oom", "", []),
+    "nan": ("error", "", ["facts.loss[1] must be a finite number, got nan"]),
+    "deep": ("error", "", ["nested more than"]),
+    "tensor": ("error", "", ["got a torch.Tensor"]),
+    "undecodable_fact": ("error", "", ["surrogates"]),
+    "misspelt": ("error", "", ["did you mean 'samples_ms'?"]),
+    "many_facts": ("ok", "", []),
+    "wrong": ("wrong", "", []),
+    "unsupported": ("unsupported", "", []),
+    "leave_children": ("ok", "", []),
+    "leave_no_floor": ("ok", "", []),
+    "be_chatty": ("error", "", []),
 }
 
 
@@ -82,7 +88,7 @@ class Endings:
         cases: list[dict[str, Any]] = [{"what": "ok"}]
         for what in ENDINGS:
             case: dict[str, Any] = {"what": what}
-            if ENDINGS[what] == "timeout":
+            if ENDINGS[what][0] == "timeout":
                 case["timeout_s"] = 1
             if what in ("leave_children", "hang_with_children"):
                 case["path"] = str(self.children[what == "hang_with_children"])
@@ -108,74 +114,34 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
     return Endings(tmp_path_factory.mktemp("endings"))
 
 
-def failure_of(record: Record) -> tuple[str, str, str]:
-    assert record.failure is not None
-    return record.failure.type, record.failure.message, record.failure.traceback or ""
+def told(record: Record) -> str:
+    """Return type, message and traceback of a failure."""
+    failure = record.failure
+    return f"{failure.type}: {failure.message}\n{failure.traceback or ''}" if failure else ""
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+def test_how_a_run_ended(endings: Endings, what: str) -> None:
+    status, begins, words = ENDINGS[what]
+    record = endings.of(what)
+    assert record.status == status, told(record)
+    assert told(record).startswith(begins)
+    assert [word for word in words if word not in told(record)] == []
+    memory = record.failure.memory if record.failure else None
+    assert memory == ("host" if status == "oom" else None)
+    took = record.finished_at - record.started_at
+    assert (1.0 if status == "timeout" else 0.0) <= took < 30.0  # and not the sweep's 60 s
 
 
 def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endings) -> None:
-    assert {what: endings.of(what).status for what in ENDINGS} == ENDINGS
     ran = [(record.params["what"], record.params["tag"]) for record in endings.records]
     assert ran == [(case["what"], case.get("tag", 0)) for case in endings.cases]
     assert endings.done.returncode == 1
     assert {record.attempt for record in endings.records} == {1}
-
-
-def test_an_exception_is_told_by_type_message_and_traceback(endings: Endings) -> None:
-    kind, message, traceback = failure_of(endings.of("raises"))
-    assert (kind, message) == ("ValueError", "the message [/red] of the exception")
-    assert traceback.startswith("Traceback") and "in raises\n" in traceback
+    assert told(endings.of("os_exit", 3)).startswith("exit code 3: ")
+    message = "the message [/red] of the exception"
     assert message in (endings.out / str(endings.of("raises").log)).read_text()
     assert message in endings.done.stdout
-
-    assert failure_of(endings.of("raise_unprintable"))[0] == "Unprintable"
-    assert failure_of(endings.of("raise_undecodable"))[:2] == ("OSError", r"no such file: \udcff")
-    assert failure_of(endings.of("raise_without_streams"))[:2] == ("ValueError", "said to nobody")
-
-
-def test_leaving_early_is_an_error_that_names_the_exit_code(endings: Endings) -> None:
-    assert failure_of(endings.of("sys_exit"))[:2] == ("SystemExit", "3")
-    for code in (0, 3):
-        kind, message, _ = failure_of(endings.of("os_exit", code))
-        assert (kind, f"exit code {code} before" in message) == (f"exit code {code}", True)
-
-
-def test_a_signal_is_named_and_a_crash_shows_its_stack(endings: Endings) -> None:
-    assert failure_of(endings.of("sigkill"))[0] == "SIGKILL"
-    kind, _, traceback = failure_of(endings.of("segfault"))
-    assert kind == "SIGSEGV" and "Segmentation fault" in traceback and "in segfault" in traceback
-    kind, _, traceback = failure_of(endings.of("abort"))
-    assert kind == "SIGABRT" and "terminate called" in traceback
-
-
-def test_a_hang_is_cut_at_its_timeout_and_shows_where(endings: Endings) -> None:
-    places = {
-        "hang_in_python": "hang_in_python",
-        "hang_in_a_lock": "hang_in_a_lock",
-        "hang_deaf": "hang_in_a_lock",
-    }
-    for what, where in places.items():
-        record = endings.of(what)
-        _, message, traceback = failure_of(record)
-        assert message.startswith("took longer than 1 s; ") and "timeout_s" in message
-        assert f"in {where}" in traceback
-        assert 1.0 <= record.finished_at - record.started_at < 30.0  # and not the sweep's 60 s
-    record = endings.of("hang_at_exit")  # a run that has measured does not wait for its threads
-    assert record.finished_at - record.started_at < 30.0
-
-
-def test_out_of_memory_on_the_host(endings: Endings) -> None:
-    for what in ("memory_error", "torch_memory_error"):
-        failure = endings.of(what).failure
-        assert failure is not None and failure.memory == "host"
-
-
-def test_a_fact_that_is_no_fact_is_named(endings: Endings) -> None:
-    assert "facts.loss[1] must be a finite number, got nan" in failure_of(endings.of("nan"))[1]
-    assert "nested more than" in failure_of(endings.of("deep"))[1]
-    assert "got a torch.Tensor" in failure_of(endings.of("tensor"))[1]
-    assert "surrogates" in failure_of(endings.of("undecodable_fact"))[1]
-    assert "did you mean 'samples_ms'?" in failure_of(endings.of("misspelt"))[1]
 
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:
@@ -186,7 +152,7 @@ def test_many_facts_arrive_whole(endings: Endings) -> None:
 def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) -> None:
     record = endings.of("be_chatty")
     assert (endings.out / str(record.log)).stat().st_size > 20 * 10**6
-    assert len(failure_of(record)[2]) <= 2000
+    assert record.failure is not None and len(record.failure.traceback or "") <= 2000
 
 
 def test_no_process_outlives_its_run(endings: Endings) -> None:
