@@ -55,7 +55,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return sweep, out
 
 
-@pytest.mark.slow
 def test_a_trial_and_then_rounds_in_changing_order(measured: tuple[Path, Path]) -> None:
     found = records(measured[1])
     orders = {-1: [0, 1, 2], 0: [0, 1, 0, 2], 1: [2, 0, 1, 0], 2: [0, 2, 0, 1]}

@@ -9,7 +9,7 @@ import pytest
 from jobs.provenance import cpu_device
 from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, write_sweep
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok
 
 
 def test_what_failed_before_is_no_success_the_second_time(tmp_path: Path) -> None:
@@ -58,15 +58,12 @@ def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_retry_repeats_the_failed_runs_of_all_submissions(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
+def test_retry_repeats_the_failed_runs_of_all_submissions(folder: ResultsFolder) -> None:
     """Runs that are ok are left out, even if their result comes from another device."""
     here = cpu_device()
     outcomes = ((1, failed("error"), here), (2, failed("oom"), here), (3, ok(1.0), H200))
     for size, outcome, device in outcomes:
-        loaded = load(tmp_path, TOY + f"fixed: {{size: {size}}}\n")
-        folder.submit(loaded, lambda params, repeat, o=outcome: o, device)  # type: ignore[misc]
+        folder.submit(TOY + f"fixed: {{size: {size}}}\n", outcome, device)
     done = call("jobs", "retry", folder.path)
     assert done.returncode == 0, done.stdout
     for state in ("oom", "error"):
