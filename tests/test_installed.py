@@ -196,7 +196,6 @@ def test_code_of_ones_own_on_slurm(
     """A benchmark of the user, and a file as one argument, are found from the user's folder."""
     Path("my_kernels").mkdir()
     shutil.copy(ROOT / "examples" / "my_attention.py", "my_kernels/flash.py")
-    shutil.copy(ROOT / "examples" / "my_ddp.py", ".")
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
     told = shell("env/bin/sweeps submit my.yaml")
@@ -206,11 +205,6 @@ def test_code_of_ones_own_on_slurm(
     attention = "'implementation=[my_kernels/flash.py:MyAttention,naive]' seq_len=64"
     told = shell(f"env/bin/sweeps submit sweeps/quickstart.yaml {attention} --out logs/attention")
     assert "submitted 2 runs as 1 job" in told
-    ddp = "'strategy=[my_ddp.py:MyDDP,bucketed,torch]'"
-    told = shell(f"env/bin/sweeps submit sweeps/cpu/ddp.yaml {ddp} --local --out logs/ddp")
-    assert "3 ok" in told
-    table = shell("env/bin/sweeps tables logs/ddp")
-    assert "| MyDDP |" in " ".join(table.split())
     folder = Path("logs/attention")
     slurm_cluster.wait_for(lambda: len(records(folder)) == 2, SOON_S, "both runs")
     assert {record.status for record in records(folder)} == {"ok"}
@@ -224,5 +218,3 @@ def test_code_of_ones_own_on_slurm(
     assert "cancelled 0 jobs" in shell(printed[1])
     assert "| size |" in " ".join(shell(printed[2]).split())
     assert [record.status for record in records(own)] == ["ok", "ok"]
-    check = "env/bin/sweeps check my_kernels/flash.py:MyAttention --cpu --seq-len 64 --head-dim 16"
-    assert " right; limit " in shell(check)

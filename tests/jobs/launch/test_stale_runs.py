@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
 from tests.jobs.checkout import Checkout, own_repository
 from tests.jobs.harness import records
-from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, load, ok
 
 
 def submit(own: Checkout, *options: str) -> str:
@@ -41,20 +40,19 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_stale", [False, True])
-def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_stale: bool) -> None:
+def test_a_worker_skips_what_another_submission_measured(
+    tmp_path: Path, folder: ResultsFolder, keep_stale: bool
+) -> None:
     """While a job waits, other submissions measure its runs, with the same code or other code."""
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4]}\nruns_per_job: 4\n")
-    folder = ResultsFolder(tmp_path / "out")
     options = Options(Executor.local, folder.path, keep_stale=keep_stale)
     waiting = prepare(loaded, options, "sweep.yaml").manifest
     write_manifest(waiting)
-
-    measured: dict[int, dict[str, Any]] = {
+    measured: dict[int, Outcome] = {
         1: ok(1.0),
         2: ok(1.0) | {"source_hash": "0" * 16},
         3: ok(1.0) | {"source_hash": None},
     }
-
     folder.submit(loaded, lambda params, repeat: measured.get(params["size"]), cpu_device())
     Worker(waiting, 0, in_process=True).run()
     made = [r for r in read_records(folder.path)[0] if r.submission == waiting.id]
@@ -62,14 +60,12 @@ def test_a_worker_skips_what_another_submission_measured(tmp_path: Path, keep_st
     assert all(r.source_hash == folder.sources.source_hash(waiting.runs[r.run]) for r in made)
 
 
-def test_a_job_that_starts_again_keeps_the_results_of_its_submission(tmp_path: Path) -> None:
+def test_a_job_that_starts_again_keeps_the_results_of_its_submission(folder: ResultsFolder) -> None:
     """After an edit, a requeued job executes only the runs that it had not executed before."""
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\nruns_per_job: 2\n")
-    folder = ResultsFolder(tmp_path / "out")
-
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        return ok(1.0) | {"source_hash": "0" * 16} if params["size"] == 1 else None
-
-    requeued = folder.submit(loaded, outcome, cpu_device(), force=False)
+    old = ok(1.0) | {"source_hash": "0" * 16}
+    sweep = TOY + "grid: {size: [1, 2]}\nruns_per_job: 2\n"
+    requeued = folder.submit(
+        sweep, lambda params, _: old if params["size"] == 1 else None, cpu_device(), force=False
+    )
     Worker(requeued, 0, in_process=True).run()
     assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]

@@ -39,17 +39,14 @@ def test_out_of_gpu_memory_says_how_much_was_asked_for(faults):
     assert record.failure.allocated_bytes >= 2**30
 
 
-@pytest.mark.parametrize("name", ["assert2", "illegal_access4"])
-def test_a_sticky_cuda_error_is_an_error(faults, name):
-    record = faults[name]
-    assert record.status == "error"
-    assert "CUDA" in record.failure.message or "CUDA" in record.failure.type
-    assert "gpu_faults.py" in record.failure.traceback
-
-
-def test_a_hanging_kernel_times_out_and_says_where(faults):
-    record = faults["hang6"]
-    assert record.status == "timeout" and "gpu_faults.py" in record.failure.traceback
+@pytest.mark.parametrize(
+    ("name", "status"), [("assert2", "error"), ("illegal_access4", "error"), ("hang6", "timeout")]
+)
+def test_a_sticky_error_or_a_hanging_kernel_says_where(faults, name, status):
+    failure = faults[name].failure
+    assert faults[name].status == status and "gpu_faults.py" in failure.traceback
+    if status == "error":
+        assert "CUDA" in failure.message or "CUDA" in failure.type
 
 
 def test_the_next_run_starts_clean(faults):
