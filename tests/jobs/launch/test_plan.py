@@ -24,26 +24,33 @@ from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load,
 
 
 def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5]}\nrepeats: 2\n")
-    outcomes = {2: failed("oom"), 3: failed("killed"), 5: failed("unsupported")}
+    loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5, 6]}\nrepeats: 2\n")
+    outcomes = {
+        2: failed("oom"),
+        3: failed("killed"),
+        5: failed("unsupported"),
+        6: failed("killed", "SIGSEGV"),
+    }
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         is_ok = params["size"] == 1 or repeat == 1
         return ok(1.0) if is_ok else outcomes.get(params["size"])
-
-    folder.submit(loaded, outcome, device=cpu_device())
 
     def todo(**flags: bool) -> list[tuple[int, int]]:
         """Return size and repeat of each task to execute."""
         prepared = prepare(loaded, Options(Executor.local, folder.path, **flags), "sweep.yaml")
         manifest = prepared.manifest
         planned = [task for job in manifest.jobs for task in job.tasks]
-        assert len({*planned, *prepared.done}) == 10 == len(planned) + len(prepared.done)
+        assert len({*planned, *prepared.done}) == 12 == len(planned) + len(prepared.done)
         return sorted((manifest.runs[run].params["size"], repeat) for run, repeat in planned)
 
-    assert todo() == [(3, 0), (4, 0)]
-    assert todo(retry_failed=True) == [(2, 0), (3, 0), (4, 0)]
-    assert len(todo(force=True)) == 10
+    for _ in range(2):
+        folder.submit(loaded, outcome, cpu_device())
+        assert todo() == [(3, 0), (4, 0), (6, 0)]
+    folder.submit(loaded, outcome, cpu_device())
+    assert todo() == [(3, 0), (4, 0)]  # a run that always crashes is not repeated for ever
+    assert todo(retry_failed=True) == [(2, 0), (3, 0), (4, 0), (6, 0)]
+    assert len(todo(force=True)) == 12
     folder.submit(loaded, ok(1.0), device="cpu: another")
     assert todo() == [(3, 0), (4, 0)]
 

@@ -24,24 +24,6 @@ def test_what_failed_before_is_no_success_the_second_time(tmp_path: Path) -> Non
     assert "0 (1 done, 1 failed before: 1 error; --retry-failed" in plan.stdout
 
 
-@pytest.mark.slow
-def test_a_run_that_always_crashes_is_not_repeated_for_ever(tmp_path: Path) -> None:
-    """A run that others killed is repeated each time."""
-    sweep = write_sweep(tmp_path, [{"what": "segfault"}, {"what": "sigkill"}])
-    out = tmp_path / "out"
-    command = ("jobs.submit", sweep, "--local", "--out", out)
-    for attempt in (1, 2, 3):
-        assert call(*command).returncode == 1
-        assert len(records(out)) == 2 * attempt
-    fourth = call(*command)
-    assert fourth.returncode == 1
-    assert "skipping 1 run that failed before (1 killed); --retry-failed" in fourth.stdout
-    assert [r.params["what"] for r in records(out)[6:]] == ["sigkill"]
-    assert call("jobs", "retry", out).returncode == 1
-    assert [r.params["what"] for r in records(out)[7:]] == ["segfault", "sigkill"]
-    assert {r.status for r in records(out)} == {"killed"}
-
-
 @pytest.mark.parametrize(
     "text",
     [
