@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from jobs.provenance import cpu_device
-from jobs.worker.outcome import outcome_of
 from tests.jobs.harness import call, records, write_sweep
 from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok
 
@@ -22,21 +21,6 @@ def test_what_failed_before_is_no_success_the_second_time(tmp_path: Path) -> Non
     assert "skipping 1 run that failed before (1 error); --retry-failed" in again.stdout
     plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run")
     assert "0 (1 done, 1 failed before: 1 error; --retry-failed" in plan.stdout
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CUDA error: out of memory",
-        "Triton Error [CUDA]: out of memory",
-        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
-    ],
-)
-def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
-    outcome = outcome_of(RuntimeError(text))
-    assert outcome.status == "oom" and outcome.failure is not None
-    assert outcome.failure.memory == "gpu"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.isolation import ForkServer, ServerDied, wait_for
 from jobs.worker.messages import Outcome, Request
+from jobs.worker.outcome import outcome_of
 from jobs.worker.run_process import execute
 from tests.jobs.harness import (
     LEAKS,
@@ -265,6 +266,21 @@ def test_a_run_whose_benchmark_has_changed_is_an_error(
 def message_of(outcome: Outcome) -> str:
     assert outcome.failure is not None
     return outcome.failure.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Cuda failure 2 'out of memory'",
+    ],
+)
+def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
+    outcome = outcome_of(RuntimeError(text))
+    assert outcome.status == "oom" and outcome.failure is not None
+    assert outcome.failure.memory == "gpu"
 
 
 def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:
