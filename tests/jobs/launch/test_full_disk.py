@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.harness import call, only_record, records, run, statuses, waiting_sweep, write_sweep
+from tests.jobs.harness import Fifo, call, only_record, records, run, statuses, write_sweep
 from tests.jobs.small_disk import small_disk
 
 WORDS = "cannot write results to {}: No space left on device; free space and repeat the command"
@@ -16,7 +16,7 @@ WORDS = "cannot write results to {}: No space left on device; free space and rep
 @pytest.mark.slow
 def test_a_full_results_folder_stops_the_queue_and_the_command_resumes(tmp_path: Path) -> None:
     """One job fills the disk while another waits. No job starts after that."""
-    _, fifo = waiting_sweep(tmp_path)
+    fifo = Fifo(tmp_path / "fifo")
     with small_disk(tmp_path / "out", 512) as out:
         ballast = out / "ballast"
         ballast.touch()

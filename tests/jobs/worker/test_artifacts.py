@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, write_sweep
+from tests.jobs.harness import artifacts_of, call, only_record, records, write_sweep
 
 LEFT = {"trace": "a trace"}
 
@@ -36,16 +36,16 @@ def test_each_attempt_that_leaves_files_has_a_folder_of_its_own(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_debug_run_and_its_replay_leave_files_too(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}])
-    here = tmp_path / "out"
-    assert call("jobs.submit", sweep, "--debug", "--out", here).returncode == 1
-    first = only_record(here)
-    assert artifacts_of(here, first) == LEFT
-    assert call("jobs", "replay", first.run, "--in", here).returncode == 1
-    replays = ROOT / "logs" / "replay"
-    again = [record for record in records(replays) if record.run == first.run][-1]
-    assert artifacts_of(replays, again) == LEFT
+def test_a_debug_run_and_its_replay_leave_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep, out = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}]), tmp_path / "out"
+    assert call("jobs.submit", sweep, "--debug", "--out", out).returncode == 1
+    first = only_record(out)
+    assert call("jobs", "replay", first.run, "--in", out).returncode == 1
+    replays = tmp_path / "logs" / "replay"
+    assert artifacts_of(out, first) == artifacts_of(replays, only_record(replays)) == LEFT
 
 
 def test_without_the_launcher_they_go_to_the_working_folder(
