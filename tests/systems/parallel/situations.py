@@ -123,12 +123,16 @@ class Run:
         self.made: Any = build().to(self.here.device)
         if self.alone:
             self.made.double()
-        self.use(self.made if self.wrapper is None else self.wrapper.wrap(self.made))
+        self.use(self.made)
 
-    def use(self, model: nn.Module) -> None:
-        """Train this model from now on."""
-        self.model: Any = model
-        self.optimizer = self.make_optimizer(model.parameters())
+    def use(self, made: nn.Module) -> None:
+        """Wrap this module, and train it from now on."""
+        self.made = made
+        self.model: Any = self.wrapped(made)
+        self.optimizer = self.make_optimizer(self.model.parameters())
+
+    def wrapped(self, module: nn.Module) -> nn.Module:
+        return module if self.wrapper is None else self.wrapper.wrap(module)
 
     def make_optimizer(self, parameters: Any) -> Any:
         if self.wrapper is None:
@@ -168,11 +172,21 @@ class Run:
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
+    def update(self) -> None:
+        """Finish the gradients, and step the optimizer."""
+        self.finish()
+        self.optimizer.step()
+
+    def update_from(self, losses: list[Tensor]) -> None:
+        """Run backward for a result of `losses`, and update the weights."""
+        for loss in losses:
+            (loss / len(losses)).backward()
+        self.update()
+
     def train(self, step: int, of: Any = None) -> None:
         self.zero_grad()
         self.backward(step, of)
-        self.finish()
-        self.optimizer.step()
+        self.update()
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         if hasattr(self.model, "no_sync"):
@@ -188,11 +202,8 @@ class Run:
 
     def values(self) -> dict[str, Tensor]:
         """Return the weights, unsharded, the buffers and the norms, by name."""
-        if isinstance(self.model, FullyShardedDataParallel):
-            named = self.model.state_dict()
-        else:
-            named = {n.removeprefix("module."): v for n, v in self.model.state_dict().items()}
-        named = {name: value.detach().double().cpu() for name, value in named.items()}
+        state = self.model.state_dict().items()
+        named = {name.removeprefix("module."): value.double().cpu() for name, value in state}
         return named | {f"norm {i}": norm.cpu() for i, norm in enumerate(self.norms)}
 
 
@@ -217,8 +228,8 @@ def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> N
 # ---- a step that was not finished ----------------------------------------------------------------
 
 
-def plain(run: Run) -> None:
-    run.make()
+def plain(run: Run, build: Callable[[], nn.Module] = Net) -> None:
+    run.make(build)
     for step in range(3):
         run.train(step)
 
@@ -240,8 +251,7 @@ def skipped_batch(run: Run, set_to_none: bool = True, finish: bool = False) -> N
     if finish:
         run.finish()
     run.backward(2)
-    run.finish()
-    run.optimizer.step()
+    run.update()
     run.train(3)
 
 
@@ -250,10 +260,7 @@ def zeroed_between_forward_and_backward(run: Run) -> None:
     for step in range(3):
         losses = run.losses(step)
         run.zero_grad()
-        for loss in losses:
-            (loss / len(losses)).backward()
-        run.finish()
-        run.optimizer.step()
+        run.update_from(losses)
 
 
 def zeroed_after_no_sync_and_forward(run: Run) -> None:
@@ -262,10 +269,7 @@ def zeroed_after_no_sync_and_forward(run: Run) -> None:
         run.backward(1)
     losses = run.losses(2)
     run.zero_grad()
-    for loss in losses:
-        (loss / len(losses)).backward()
-    run.finish()
-    run.optimizer.step()
+    run.update_from(losses)
 
 
 def finished_twice(run: Run) -> None:
@@ -274,8 +278,7 @@ def finished_twice(run: Run) -> None:
         run.zero_grad()
         run.backward(step)
         run.finish()
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 def inputs_differentiated_before_the_step(run: Run) -> None:
@@ -287,8 +290,7 @@ def inputs_differentiated_before_the_step(run: Run) -> None:
         for x in run.shares(step + 7):
             torch.autograd.grad(run.model(x.requires_grad_()).sum(), x)
         run.losses(step + 9)
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 def scaled_between_backwards(run: Run) -> None:
@@ -322,8 +324,7 @@ def accumulated(run: Run, quiet: bool) -> None:
         for part in range(3):
             with run.no_sync() if quiet and part < 2 else contextlib.nullcontext():
                 run.backward(3 * step + part)
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
@@ -334,8 +335,7 @@ def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
         run.backward(1)
     run.zero_grad(set_to_none)
     run.backward(2)
-    run.finish()
-    run.optimizer.step()
+    run.update()
 
 
 def finished_after_no_sync(run: Run) -> None:
@@ -344,8 +344,7 @@ def finished_after_no_sync(run: Run) -> None:
     run.zero_grad()
     with run.no_sync():
         run.backward(0)
-    run.finish()
-    run.optimizer.step()
+    run.update()
 
 
 def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
@@ -357,8 +356,7 @@ def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
         run.backward(1)
     change(run)
     run.backward(2)
-    run.finish()
-    run.optimizer.step()
+    run.update()
 
 
 def _halve(run: Run) -> None:
@@ -379,8 +377,7 @@ def two_backwards_of_one_forward(run: Run) -> None:
     losses = run.losses(0)
     for loss in losses * 2:
         (loss / len(losses)).backward(retain_graph=True)
-    run.finish()
-    run.optimizer.step()
+    run.update()
 
 
 def evaluated_between_steps(run: Run) -> None:
@@ -435,18 +432,16 @@ def frozen_and_unused(run: Run) -> None:
     for step in range(3):
         run.zero_grad(set_to_none=step % 2 == 0)
         run.backward(step)
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 def optimizer_before_wrapping(run: Run) -> None:
-    run.make()
     torch.manual_seed(0)
     run.made = Net().to(run.here.device)
     if run.alone:
         run.made.double()
     run.optimizer = torch.optim.Adam(run.made.parameters(), **ADAM)
-    run.model = run.made if run.wrapper is None else run.wrapper.wrap(run.made)
+    run.model = run.wrapped(run.made)
     for step in range(2):
         run.train(step)
 
@@ -485,8 +480,7 @@ def gradients_edited_by_a_hook(run: Run, first: bool = False) -> None:
     for step in range(2):
         run.zero_grad()
         run.backward(step, scale=0.5 if run.alone else 1.0)
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 def gradients_set_by_hand(run: Run) -> None:
@@ -500,8 +494,7 @@ def gradients_set_by_hand(run: Run) -> None:
         parameters = list(run.made.parameters())
         for p, grad in zip(parameters, torch.autograd.grad(total, parameters), strict=True):
             p.grad = grad
-        run.finish()
-        run.optimizer.step()
+        run.update()
 
 
 class Body(Net):
@@ -545,12 +538,6 @@ class Layers(nn.Module):
         return self.last(self.encoder(self.first(x)[None])[0])
 
 
-def multihead_attention(run: Run) -> None:
-    run.make(lambda: Net(Attention()))
-    for step in range(2):
-        run.train(step)
-
-
 def transformer_encoder_layer(run: Run) -> None:
     run.make(Layers)
     for step in range(2):
@@ -578,12 +565,6 @@ class Shared(nn.Module):
             else:
                 x = torch.tanh(checkpoint(layer, x, use_reentrant=self.reentrant))
         return x
-
-
-def tied(run: Run, reentrant: bool | None = None) -> None:
-    run.make(lambda: Net(Shared(reentrant)))
-    for step in range(2):
-        run.train(step)
 
 
 @dataclass
@@ -617,12 +598,6 @@ class Boxed(nn.Linear):
         return self.kind(super().forward(x))
 
 
-def output_of_a_layer(run: Run, kind: type) -> None:
-    run.make(lambda: Net(Holds(kind)))
-    for step in range(2):
-        run.train(step)
-
-
 class NetOut(Net):
     def forward(self, x: Tensor) -> Any:
         return Out(super().forward(x))
@@ -635,10 +610,7 @@ def output_is_a_dataclass(run: Run) -> None:
         losses = run.losses(step, lambda model, x: F.mse_loss(model(x).value, x[:, :1]))
         with torch.no_grad():  # frees weights that FSDP has gathered
             run.losses(step, lambda model, x: model(x).value)
-        for loss in losses:
-            (loss / len(losses)).backward()
-        run.finish()
-        run.optimizer.step()
+        run.update_from(losses)
 
 
 # ---- optimization over shards --------------------------------------------------------------------
@@ -681,16 +653,11 @@ def nested_state(run: Run) -> None:
     run.make()
     run.train(0)
     parent = nn.ModuleDict({"part": nn.ModuleDict({"net": run.model})})
-    state = {name: _clone(value) for name, value in parent.state_dict().items()}
-    plain = [n for n in state if n.startswith("part.net.")]
+    state = {name: value.clone() for name, value in parent.state_dict().items()}
+    assert all(name.startswith("part.net.") for name in state)
     run.train(1)
     parent.load_state_dict(state)
-    assert len(plain) == len(state)
     run.train(2)
-
-
-def _clone(value: Tensor) -> Tensor:
-    return value.detach().clone()
 
 
 def state_of_one_process(run: Run) -> None:
@@ -699,9 +666,9 @@ def state_of_one_process(run: Run) -> None:
     run.train(0)
     torch.manual_seed(7)
     other = Net().to(run.here.device)
-    state = other.double().state_dict() if run.alone else other.state_dict()
-    given = {name: value.clone() for name, value in state.items()}
-    run.model.load_state_dict(given)
+    if run.alone:
+        other.double()
+    run.model.load_state_dict(other.state_dict())
     run.train(1)
     other.load_state_dict(run.model.state_dict())
 
@@ -710,8 +677,7 @@ def copied(run: Run, through: Callable[[Any], Any]) -> None:
     """A copy of the module (EMA) computes the same, and can be wrapped and trained."""
     run.make()
     run.train(0)
-    run.made = through(run.made)
-    run.use(run.made if run.wrapper is None else run.wrapper.wrap(run.made))
+    run.use(through(run.made))
     run.train(1)
     run.train(2)
 
@@ -772,13 +738,13 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "gradients_edited_by_a_later_hook": gradients_edited_by_a_hook,
     "gradients_set_by_hand": gradients_set_by_hand,
     "head_outside_forward": head_outside_forward,
-    "multihead_attention": multihead_attention,
+    "multihead_attention": partial(plain, build=lambda: Net(Attention())),
     "transformer_encoder_layer": transformer_encoder_layer,
-    "tied": tied,
-    "tied_checkpointed": partial(tied, reentrant=False),
-    "tied_checkpointed_reentrant": partial(tied, reentrant=True),
-    "layer_returns_a_dataclass": partial(output_of_a_layer, kind=Out),
-    "layer_hides_its_output": partial(output_of_a_layer, kind=Hidden),
+    "tied": partial(plain, build=lambda: Net(Shared())),
+    "tied_checkpointed": partial(plain, build=lambda: Net(Shared(reentrant=False))),
+    "tied_checkpointed_reentrant": partial(plain, build=lambda: Net(Shared(reentrant=True))),
+    "layer_returns_a_dataclass": partial(plain, build=lambda: Net(Holds(Out))),
+    "layer_hides_its_output": partial(plain, build=lambda: Net(Holds(Hidden))),
     "output_is_a_dataclass": output_is_a_dataclass,
     "clipped": clipped,
     "overflow_in_one_shard": overflow_in_one_shard,

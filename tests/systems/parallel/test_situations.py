@@ -48,35 +48,23 @@ _FSDP_REFUSES = {
     "pickled": "cannot be copied",
     "gradients_set_by_hand": "not have been used",
 }
+_REFUSED_DURING_BACKWARD = {
+    "tied_checkpointed_reentrant": "second gradient in one backward",
+    "gradients_edited_by_a_later_hook": "must be called before wrapping",
+}
 REFUSED = {
+    "naive": {},
+    "flat": {},
     "fsdp": _FSDP_REFUSES,
     "peer_fsdp": _FSDP_REFUSES,
-    **{
-        name: {
-            "tied_checkpointed_reentrant": "second gradient in one backward",
-            "gradients_edited_by_a_later_hook": "must be called before wrapping",
-        }
-        for name in (
-            "overlapped",
-            "bucketed",
-            "peer",
-            "sharded_optimizer",
-            "peer_optimizer",
-            "sharded_gradients",
-        )
+    "sharded_gradients": {
+        **_REFUSED_DURING_BACKWARD,
+        "halved_with_its_means": "changed in place after a backward under no_sync",
     },
-}
-REFUSED["sharded_gradients"] = REFUSED["sharded_gradients"] | {
-    "halved_with_its_means": "changed in place after a backward under no_sync",
 }
 SLOW = ("peer", "peer_optimizer")  # what they do is a part of sharded_gradients, too
 CASES = [
-    pytest.param(
-        name,
-        situation,
-        id=f"{situation}-{name}",
-        marks=[pytest.mark.slow] if name in SLOW else [],
-    )
+    pytest.param(name, situation, marks=[pytest.mark.slow] if name in SLOW else [])
     for situation in SITUATIONS
     for name in OURS
 ]
@@ -85,7 +73,7 @@ ON_THREE = [case for case in CASES if case.values[0] in ("flat", "sharded_optimi
 
 
 def goes_through(here: RankContext, name: str, situation: str) -> None:
-    words = REFUSED.get(name, {}).get(situation)
+    words = REFUSED.get(name, _REFUSED_DURING_BACKWARD).get(situation)
     if words is None:
         compare(here, name, SITUATIONS[situation])
         return
@@ -143,10 +131,6 @@ def _fail(*_: object) -> None:
     raise Failed
 
 
-def _assign(run: Run) -> None:
-    run.model.load_state_dict(run.model.state_dict(), assign=True)
-
-
 CHANGES: dict[str, Callable[[Run], Any]] = {
     "freeze": lambda run: run.made.middle.requires_grad_(False),
     "cast": lambda run: run.made.middle.double(),
@@ -154,7 +138,7 @@ CHANGES: dict[str, Callable[[Run], Any]] = {
     "replace a parameter": lambda run: setattr(run.made.last, "bias", nn.Parameter(torch.ones(1))),
     "remove a parameter": lambda run: setattr(run.made.last, "bias", None),
     "add a module": lambda run: run.made.middle.add_module("more", nn.Linear(6, 6)),
-    "assign": _assign,
+    "assign": lambda run: run.model.load_state_dict(run.model.state_dict(), assign=True),
     "replace the wrapped module": lambda run: setattr(run.model, "module", Net()),
 }
 
@@ -301,16 +285,12 @@ def fails_on_one_rank(here: RankContext, name: str, phase: str) -> None:
     run = Run(here, WRAPPERS[name])
     run.make()
     run.train(0)
-
-    def fail(*_: object) -> None:
-        raise Failed
-
     if here.rank == 1 and phase == "step":
         mine = [c.optimizer for c in run.optimizer._chunks if c.optimizer is not None]
         assert len(mine) > 1
-        mine[-1].register_step_pre_hook(fail)  # runs when the first chunk has been sent
+        mine[-1].register_step_pre_hook(_fail)  # runs when the first chunk has been sent
     elif here.rank == 1:
-        run.made.at_middle = fail if phase == "forward" else lambda x: x.register_hook(fail)
+        run.made.at_middle = _fail if phase == "forward" else lambda x: x.register_hook(_fail)
     run.train(1)
 
 
@@ -329,8 +309,15 @@ def test_an_exception_on_one_rank_ends_the_others(name, phase):
     assert time.monotonic() - start < 60
 
 
-def lone_call(here: RankContext, make: Callable[[nn.Module], Callable[[], Any]]) -> None:
-    call = make(Net())
+LONE_CALLS = {
+    "fsdp": lambda m: FullyShardedDataParallel(m).state_dict,
+    "full_parameters": lambda m: FullyShardedDataParallel(m).gather_full_parameters,
+    "optimizer": lambda m: ShardedOptimizer(m.parameters(), torch.optim.Adam).state_dict,
+}
+
+
+def lone_call(here: RankContext, name: str) -> None:
+    call = LONE_CALLS[name](Net())
     store = _impatient_store()
     if here.rank == 1:
         store.wait(["over"], timedelta(seconds=60))
@@ -351,23 +338,12 @@ def _impatient_store() -> Store:
     return store
 
 
-LONE_CALLS = {
-    "fsdp": lambda m: FullyShardedDataParallel(m).state_dict,
-    "full_parameters": lambda m: FullyShardedDataParallel(m).gather_full_parameters,
-    "optimizer": lambda m: ShardedOptimizer(m.parameters(), torch.optim.Adam).state_dict,
-}
-
-
-def lone_calls(here: RankContext, name: str) -> None:
-    lone_call(here, LONE_CALLS[name])
-
-
 @pytest.mark.parametrize(
     "name", ["fsdp", *(pytest.param(n, marks=pytest.mark.slow) for n in list(LONE_CALLS)[1:])]
 )
 def test_a_call_that_not_all_ranks_make_says_so(name):
     with world("gloo", 2) as ranks:
-        ranks.assert_passes(lone_calls, name, repeats=1)
+        ranks.assert_passes(lone_call, name, repeats=1)
 
 
 ENDS = """

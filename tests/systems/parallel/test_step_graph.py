@@ -39,8 +39,7 @@ class _Training(Run):
     def step(self) -> torch.Tensor:
         loss = self.loss()
         loss.backward()
-        self.finish()
-        self.optimizer.step()
+        self.update()
         self.zero_grad()
         return loss.detach()
 
