@@ -95,10 +95,13 @@ def _assert_whole_is(wrapped, reference, tolerance):
 
 
 def trains_as_one_process(
-    here: RankContext, name: str, optimizer: str, options: dict, change=None, steps=3
+    here: RankContext, name: str, optimizer: str, options: dict, change=None, steps=3, frozen=False
 ) -> None:
     reference = build(name, 0, here.device)
     model = build(name, here.rank, here.device)
+    if frozen:
+        freeze_blocks(model)
+        freeze_blocks(reference)
     if change is not None:
         change(model)
     wrapped = FullyShardedDataParallel(model, **options)
@@ -163,33 +166,12 @@ def wrap_compiled_blocks(model: nn.Module) -> None:
         model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
 
 
-def frozen_blocks(here: RankContext, policy: str | None) -> None:
-    """Backward passes through frozen layers, and their weights are freed afterwards."""
-    reference = build("transformer", 0, here.device)
-    model = build("transformer", here.rank, here.device)
-    for each in (reference, model):
-        freeze_blocks(each)
-    if policy is not None:
-        use_policy(policy, model)
-    wrapped = FullyShardedDataParallel(model)
-    ours = OPTIMIZERS["sgd"]([p for p in wrapped.parameters() if p.requires_grad])
-    theirs = OPTIMIZERS["sgd"]([p for p in reference.parameters() if p.requires_grad])
-    whole_at_the_end = []
-    for step in range(2):
-        data = share(batch("transformer", step, here.device), here.rank, here.world_size)
-        ours.zero_grad()
-        loss_of(wrapped, *data).backward()
-        whole_at_the_end.append(sum(weight.gathered for weight in wrapped._weights))
-        wrapped.finish_gradient_synchronization()
-        ours.step()
-        _reference_step(here, reference, theirs, "transformer", 0)
-        reference.load_state_dict(wrapped.gather_full_parameters())
-    assert whole_at_the_end == [0, 0]
-    assert all(p.grad is None for p in wrapped.module.blocks.parameters())
-
-
-def weights_are_whole_only_around_their_layer(here: RankContext, policy: str | None, dtype) -> None:
+def weights_are_whole_only_around_their_layer(
+    here: RankContext, policy: str | None, dtype: torch.dtype | None, frozen: bool
+) -> None:
     model = build("transformer", 0, here.device)
+    if frozen:
+        freeze_blocks(model)
     if policy is not None:
         use_policy(policy, model)
     matrices = {name: m for name, m in model.named_modules() if has_matrix(m)}
@@ -316,9 +298,9 @@ def test_trains_as_one_process_with_compiled_blocks(ranks, change):
 
 
 @two_ranks
-@pytest.mark.parametrize("policy", [None, "every_block"])
-def test_gradients_pass_through_frozen_blocks(ranks, policy):
-    ranks.assert_passes(frozen_blocks, policy)
+@pytest.mark.parametrize("change", [None, partial(use_policy, "every_block")])
+def test_gradients_pass_through_frozen_blocks(ranks, change):
+    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", {}, change, 2, True)
 
 
 @two_ranks
@@ -338,12 +320,17 @@ def test_in_16_bits(ranks, model, dtype, options, cast):
 
 @two_ranks
 @pytest.mark.parametrize(
-    ("policy", "dtype"),
-    [(None, None), ("every_two", torch.bfloat16), ("nested", None)],
-    ids=["fp32", "every_two_bf16", "nested"],
+    ("policy", "dtype", "frozen"),
+    [
+        (None, None, False),
+        (None, None, True),
+        ("every_two", torch.bfloat16, False),
+        ("nested", None, False),
+    ],
+    ids=["fp32", "frozen_blocks", "every_two_bf16", "nested"],
 )
-def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype):
-    ranks.assert_passes(weights_are_whole_only_around_their_layer, policy, dtype)
+def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype, frozen):
+    ranks.assert_passes(weights_are_whole_only_around_their_layer, policy, dtype, frozen)
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
