@@ -58,10 +58,13 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return torch.func.functional_call(norm, {"weight": weight}, (x,))
 
 
-def _rotated(x: Tensor, theta: float = 10_000.0) -> Tensor:
-    head_dim = x.shape[-1]
+def _angles(seq_len: int, head_dim: int, theta: float = 10_000.0) -> Tensor:
     frequency = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle = torch.outer(torch.arange(x.shape[-2], dtype=torch.float64), frequency)
+    return torch.outer(torch.arange(seq_len, dtype=torch.float64), frequency)
+
+
+def _rotated(x: Tensor) -> Tensor:
+    angle = _angles(*x.shape[-2:])
     turn = torch.polar(torch.ones_like(angle), angle)
     turn = turn.to(torch.complex64 if x.dtype == torch.float32 else torch.complex128)
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
@@ -107,7 +110,7 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
     seq_len = max(1, sizes[1] - shorter)
     model = _model(*sizes, dtype=dtype)
     weights = _own_weights(model, sizes)
-    tokens, targets = _tokens(sizes[0], 2, 2, seq_len)
+    tokens = _tokens(sizes[0], 2, seq_len)
     logits, exact = model(tokens), _composed(weights, sizes, tokens)
     assert logits.dtype == dtype and logits.shape == (2, seq_len, sizes[0])
     assert _error(logits, exact) <= TOLERANCE[dtype]
@@ -115,8 +118,6 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
     upstream = torch.randn(logits.shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
     logits.backward(upstream)
     exact.backward(upstream)
-    loss = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
-    assert cross_entropy(logits, targets).item() == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in model.named_parameters():
         stem = name.removesuffix("qkv.weight").removesuffix("gate_up.weight")
         parts = ("q", "k", "v") if name.endswith("qkv.weight") else ("gate", "up")
@@ -217,6 +218,37 @@ def test_first_weights_have_the_spread_that_is_meant_and_no_tails():
     assert seen == 2 + 2 * (3 + 1 + 2 + 1)
 
 
+# ---- tables of RoPE ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "double", "to_cpu_half"])
+def test_rope_tables_stay_wide_whatever_the_model_is_cast_to(cast):
+    # naive, because bfloat16 attention of torch 2.13 on a CPU with AMX raises an error if
+    # ATEN_CPU_CAPABILITY selects fewer instructions
+    model = TransformerLM(11, 2000, 16, 2, 2, 24, 500.0, attention=implementation("naive"))
+    casts = {
+        "bfloat16": model.bfloat16,
+        "double": model.double,
+        "to_cpu_half": lambda: model.to("cpu", torch.float16),
+    }
+    casts[cast]()
+    rope = model.blocks[1].attention.rope
+    assert rope is model.blocks[0].attention.rope  # shared by all blocks
+    wide = torch.float64 if cast == "double" else torch.float32
+    angle = _angles(2000, 8, theta=500.0)
+    assert torch.equal(rope.cos, angle.cos().to(wide)) and rope.cos.dtype == wide
+    assert torch.equal(rope.sin, angle.sin().to(wide)) and rope.sin.dtype == wide
+    logits = model(torch.randint(11, (1, 40)))
+    assert logits.dtype == model.output_head.weight.dtype and logits.isfinite().all()
+
+
+def test_rope_tables_follow_the_model_from_meta():
+    model = TransformerLM(11, 9, 16, 1, 2, 24, device="meta")
+    model.to_empty(device="cpu")
+    cos = model.blocks[0].attention.rope.cos
+    assert torch.equal(cos, TransformerLM(11, 9, 16, 1, 2, 24).blocks[0].attention.rope.cos)
+
+
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -238,12 +270,10 @@ def test_sizes_that_cannot_be(sizes, message):
 
 @pytest.mark.parametrize("token_id", [-1, 37, 2**40])
 def test_a_token_id_out_of_range_is_named(token_id):
-    model = _model(*SIZES[0])
     tokens = _tokens(37, 2, 5)
     tokens[1, 3] = token_id
-    message = rf"token ids must be in 0 to 36, got {token_id}"
-    with pytest.raises(ValueError, match=message):
-        model(tokens)
+    with pytest.raises(ValueError, match=rf"token ids must be in 0 to 36, got {token_id}"):
+        _model(*SIZES[0])(tokens)
 
 
 def test_a_sequence_that_is_too_long_is_refused():
