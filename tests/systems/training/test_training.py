@@ -151,7 +151,6 @@ def _first(precision: str) -> dict[str, Tensor]:
         ({"cuda_graph": True}, "CUDA graphs need an NVIDIA GPU"),
         ({"precision": "tf32"}, "TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU"),
         ({"attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
-        ({"attention": "sdpa_efficient"}, "sdpa_efficient needs a CUDA GPU"),
     ],
 )
 def test_what_a_cpu_cannot(given, reason):

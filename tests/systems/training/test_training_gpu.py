@@ -4,6 +4,7 @@ and peak memory is as predicted."""
 from __future__ import annotations
 
 import gc
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,17 +40,16 @@ def _assert_trains_alike(losses: list[float], plain: list[float], precision: str
     assert plain[-1] < 0.9 * plain[0]  # the loss decreases far more than the tolerance
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled_blocks"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
-def test_cuda_graphs_train_as_launches_do(precision, mode):
-    losses = _losses(precision=precision, mode=mode, cuda_graph=True)
-    _assert_trains_alike(losses, _losses(precision=precision, mode=mode), precision)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_pure"])
-def test_cuda_graphs_with_the_fused_optimizer(precision):
-    losses = _losses(precision=precision, optimizer="fused", cuda_graph=True)
-    _assert_trains_alike(losses, _losses(precision=precision, optimizer="fused"), precision)
+@pytest.mark.parametrize(
+    ("precision", "given"),
+    [
+        *product(["fp32", "bf16", "fp16", "bf16_pure"], [{}, {"mode": "compiled_blocks"}]),
+        *product(["fp32", "bf16", "bf16_pure"], [{"optimizer": "fused"}]),
+    ],
+)
+def test_cuda_graphs_train_as_launches_do(precision, given):
+    losses = _losses(precision=precision, cuda_graph=True, **given)
+    _assert_trains_alike(losses, _losses(precision=precision, **given), precision)
 
 
 @pytest.mark.parametrize("mode", ["compiled", "compiled_blocks"])
