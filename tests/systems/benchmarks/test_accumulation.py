@@ -25,17 +25,7 @@ def test_a_sum_in_16_bits_stops_where_half_a_unit_is_more_than_the_term():
     assert errors["bfloat16"] == pytest.approx(256 / 3000 - 1)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"addend": 0.0}, "addend\n.*greater than 0"),
-        ({"terms": 0}, "terms\n.*greater than or equal to 1"),
-        (
-            {"terms": 1000, "addend": 1e3},
-            r"terms \* addend must be at most 65,504, .*, got 1000 \* 1000.0 = 1e\+06",
-        ),
-    ],
-)
-def test_sums_that_say_nothing(given, message):
+def test_a_sum_beyond_float16_says_nothing():
+    message = r"terms \* addend must be at most 65,504, .*, got 1000 \* 1000.0 = 1e\+06"
     with pytest.raises(ValidationError, match=message):
-        Params.model_validate(given)
+        Params(terms=1000, addend=1e3)

@@ -21,22 +21,19 @@ def test_without_torchrun_it_says_what_to_set(monkeypatch):
 
 @pytest.fixture
 def rank_of_one(monkeypatch):
-    """Environment of torchrun for one rank, with a store on a port that the system chooses."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    """Environment of torchrun for one rank."""
     environment = {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # connect to the existing store
+        "MASTER_PORT": "0",  # a free port
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     yield
     if torch.distributed.is_initialized():  # true after a run that failed
         torch.distributed.destroy_process_group()
-    del store
 
 
 def test_a_world_of_another_size_is_refused(rank_of_one):

@@ -13,14 +13,10 @@ from systems.benchmarks.attention import Params, run
 from systems.check import attention_call
 from systems.check.attention_accuracy import TOLERANCE
 from systems.kernels.flash_attention import ATTENTIONS, Call, naive
+from tests.systems.training.tiny_training import no_gpu
 
 
-def test_a_benchmark_can_name_every_attention():
-    for name in ATTENTIONS:
-        assert Params(implementation=name, seq_len=16, head_dim=16).implementation == name
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@no_gpu
 @pytest.mark.parametrize("implementation", ["naive", "flash_pytorch", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize(("causal", "dtype"), [(False, "bf16"), (True, "fp32")])
 def test_benchmark_measures_every_phase(implementation, causal, dtype):
@@ -43,7 +39,7 @@ def test_one_token_has_no_gradient_of_its_scores_and_is_right():
     assert facts["facts"]["relative_error"]["dq"] < 1e-6
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@no_gpu
 @pytest.mark.parametrize("implementation", ["sdpa_cudnn", "sdpa_efficient"])
 def test_a_gpu_backend_is_unsupported_without_a_gpu(implementation):
     with pytest.raises(Unsupported, match=f"{implementation} needs a CUDA GPU"):
@@ -62,7 +58,7 @@ def test_a_wrong_output_has_no_time(monkeypatch, factor, error):
         run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@no_gpu
 def test_sustained_phases_have_times_and_calls(monkeypatch):
     monkeypatch.setenv(ROUND, '{"sustained_s": 0.05}')
     measured = run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
@@ -83,7 +79,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@no_gpu
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_are_measured_and_checked(name):
     params = Params(
@@ -95,7 +91,7 @@ def test_features_are_measured_and_checked(name):
     assert found["flops"]["forward"] > 0 and found["bytes"]["backward"] > 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@no_gpu
 @pytest.mark.parametrize("name", ["flash_pytorch", "naive_compiled"])
 def test_a_feature_that_an_implementation_lacks_is_unsupported(name):
     with pytest.raises(Unsupported, match=name):

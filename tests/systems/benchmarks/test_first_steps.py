@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -20,14 +19,6 @@ print(json.dumps(run(Params.model_validate_json(sys.argv[1]))["facts"]))
 """
 
 
-def first_steps(**params: Any) -> list[dict[str, float]]:
-    """Run the benchmark in a new process, and return its steps."""
-    command = [sys.executable, "-c", RUN, json.dumps(params)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])["first_steps"]
-    return found
-
-
 @no_gpu
 def test_steps_on_a_cpu_make_no_cuda_calls() -> None:
     point = Params(size="tiny", context_length=16, batch_size=2, vocab_size=50, steps=3)
@@ -40,7 +31,10 @@ def test_steps_on_a_cpu_make_no_cuda_calls() -> None:
 
 @pytest.mark.gpu
 def test_the_first_step_loads_kernels_and_requests_memory() -> None:
-    steps = first_steps(size="small", context_length=128, steps=4)
+    given = json.dumps({"size": "small", "context_length": 128, "steps": 4})
+    command = [sys.executable, "-c", RUN, given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    steps = json.loads(done.stdout.splitlines()[-1])["first_steps"]
     first, *_, last = steps
     assert first["new_kernels"] > 10 > last["new_kernels"]
     assert first["memory_requests"] > last["memory_requests"]

@@ -18,7 +18,7 @@ from systems.benchmark import Unsupported
 from systems.benchmarks.memory import Params, predict, run
 from systems.measure.memory import memory_timeline
 from systems.measure.memory.memory_timeline import Owner, kinds, read_timeline
-from systems.measure.memory.saved_tensors import block_report, saved_tensors
+from systems.measure.memory.saved_tensors import saved_tensors
 from systems.measure.memory.state_memory import storage_bytes
 from systems.plot_data import read_figure
 from tests.systems.kernels.selection import slow
@@ -116,14 +116,6 @@ def test_hooks_do_not_keep_the_graph_alive():
     kept = StorageWeakRef(results[0].untyped_storage())
     results.clear()
     assert kept.expired()
-
-
-def test_gradients_that_a_block_emits():
-    block = torch.nn.Linear(8, 2)
-    report = block_report(block, block, torch.randn(5, 8, requires_grad=True))
-    assert report["block_gradients_bytes"] == 4 * (8 * 2 + 2 + 5 * 8)
-    assert report["block_saved_bytes"] == 4 * 5 * 8
-    assert all(parameter.grad is None for parameter in block.parameters())
 
 
 @pytest.mark.parametrize("given", [{"mode": "compiled"}, {"cuda_graph": True}])
