@@ -24,15 +24,9 @@ def test_ring_seconds_by_hand():
     assert accounting.all_reduce_seconds(800, 4, 100) == 12
     assert accounting.all_reduce_bus_bytes(800, 4) == 2 * 3 * 200
     assert accounting.whole_tensor_all_reduce_seconds(800, 4, 100) == 24
-
-
-@given(some_bytes, st.integers(1, 10_000), rates)
-def test_all_reduce_is_reduce_scatter_and_all_gather(size, n, bandwidth):
-    ring = (size, n, bandwidth)
-    both = accounting.reduce_scatter_seconds(*ring) + accounting.all_gather_seconds(*ring)
-    assert accounting.all_reduce_seconds(*ring) == both
-    whole = accounting.whole_tensor_all_reduce_seconds(*ring)
-    assert whole == pytest.approx(both * n / 2)
+    # on 2 ranks one step of a whole tensor, or two of a half
+    assert accounting.whole_tensor_all_reduce_seconds(800, 2, 100) == 8
+    assert accounting.all_reduce_seconds(800, 2, 100) == 8
 
 
 # ---- hardware ------------------------------------------------------------------------------------
@@ -47,14 +41,18 @@ def test_links_and_memory_by_the_datasheets():
     # DGX B200, 8 GPUs: 72 PFLOP/s of FP8, which is twice its BF16, with sparsity
     assert accounting.peak_flops("NVIDIA B200", "bf16") == 72e15 / 2 / 2 / 8
     assert accounting.peak_flops("TPU v5p", "bf16") == 459e12
+    assert accounting.peak_flops(H100, "bf16") == 989.4e12
+    assert accounting.peak_flops("NVIDIA H100 PCIe", "tf32") == 378e12
     assert accounting.memory_bytes(H100) == 80e9
     assert accounting.memory_bytes("TPU v5p") == 95e9
 
 
 def test_what_is_not_known_is_none():
     assert accounting.peak_flops("TPU v5p", "fp32") is None
+    assert accounting.peak_flops("NVIDIA H200", "int8") is None
     assert accounting.link_bandwidth("NVIDIA H100 PCIe") is None  # only with a bridge
     for name in ("cpu: some processor", None):
+        assert accounting.peak_flops(name, "bf16") is None
         assert accounting.link_bandwidth(name) is None
         assert accounting.memory_bytes(name) is None
         assert accounting.predicted_all_reduce_seconds(name, 1e9, 8) is None
@@ -177,15 +175,9 @@ def test_what_zero_keeps_and_sends_beside_ddp(parameters, n):
     assert sent["ddp"] == pytest.approx(accounting.all_reduce_bus_bytes(2 * parameters, n))
 
 
-@given(st.integers(1, 10**12))
-def test_one_rank_keeps_everything_and_sends_nothing(parameters):
-    state = mixed_precision(parameters)
-    for strategy in STRATEGIES:
-        assert accounting.rank_state_bytes(strategy, state, 1) == state
-        assert not any(accounting.step_sent_bytes(strategy, state, 1).values())
-
-
 def test_a_wrong_strategy_and_no_ranks_are_told_together():
+    with pytest.raises(ValueError, match="world_size must be at least 1, got 0"):
+        accounting.all_reduce_bus_bytes(1, 0)
     for function in (accounting.rank_state_bytes, accounting.step_sent_bytes):
         with pytest.raises(ValueError, match=r"one of ddp, .*, got 'zero4'; world_size .*, got 0"):
             function("zero4", mixed_precision(1), 0)

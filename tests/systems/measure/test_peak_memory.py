@@ -10,13 +10,6 @@ import torch
 from systems.measure.peak_memory import peak_memory_by_phase
 
 
-def test_on_a_cpu_phases_run_and_have_no_peak():
-    calls: list[int] = []
-    phases = {"first": lambda: calls.append(1), "second": lambda: calls.append(2)}
-    assert peak_memory_by_phase(phases, torch.device("cpu")) == {}
-    assert calls == [1, 2]
-
-
 @pytest.mark.gpu
 def test_peak_memory_counts_what_a_call_allocates():
     device = torch.device("cuda")

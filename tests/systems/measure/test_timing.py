@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -44,13 +45,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_samples_hold_the_call_and_not_what_comes_before_it(clock):
-    samples = time_ms(lambda: clock.pass_ms(2), CPU, before=lambda: clock.pass_ms(20), measure_ms=1)
-    assert samples == pytest.approx([2.0] * MIN_SAMPLES)
-
-
-def test_before_precedes_every_call():
     order: list[str] = []
-    time_ms(lambda: order.append("fn"), CPU, before=lambda: order.append("before"), measure_ms=0.1)
+
+    def take(name: str, milliseconds: float) -> None:
+        order.append(name)
+        clock.pass_ms(milliseconds)
+
+    samples = time_ms(partial(take, "fn", 2), CPU, before=partial(take, "before", 20), measure_ms=1)
+    assert samples == pytest.approx([2.0] * MIN_SAMPLES)
     assert order == ["before", "fn"] * (len(order) // 2)
 
 

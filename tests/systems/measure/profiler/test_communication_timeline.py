@@ -86,32 +86,21 @@ def test_peer_copies_communicate_without_multiprocessors():
     assert step.exposed_ms == pytest.approx(0.015)
 
 
-def test_peer_copies_are_no_computation_of_a_processor():
+def test_on_a_processor_neither_copies_nor_what_a_hook_waits_for_are_computation():
     [step] = steps_of(
         [
             event("user_annotation", "train_step", 0, 100),
             event("user_annotation", "backward", 0, 90),
-            event("cpu_op", "aten::mm", 10, 20),
-            event("user_annotation", "peer_copy:", 40, 30),
-            event("cpu_op", "aten::copy_", 50, 10),
-        ]
-    )
-    assert step.computation == {"backward": [(10, 30)]}
-    assert step.calls == {"peer_copy": [(40, 70)]}
-
-
-def test_on_a_processor_what_a_hook_waits_for_is_no_computation():
-    [step] = steps_of(
-        [
-            event("user_annotation", "train_step", 0, 100),
-            event("user_annotation", "backward", 0, 90),
-            event("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 10, 80),
+            event("cpu_op", "autograd::engine::evaluate_function: AccumulateGrad", 10, 55),
             event("cpu_op", "aten::mm", 10, 20),
             event("user_annotation", "gloo:all_reduce", 20, 40),
+            event("user_annotation", "peer_copy:", 70, 20),
+            event("cpu_op", "aten::copy_", 75, 10),
         ]
     )
     assert step.computation == {"backward": [(10, 30)]}
-    assert step.exposed_ms == pytest.approx(0.030)
+    assert step.calls["peer_copy"] == [(70, 90)]
+    assert step.exposed_ms == pytest.approx(0.050)
 
 
 def test_a_gather_that_ends_beside_computation_was_waited_for_by_nobody():
