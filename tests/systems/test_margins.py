@@ -11,7 +11,7 @@ from systems.parallel import FlatDDP, ShardedOptimizer
 from systems.training.training import make_training
 from tests.systems.kernels.adamw_cases import USES, float64_shares
 from tests.systems.margins import assert_margin
-from tests.systems.parallel.parallel_models import batch, build, loss_of, share, share_of_tolerance
+from tests.systems.parallel.parallel_models import build, share_of_tolerance, train
 from tests.systems.parallel.ranks import RankContext
 from tests.systems.training.tiny_training import CPU, ON_CPU, params
 
@@ -44,15 +44,9 @@ def trains_as_one_process(here: RankContext, name: str, sharded: str | None) -> 
         ours = kind(wrapped.parameters(), **options)
         if sharded is not None:
             ours = ShardedOptimizer(wrapped.parameters(), kind, **options)
-        for step in range(3):
-            data = batch(name, 10 * seed + step, here.device)
-            for model, optimizer in ((wrapped, ours), (reference, theirs)):
-                mine = share(data, here.rank, here.world_size) if model is wrapped else data
-                optimizer.zero_grad()
-                loss_of(model, *mine).backward()
-                if model is wrapped:
-                    wrapped.finish_gradient_synchronization()
-                optimizer.step()
+        steps = range(10 * seed, 10 * seed + 3)
+        train(here, reference, theirs, name, steps)
+        train(here, wrapped, ours, name, steps)
         return {"weights": share_of_tolerance(wrapped.module, reference, here.tolerance)}
 
     assert_margin(shares_of)

@@ -115,6 +115,24 @@ def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterato
     return (tensor.chunk(world_size)[rank] for tensor in tensors)
 
 
+def train(
+    here: Any, model: Any, optimizer: Any, name: str, steps: Iterable[int], scheduler: Any = None
+) -> None:
+    """Train on the batches of steps: a wrapper on the share of its rank, else on whole batches."""
+    is_wrapper = hasattr(model, "finish_gradient_synchronization")
+    for step in steps:
+        optimizer.zero_grad()
+        data = batch(name, step, here.device)
+        if is_wrapper:
+            loss_of(model, *share(data, here.rank, here.world_size)).backward()
+            model.finish_gradient_synchronization()
+        else:
+            loss_of(model, *data).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
 def assert_same_on_all_ranks(tensors: Iterable[Tensor]) -> None:
     """Check that the tensors are bitwise equal on all ranks."""
     own = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])

@@ -24,7 +24,7 @@ from tests.systems.parallel.parallel_models import (
     batch,
     build,
     loss_of,
-    share,
+    train,
 )
 from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
 
@@ -55,21 +55,12 @@ POLICIES = {
 
 
 def _step(here, wrapped, optimizer, name, step):
-    optimizer.zero_grad()
-    loss_of(wrapped, *share(batch(name, step, here.device), here.rank, here.world_size)).backward()
-    wrapped.finish_gradient_synchronization()
+    train(here, wrapped, optimizer, name, [step])
     for p in wrapped.parameters():
         assert p.dtype == torch.float32
         if p.grad is not None:
             assert p.grad.shape == p.shape and p.grad.dtype == torch.float32
     assert not any(weight.gathered for weight in wrapped._weights)
-    optimizer.step()
-
-
-def _reference_step(here, model, optimizer, name, step):
-    optimizer.zero_grad()
-    loss_of(model, *batch(name, step, here.device)).backward()
-    optimizer.step()
 
 
 def _assert_whole_is(wrapped, reference, tolerance):
@@ -109,7 +100,7 @@ def trains_as_one_process(
     theirs = OPTIMIZERS[optimizer](reference.parameters())
     for step in range(steps):
         _step(here, wrapped, ours, name, step)
-        _reference_step(here, reference, theirs, name, step)
+    train(here, reference, theirs, name, range(steps))
     for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None)
     _assert_whole_is(wrapped, reference, here.tolerance)
@@ -134,7 +125,7 @@ def in_16_bits(here: RankContext, name: str, dtype: torch.dtype, options: dict, 
     theirs = OPTIMIZERS["sgd"](reference.parameters())
     for step in range(3):
         _step(here, wrapped, ours, name, step)
-        _reference_step(here, reference, theirs, name, step)
+    train(here, reference, theirs, name, range(3))
     whole = wrapped.gather_full_parameters()
     assert_same_on_all_ranks(whole.values())
     error, moved = 0.0, 0.0

@@ -18,10 +18,8 @@ from systems.parallel.sharded_optimizer import balance
 from tests.systems.parallel.parallel_models import (
     assert_close,
     assert_same_on_all_ranks,
-    batch,
     build,
-    loss_of,
-    share,
+    train,
 )
 from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
 
@@ -40,20 +38,6 @@ def _groups(model):
     return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-3}]
 
 
-def _train(here, model, optimizer, name, first, steps, wrapped=False, scheduler=None):
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        data = batch(name, step, here.device)
-        if wrapped:
-            data = share(data, here.rank, here.world_size)
-        loss_of(model, *data).backward()
-        if wrapped:
-            model.finish_gradient_synchronization()
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-
-
 # ---- cases ---------------------------------------------------------------------------------------
 
 
@@ -69,8 +53,8 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
         torch.optim.lr_scheduler.OneCycleLR(o, 0.05, total_steps=9, cycle_momentum=False)
         for o in (ours, theirs)
     ]
-    _train(here, wrapped, ours, name, 0, 3, wrapped=True, scheduler=schedulers[0])
-    _train(here, reference, theirs, name, 0, 3, scheduler=schedulers[1])
+    train(here, wrapped, ours, name, range(3), schedulers[0])
+    train(here, reference, theirs, name, range(3), schedulers[1])
     assert_close(wrapped.module, reference, here.tolerance)
     assert_same_on_all_ranks(wrapped.parameters())
     assert [g["lr"] for g in ours.param_groups] == [g["lr"] for g in theirs.param_groups]
@@ -89,8 +73,8 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
     plain_model.load_state_dict(wrapped.state_dict())
     plain = kind(_groups(plain_model), **options)
     plain.load_state_dict(whole)
-    _train(here, wrapped, ours, name, 3, 2, wrapped=True)
-    _train(here, plain_model, plain, name, 3, 2)
+    train(here, wrapped, ours, name, range(3, 5))
+    train(here, plain_model, plain, name, range(3, 5))
     assert_close(wrapped.module, plain_model, here.tolerance)
 
 
@@ -102,23 +86,23 @@ def resharded(here: RankContext) -> None:
     theirs = kind(_groups(reference), **options)
     model = build("transformer", 0, here.device)
     everyone = torch.optim.AdamW(_groups(model), **options)
-    _train(here, reference, theirs, "transformer", 0, 1)
-    _train(here, model, everyone, "transformer", 0, 1)
+    train(here, reference, theirs, "transformer", range(1))
+    train(here, model, everyone, "transformer", range(1))
     if here.rank < here.world_size // 2:
         small = ShardedOptimizer(_groups(model), kind, process_group=half, **options)
         small.load_state_dict(everyone.state_dict())
-        _train(here, model, small, "transformer", 1, 2)
+        train(here, model, small, "transformer", range(1, 3))
         kept = [small.state_dict()]
         nobody = small.state_dict(to=1 if here.world_size > 2 else 0)
         assert bool(nobody["state"]) == (here.rank == (1 if here.world_size > 2 else 0))
     else:
         kept = [None]
-        _train(here, model, everyone, "transformer", 1, 2)
+        train(here, model, everyone, "transformer", range(1, 3))
     dist.broadcast_object_list(kept, src=0)
     large = ShardedOptimizer(_groups(model), kind, **options)
     large.load_state_dict(kept[0])
-    _train(here, model, large, "transformer", 3, 2)
-    _train(here, reference, theirs, "transformer", 1, 4)
+    train(here, model, large, "transformer", range(3, 5))
+    train(here, reference, theirs, "transformer", range(1, 5))
     assert_close(model, reference, here.tolerance)
     dist.destroy_process_group(half)
 
