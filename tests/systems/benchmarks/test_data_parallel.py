@@ -102,7 +102,7 @@ def the_order_is_reversed_after_each_round(here: RankContext) -> None:
     assert [len(times) for times in samples.values()] == [3, 3]
 
 
-def a_failure_in_warm_up_names_its_phase(here: RankContext) -> None:
+def a_failure_in_warm_up_names_its_training(here: RankContext) -> None:
     training, alone = pair(here, on(here, "naive"), NaiveDDP)
     alone.forward = partial(torch.empty, 2**60)  # more memory than there is
     with pytest.raises(RuntimeError):
@@ -177,13 +177,11 @@ def test_a_compared_training_is_left_alone_in_memory(ranks):
 
 
 @two_ranks
-def test_rounds_alternate_and_reverse_their_order(ranks):
-    ranks.assert_passes(the_order_is_reversed_after_each_round, repeats=1)
-
-
-@two_ranks
-def test_a_failure_names_the_training_that_failed(ranks):
-    ranks.assert_passes(a_failure_in_warm_up_names_its_phase, repeats=1)
+@pytest.mark.parametrize(
+    "case", [the_order_is_reversed_after_each_round, a_failure_in_warm_up_names_its_training]
+)
+def test_alternating_rounds(ranks, case):
+    ranks.assert_passes(case, repeats=1)
 
 
 @pytest.mark.gpu

@@ -21,29 +21,30 @@ import torch.distributed as dist
 from systems.parallel import FullyShardedDataParallel, NaiveDDP, ShardedOptimizer
 
 
+def average(module):
+    for p in module.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
 class Right(NaiveDDP):
     def __init__(self, module): super().__init__(module)
 
-class Sums(torch.nn.Module):
+class DifferentWeights(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module = module
-        for p in module.parameters(): dist.broadcast(p.data, 0)
     def forward(self, *inputs): return self.module(*inputs)
+    def finish_gradient_synchronization(self): average(self.module)
+
+class Sums(DifferentWeights):
+    def __init__(self, module):
+        super().__init__(module)
+        for p in module.parameters(): dist.broadcast(p.data, 0)
     def finish_gradient_synchronization(self):
         for p in self.module.parameters(): dist.all_reduce(p.grad)
 
 class Nothing(Sums):
     def finish_gradient_synchronization(self): pass
-
-class DifferentWeights(Sums):
-    def __init__(self, module):
-        torch.nn.Module.__init__(self)
-        self.module = module
-    def finish_gradient_synchronization(self):
-        for p in self.module.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
 
 class Raises(Sums):
     def finish_gradient_synchronization(self):
@@ -57,7 +58,7 @@ class NotAwaited(Sums):
             p.grad /= dist.get_world_size()
             self.last = dist.all_reduce(p.grad, async_op=True)
 
-class OneBitOff(Right):
+class OneBitOff(NaiveDDP):
     # changes one weight on rank 1 by the smallest possible amount after the last step
     steps = 0
     def finish_gradient_synchronization(self):
@@ -67,35 +68,25 @@ class OneBitOff(Right):
             weight = self.module.final_norm.weight.data
             weight[0] = torch.nextafter(weight[0], weight.new_tensor(2.0))
 
-class MyFSDP(FullyShardedDataParallel):
-    def __init__(self, module, compute_dtype=None): super().__init__(module, compute_dtype)
-
-class MyOptimizer(ShardedOptimizer):
-    def __init__(self, params, optimizer_cls, **kwargs):
-        super().__init__(params, optimizer_cls, **kwargs)
-
 class Adapted(Sums):
     finish_gradient_synchronization = None
 
 def get_ddp(module): return Adapted(module)
-def ddp_on_after_backward(model, optimizer):
-    for p in model.module.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
+def ddp_on_after_backward(model, optimizer): average(model.module)
 
-class Buckets(Right):
+class Buckets(NaiveDDP):
     def __init__(self, module, process_group=None, bucket_size_mb=25.0):
         assert process_group is None and bucket_size_mb == 25.0
         super().__init__(module)
 
-class StopsAveraging(Right):
+class StopsAveraging(NaiveDDP):
     steps = 0
     def _average(self):
         self.steps += 1
         if self.steps <= 3:
             super()._average()
 
-class Stops(MyFSDP):
+class Stops(FullyShardedDataParallel):
     steps = 0
     def finish_gradient_synchronization(self):
         super().finish_gradient_synchronization()
@@ -104,10 +95,10 @@ class Stops(MyFSDP):
             for p in self.parameters():
                 p.grad = torch.ones_like(p)
 
-class Skips(MyOptimizer):
+class Skips(ShardedOptimizer):
     def step(self, closure=None): pass
 
-class Ignores(MyOptimizer):
+class Ignores(ShardedOptimizer):
     steps = 0
     def step(self, closure=None):
         self.steps += 1
