@@ -32,7 +32,17 @@ HAND = TransformerSize(4, 3, 64, 2, vocab_size=10)  # for hand-computed cases
     ],
 )
 def test_parameters_of_the_five_sizes(name, count):
-    assert accounting.transformer_parameters(accounting.MODEL_SIZES[name]) == count
+    size = accounting.MODEL_SIZES[name]
+    assert accounting.transformer_parameters(size) == count
+    model = TransformerLM(
+        size.vocab_size, 16, size.d_model, size.num_layers, size.num_heads, size.d_ff, device="meta"
+    )
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    block = {"attention": 0, "feed_forward": 0, "norms": 0}
+    for part, parameter in model.blocks[0].named_parameters():
+        stem = part.partition(".")[0]
+        block["norms" if stem.endswith("norm") else stem] += parameter.numel()
+    assert block == accounting.block_parameters(size)
 
 
 def test_flops_by_hand():

@@ -33,7 +33,7 @@ from systems.training.parallel_timing import (
 )
 from systems.training.parallel_training import ParallelTraining, rank_batch
 from tests.systems.benchmarks.in_round import in_round
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import RankContext, two_gpus, two_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
 depends = pytest.mark.depends()
@@ -184,8 +184,7 @@ def test_alternating_rounds(ranks, case):
     ranks.assert_passes(case, repeats=1)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+@two_gpus
 def test_compiled_blocks_train_as_one_process(ranks):
     ranks.assert_passes(blocks_are_compiled_under_a_wrapper, repeats=1)
 

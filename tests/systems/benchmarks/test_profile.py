@@ -18,10 +18,9 @@ from pydantic import ValidationError
 from systems.accounting import softmax_over_matmul_flops
 from systems.benchmark import Unsupported
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
-from systems.kernels.flash_attention import naive
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
 from systems.measure.profiler.nsys import run_under_nsys
-from systems.training.profiling import annotated_naive, has_attention_ranges
+from systems.training.profiling import has_attention_ranges
 from tests.systems.training.tiny_training import no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
@@ -42,19 +41,6 @@ def test_operations_of_softmax_by_hand():
     assert softmax_over_matmul_flops("forward", 64) == 5 / 256
     assert softmax_over_matmul_flops("backward", 64) == 4 / 512
     assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # head_dim 16
-
-
-def test_annotated_attention_is_naive_attention():
-    q, k, v = (torch.randn(2, 3, 17, 8, requires_grad=True) for _ in range(3))
-    for causal in (False, True):
-        ours, plain = (f(q, k, v, is_causal=causal) for f in (annotated_naive, naive))
-        assert torch.equal(ours, plain)
-        for mine, theirs in zip(
-            torch.autograd.grad(ours.sum(), (q, k, v)),
-            torch.autograd.grad(plain.sum(), (q, k, v)),
-            strict=True,
-        ):
-            assert torch.equal(mine, theirs)
 
 
 def check(measured: dict[str, Any], steps: int) -> None:

@@ -11,6 +11,7 @@ import random
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -134,20 +135,9 @@ class LaneMemory(PeerMemory):
             queue.remove(number)
 
         self._lanes.add(name, run, lambda: queue[0] == number)
-        return _Aside(self, number)
-
-    def wait_for(self, number: int) -> None:
-        self._lanes.until(
-            self._lane(), lambda: all(number not in queue for queue in self._asides.values())
+        return SimpleNamespace(
+            wait=lambda: self._lanes.until(self._lane(), lambda: number not in queue)
         )
-
-
-class _Aside:
-    def __init__(self, memory: LaneMemory, number: int):
-        self._memory, self._number = memory, number
-
-    def wait(self) -> None:
-        self._memory.wait_for(self._number)
 
 
 def orders(count: int) -> list[Callable[[int], int]]:

@@ -53,16 +53,13 @@ class RankContext(NamedTuple):
 
 Case = Callable[..., Any]  # function (RankContext, *arguments) that is importable by name
 
+_TWO_GPUS = pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu)
+two_gpus = pytest.mark.parametrize("ranks", [_TWO_GPUS], indirect=True)
+
 # For cases that do not depend on world_size: on two cores, four ranks take five times as long.
 two_ranks = pytest.mark.parametrize(
-    "ranks",
-    [
-        pytest.param(("gloo", 2), id="2_ranks"),
-        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
-    ],
-    indirect=True,
+    "ranks", [pytest.param(("gloo", 2), id="2_ranks"), _TWO_GPUS], indirect=True
 )
-
 
 # For cases in which more ranks than a model has rows or tensors, or an uneven share, may matter.
 four_ranks = pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_gpus, two_ranks
 
 WRAPPERS = {
     "naive": NaiveDDP,
@@ -288,8 +288,7 @@ def test_sparse_gradients_are_refused(ranks, wrapper):
     ranks.assert_passes(sparse_gradients_are_refused, wrapper)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+@two_gpus
 @pytest.mark.parametrize(
     ("wrapper", "sharded"), [*((wrapper, False) for wrapper in WRAPPERS), ("bucketed", True)]
 )

@@ -26,7 +26,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     train,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
+from tests.systems.parallel.ranks import RankContext, four_ranks, two_gpus, two_ranks
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -330,8 +330,7 @@ def test_odd_layers(ranks, options):
     ranks.assert_passes(odd_layers, options, repeats=1)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("ranks", [("nccl", 2)], ids=["2_gpus"], indirect=True)
+@two_gpus
 @pytest.mark.parametrize(
     "options",
     [{}, {"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, **BLOCKS}],

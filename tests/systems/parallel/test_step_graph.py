@@ -9,13 +9,10 @@ import torch
 from torch import nn
 
 from systems.parallel import GraphedStep
-from tests.systems.parallel.ranks import RankContext
+from tests.systems.parallel.ranks import RankContext, two_gpus
 from tests.systems.parallel.situations import WRAPPERS, Net, Run
 
 STEPS = 20
-two_gpus = pytest.mark.parametrize(
-    "ranks", [pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu)], indirect=True
-)
 
 
 class _Training(Run):
