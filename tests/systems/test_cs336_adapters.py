@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.cs336 import adapters
+from systems.kernels.flash_attention import FlashAttentionPyTorch
 from tests.systems.kernels.flash_cases import F32, assert_right, by_function, inputs
 
 HOOKS = {  # parameters of each
@@ -62,13 +63,9 @@ def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path, mon
 # ---- attention -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
-def test_attention_in_pytorch(lengths: tuple[int, int], is_causal: bool) -> None:
+def test_attention_in_pytorch() -> None:
     function = adapters.get_flashattention_autograd_function_pytorch()
-    assert issubclass(function, torch.autograd.Function)
-    by = partial(by_function, function=function)
-    assert_right(*inputs(lengths, 64, F32, (4,)), is_causal, by=by, split_float32=False)
+    assert function is FlashAttentionPyTorch  # which test_flash_pytorch.py tests
 
 
 @pytest.mark.gpu

@@ -62,27 +62,11 @@ def contiguous_only(q, k, v, is_causal):
     b, h, n, d = q.shape
     flat = [x.as_strided((b, h, n, d), (h * n * d, n * d, d, 1)) for x in (q, k, v)]
     return attention(*flat, is_causal)
-
-
-class Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal):
-        ctx.save_for_backward(q, k, v)
-        ctx.is_causal = is_causal
-        return attention(q, k, v, is_causal)
-
-    @staticmethod
-    def gradients(ctx, dout):
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-            return torch.autograd.grad(attention(*leaves, ctx.is_causal), leaves, dout)
-
-
-class dk_without_scale(Backward):
-    @staticmethod
-    def backward(ctx, dout):
-        dq, dk, dv = Backward.gradients(ctx, dout)
-        return dq, dk * math.sqrt(dk.shape[-1]), dv, None
+def dk_without_scale(q, k, v, is_causal):
+    k = k.clone()
+    if k.requires_grad:
+        k.register_hook(lambda dk: dk * math.sqrt(dk.shape[-1]))
+    return attention(q, k, v, is_causal)
 """
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from systems import accounting
 from systems.benchmark import ROUND, Unsupported, WrongOutput
 from systems.benchmarks import train_step, training_loss
-from systems.benchmarks.train_step import predict, run
+from systems.benchmarks.train_step import Params, predict, run
 from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
 from systems.measure import windows
@@ -161,36 +161,21 @@ def test_what_a_cpu_cannot(given, reason):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"num_heads": 3},
-            "d_model must be divisible by num_heads, got d_model 64 and num_heads 3",
-        ),
-        (
-            {"d_model": 36},
-            r"head_dim must be even, .*RoPE.*, got 9 \(d_model 36 / num_heads 4\)",
-        ),
-        (
-            {"precision": "bf16_master", "optimizer": "torch"},
-            "bf16_master` needs `optimizer: fused`, .* got `optimizer: torch`",
-        ),
+        ({"num_heads": 3}, "got d_model 64 and num_heads 3"),
+        ({"d_model": 36}, r"must be even, .*, got 9 \(d_model 36 / num_heads 4\)"),
+        ({"precision": "bf16_master"}, "needs `optimizer: fused`, .* got `optimizer: torch`"),
         (
             {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
-            "`precision: fp16` with `cuda_graph: true` needs `optimizer: torch`, got",
+            "needs `optimizer: torch`",
         ),
-        (
-            {"checkpoint_every": 4},
-            "only with `checkpointing: every_k`, got `checkpoint_every: 4` with "
-            "`checkpointing: none`",
-        ),
-        (
-            {"checkpointing": "selective", "mode": "compiled_blocks"},
-            "selective` needs `mode: eager` or `mode: compiled`, got `mode: compiled_blocks`",
-        ),
+        ({"checkpoint_every": 4}, "only with `checkpointing: every_k`, got `checkpoint_every: 4`"),
+        ({"checkpointing": "selective", "mode": "compiled_blocks"}, "got `mode: compiled_blocks`"),
+        ({"checkpointing": "half_blocks", "mode": "compiled_blocks"}, "compiles whole blocks"),
     ],
 )
 def test_params_that_cannot_be(given, message):
     with pytest.raises(ValidationError, match=message):
-        params(**given)
+        Params.model_validate(TINY | given)
 
 
 def test_a_size_given_stands_instead_of_the_named_one():
