@@ -44,33 +44,12 @@ if torch.cuda.is_available():
 alias = attend
 """
 WRONG = [  # (source, name, kind, words of the error)
-    (
-        "import torch\nclass M(torch.nn.Module): ...",
-        "M",
-        "attention",
-        "must be a function that takes",
-    ),
+    ("import torch\nclass M(torch.nn.Module): ...", "M", "attention", "must be a function that"),
     ("def f(q, k, v, mask, causal): ...", "f", "attention", "must take (q, k, v, is_causal)"),
     ("def f(q, k, v, c, *, key): ...", "f", "attention", "must take (q, k, v, is_causal)"),
-    (
-        "import triton\n@triton.jit\ndef kernel(q, k, v, o): ...",
-        "kernel",
-        "attention",
-        "is a Triton kernel; name the function that launches it",
-    ),
-    (
-        "from torch.autograd import Function\nclass F(Function): ...",
-        "F",
-        "ddp",
-        "a DDP wrapper must be a class or function that takes (module",
-    ),
+    ("import triton\n@triton.jit\ndef g(q, k, v, o): ...", "g", "attention", "is a Triton kernel"),
     ("class W:\n  def __init__(self, module, a, b): ...", "W", "ddp", "must take (module, bucket"),
-    (
-        "class O:\n  def __init__(self, params): ...",
-        "O",
-        "optimizer",
-        "(params, optimizer_cls, **options)",
-    ),
+    ("class O:\n  def __init__(self, params): ...", "O", "optimizer", "optimizer_cls, **options)"),
     ("def f(q, k, v): ...", "g", "attention", "x.py has no 'g' (it defines f)"),
     ("\nfrom helper import missing\ndef f(q, k, v): ...", "f", "attention", "has no 'missing'"),
     ("from broken import x\ndef f(q, k, v): ...", "f", "attention", "broken.py:1: there is no"),
