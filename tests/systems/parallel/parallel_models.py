@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -151,11 +150,8 @@ def share_of_tolerance(model: nn.Module, reference: nn.Module, tolerance: float)
 
 
 def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
-    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(
-            p.detach(), q.detach(), atol=tolerance, rtol=tolerance,
-            msg=partial("{}: {}".format, name),
-        )  # fmt: skip
+    ours, theirs = (dict(m.named_parameters()) for m in (model, reference))
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 def assert_steps_never_wait(here: Any, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -66,15 +66,9 @@ def _step(here, wrapped, optimizer, name, step):
 def _assert_whole_is(wrapped, reference, tolerance):
     gathered = wrapped.gather_full_parameters().items()
     whole = {name.replace("_orig_mod.", ""): p for name, p in gathered}  # of compiled blocks
-    assert list(whole) == [n for n, _ in reference.named_parameters(remove_duplicate=False)]
-    for name, q in reference.named_parameters():
-        torch.testing.assert_close(
-            whole[name],
-            q.detach(),
-            atol=tolerance,
-            rtol=tolerance,
-            msg=lambda m, n=name: f"{n}: {m}",
-        )
+    expected = dict(reference.named_parameters(remove_duplicate=False))
+    assert list(whole) == list(expected)
+    torch.testing.assert_close(whole, expected, atol=tolerance, rtol=tolerance)
     assert_same_on_all_ranks(whole.values())
     keys = reference.load_state_dict(whole, strict=False)
     assert not keys.unexpected_keys and not keys.missing_keys
