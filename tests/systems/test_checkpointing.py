@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -53,18 +52,11 @@ def _step(model: TransformerLM) -> Tensor:
 
 def _calls(num_layers: int, policy: ApplyBlocks) -> list[int]:
     model = _model(num_layers, policy)
-    calls = [0] * num_layers
-
-    def count(i: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            calls[i] += 1
-
-        return hook
-
+    calls: Counter[int] = Counter()
     for i, block in enumerate(model.blocks):
-        block.register_forward_pre_hook(count(i))
+        block.register_forward_pre_hook(lambda *_, i=i: calls.update([i]))
     _step(model)
-    return calls
+    return [calls[i] for i in range(num_layers)]
 
 
 def _policies(num_layers: int) -> dict[str, ApplyBlocks]:

@@ -36,20 +36,21 @@ def _tokens(vocab_size: int, *shape: int) -> Tensor:
     return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(1))
 
 
-def _own_weights(model: TransformerLM, sizes: tuple[int, ...]) -> dict[str, Tensor]:
+def _parts(name: str) -> list[str]:
+    """Return the names of the matrices that are stacked in a weight."""
+    for end, parts in (("qkv.weight", ["q", "k", "v"]), ("gate_up.weight", ["gate", "up"])):
+        if name.endswith(end):
+            return [name.removesuffix(end) + part for part in parts]
+    return [name.removesuffix(".weight")]
+
+
+def _own_weights(model: TransformerLM) -> dict[str, Tensor]:
     """Return trainable copies of the model's weights, with q, k, v, gate and up split."""
-    d, ff = sizes[2], sizes[5]
-    weights: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        stem = name.removesuffix("qkv.weight").removesuffix("gate_up.weight")
-        if name.endswith("qkv.weight"):
-            parts = {stem + part: value[i * d : (i + 1) * d] for i, part in enumerate("qkv")}
-        elif name.endswith("gate_up.weight"):
-            parts = {stem + "gate": value[:ff], stem + "up": value[ff:]}
-        else:
-            parts = {name.removesuffix(".weight"): value}
-        weights |= {part: copy.clone().requires_grad_() for part, copy in parts.items()}
-    return weights
+    return {
+        part: matrix.clone().requires_grad_()
+        for name, value in model.state_dict().items()
+        for part, matrix in zip(_parts(name), value.chunk(len(_parts(name))), strict=True)
+    }
 
 
 def _norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def _error(given: Tensor, exact: Tensor) -> float:
 def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, shorter):
     seq_len = max(1, sizes[1] - shorter)
     model = _model(*sizes, dtype=dtype)
-    weights = _own_weights(model, sizes)
+    weights = _own_weights(model)
     tokens = _tokens(sizes[0], 2, seq_len)
     logits, exact = model(tokens), _composed(weights, sizes, tokens)
     assert logits.dtype == dtype and logits.shape == (2, seq_len, sizes[0])
@@ -118,9 +119,7 @@ def test_outputs_and_every_gradient_are_those_of_torchs_own_parts(sizes, dtype, 
     logits.backward(upstream)
     exact.backward(upstream)
     for name, parameter in model.named_parameters():
-        stem = name.removesuffix("qkv.weight").removesuffix("gate_up.weight")
-        parts = ("q", "k", "v") if name.endswith("qkv.weight") else ("gate", "up")
-        names = [name.removesuffix(".weight")] if stem == name else [stem + part for part in parts]
+        names = _parts(name)
         assert parameter.grad is not None
         chunks = parameter.grad.chunk(len(names))
         # The gradient of a part may be zero except for rounding (q and k of a single token). So

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch.nn.parallel import DistributedDataParallel
 
 from systems import accounting
-from systems.benchmark import WrongOutput
+from systems.benchmark import ROUND, WrongOutput
 from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import BUCKETED, Params, compared_with_alone, measure, predict
 from systems.check.parallel_training import TOLERANCE, check_parallel
@@ -32,7 +32,6 @@ from systems.training.parallel_timing import (
     step_facts,
 )
 from systems.training.parallel_training import ParallelTraining, rank_batch
-from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_gpus, two_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
@@ -84,7 +83,8 @@ def master_weights_are_checked(here: RankContext, strategy: str, right: bool) ->
 
 def only_one_training_is_left(here: RankContext) -> None:
     """So the peak memory of a step has nothing of the training without communication."""
-    with in_round(check=False):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ROUND, '{"check": false}')
         training = ParallelTraining(on(here, "naive"), here.device, here.rank, NaiveDDP)
         compared_with_alone(on(here, "naive"), training)
     gc.collect()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from systems.benchmark import ROUND
 from systems.benchmarks import data_parallel, fsdp, sharded_optimizer
-from tests.systems.benchmarks.in_round import in_round
 from tests.systems.parallel.ranks import RankContext, two_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
@@ -22,7 +22,8 @@ FIRST_ROUND = {"error", "model", "gathers", "profiled_exposed_ms"}
 def is_only_timed(here: RankContext, strategy: str) -> None:
     benchmark, timed, fact = BENCHMARKS[strategy]
     params = benchmark.Params(**PARALLEL, strategy=strategy, backend=here.backend)
-    with in_round(check=False):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ROUND, '{"check": false}')
         measured = benchmark.measure(params, here.device)
     facts = measured["facts"]
     assert measured["samples_ms"].keys() == timed and facts.keys().isdisjoint(FIRST_ROUND)

@@ -126,7 +126,10 @@ def test_a_part_of_a_step_moves_no_weight(passes):
 
 @no_gpu
 def test_the_first_weights_are_the_same_for_every_precision():
-    weights = {precision: _first(precision) for precision in ON_CPU}
+    weights = {
+        precision: make_training(params(precision=precision), CPU).model.state_dict()
+        for precision in ON_CPU
+    }
     for precision, mine in weights.items():
         for name, weight in mine.items():
             exact = weights["fp32"][name]
@@ -135,10 +138,6 @@ def test_the_first_weights_are_the_same_for_every_precision():
     other = make_training(params(seed=1), CPU)
     assert not torch.equal(other.tokens, make_training(params(), CPU).tokens)
     assert not torch.equal(other.model.output_head.weight, weights["fp32"]["output_head.weight"])
-
-
-def _first(precision: str) -> dict[str, Tensor]:
-    return make_training(params(precision=precision), CPU).model.state_dict()
 
 
 # ---- rejected parameters -------------------------------------------------------------------------
