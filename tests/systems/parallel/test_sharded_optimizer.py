@@ -6,6 +6,7 @@ A function whose first argument is a `RankContext` is a case: every rank runs it
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -127,12 +128,7 @@ def few_parameters_and_one_more_group(here: RankContext) -> None:
     assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
 
 
-def strided_parameters_of_several_dtypes(here: RankContext) -> None:
-    for peer_memory in (False, True):
-        strided_parameters(here, peer_memory)
-
-
-def strided_parameters(here: RankContext, peer_memory: bool) -> None:
+def strided_parameters(here: RankContext, peer_memory: bool = False) -> None:
     """Parameters are strided, of mixed dtypes, and saved."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
@@ -248,7 +244,8 @@ def test_four_ranks_train_as_one_process(ranks):
     [
         resharded,
         few_parameters_and_one_more_group,
-        strided_parameters_of_several_dtypes,
+        strided_parameters,
+        pytest.param(partial(strided_parameters, peer_memory=True), id="strided_in_peer_memory"),
         closures_and_arguments,
         what_is_refused,
     ],
