@@ -143,28 +143,25 @@ def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> 
         assert words in "\n".join(found.wrong), found
 
 
+RIGHT = {
+    "Right": "ddp",
+    "get_ddp": "ddp",
+    "Buckets": "ddp",
+    f"{HOOKS}:get_ddp": "ddp",
+    f"{HOOKS}:get_ddp_individual_parameters": "ddp",
+    f"{HOOKS}:get_ddp_bucketed": "ddp",
+    f"{HOOKS}:get_fsdp": "fsdp",
+    f"{HOOKS}:get_sharded_optimizer": "optimizer",
+}
+
+
 @on_a_cpu
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Right", "ddp"),
-        pytest.param("get_ddp", "ddp", marks=pytest.mark.slow),
-        pytest.param("Buckets", "ddp", marks=pytest.mark.slow),
-        *(
-            pytest.param(f"{HOOKS}:{hook}", kind, marks=pytest.mark.slow)
-            for hook, kind in (
-                ("get_ddp", "ddp"),
-                ("get_ddp_individual_parameters", "ddp"),
-                ("get_ddp_bucketed", "ddp"),
-                ("get_fsdp", "fsdp"),
-                ("get_sharded_optimizer", "optimizer"),
-            )
-        ),
-    ],
+    "name", [x if x == "Right" else pytest.param(x, marks=pytest.mark.slow) for x in RIGHT]
 )
-def test_what_is_right_passes(ranks, own: Path, name: str, kind: str) -> None:
+def test_what_is_right_passes(ranks, own: Path, name: str) -> None:
     reference = f"{ROOT}/{name}" if ":" in name else f"{own}:{name}"
-    ranks.assert_passes(finds_it_right, reference, kind, repeats=1)
+    ranks.assert_passes(finds_it_right, reference, RIGHT[name], repeats=1)
 
 
 @on_a_cpu
