@@ -5,8 +5,10 @@ tests/jobs/bad_input has the errors of references that a command tells.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -96,8 +98,6 @@ def test_a_wrong_source_is_refused(
 
 
 def test_a_change_of_the_file_is_seen(folder: Path) -> None:
-    import os
-
     path = folder / "x.py"
     path.write_text("def f(q): ...")
     with pytest.raises(BadReference):
@@ -146,8 +146,6 @@ def test_a_submission_checks_it_without_torch(folder: Path) -> None:
 
 def test_an_extension_module_is_importable(folder: Path) -> None:
     """Compiled modules, and those that are built into Python, have no source file."""
-    from importlib.machinery import EXTENSION_SUFFIXES
-
     (folder / f"compiled{EXTENSION_SUFFIXES[0]}").touch()
     (folder / "x.py").write_text("import compiled, yaml._yaml, _cffi_backend_or_none as x\n")
     with pytest.raises(BadReference, match="no module '_cffi_backend_or_none'"):

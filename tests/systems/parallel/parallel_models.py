@@ -85,13 +85,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "toy": Toy,
     "tied": Tied,
     "transformer": transformer,
+    "mixed": Mixed,
 }
 
 
 def build(name: str, seed: int, device: torch.device) -> nn.Module:
     torch.manual_seed(seed)
-    model = {**MODELS, "mixed": Mixed}[name]()
-    return model.to(device)
+    return MODELS[name]().to(device)
 
 
 def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
