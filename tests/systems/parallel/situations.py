@@ -455,15 +455,14 @@ def gradients_edited_by_a_hook(run: Run, first: bool = False) -> None:
         assert parameter.grad is not None
         parameter.grad.mul_(0.5)
 
-    def build() -> nn.Module:
-        net = Net()
-        for parameter in net.parameters() if first and not run.alone else ():
+    def hooked(model: nn.Module) -> nn.Module:
+        for parameter in () if run.alone else model.parameters():
             parameter.register_post_accumulate_grad_hook(halve)
-        return net
+        return model
 
-    run.make(build)
-    for parameter in [] if first or run.alone else list(run.model.parameters()):
-        parameter.register_post_accumulate_grad_hook(halve)
+    run.make(lambda: hooked(Net()) if first else Net())
+    if not first:
+        hooked(run.model)
     for step in range(2):
         run.zero_grad()
         run.backward(step, scale=0.5 if run.alone else 1.0)
