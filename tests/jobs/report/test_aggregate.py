@@ -151,21 +151,23 @@ def test_skipped_lines_are_told_on_stderr(special: ResultsFolder) -> None:
     assert "2.500 (1 of 2 repeats; missing)" in out
 
 
-def test_a_table_without_runs_says_so(folder: ResultsFolder) -> None:
-    text = TOY + "fixed: {size: 1}\ntables: [{name: t, where: size > 5}]\n"
-    folder.submit(text, ok(1.0))
-    code, out, err = cli(folder.path)
-    assert (code, out) == (0, "")
-    assert "table t is empty: no run satisfies the condition 'size > 5'" in err
-
-
-def test_a_table_of_what_no_run_measured_is_a_note(folder: ResultsFolder) -> None:
-    text = TOY + "fixed: {size: 1}\ntables: [{name: t, value: fact.nothing}, {name: times}]\n"
+def test_what_tables_cannot_show_is_told(folder: ResultsFolder) -> None:
+    text = """\
+        name: toy
+        benchmark: tests.benchmarks.toy
+        fixed: {size: 1}
+        tables:
+          - {name: empty, where: size > 5}
+          - {name: unmeasured, value: fact.nothing}
+          - {name: phases, phase: [forwrd, forward]}
+        """
     folder.submit(text, ok(1.0))
     code, out, err = cli(folder.path)
     assert (code, out.count("###")) == (0, 1)
-    assert "table t " in err
-    assert "–" in cli(folder.path, "--table", "t")[1]
+    assert "note: table empty is empty: no run satisfies the condition 'size > 5'\n" in err
+    assert "note: table unmeasured is left out: " in err
+    assert "note: table phases: no run has phase 'forwrd'; did you mean 'forward'?" in err
+    assert "–" in cli(folder.path, "--table", "unmeasured")[1]
 
 
 def test_tables_of_some_runs(folder: ResultsFolder) -> None:
@@ -214,14 +216,6 @@ def test_views_may_name_parameters_that_are_younger_than_all_runs(
     write(tmp_path, views.replace("rows: [NAME]", "where: width > 1"), "younger.yaml")
     code, _, err = cli(folder.path, "--views", path)
     assert code == 2 and "table t: where: 'width > 1': 'width' is not a parameter" in err
-
-
-def test_a_phase_that_nothing_measured_is_told(folder: ResultsFolder) -> None:
-    text = TOY + "fixed: {size: 1}\ntables: [{name: t, phase: [forwrd, forward]}]\n"
-    folder.submit(text, ok(1.0))
-    code, _, err = cli(folder.path)
-    assert code == 0
-    assert "note: table t: no run has phase 'forwrd'; did you mean 'forward'?" in err
 
 
 def test_a_heading_is_one_line_in_every_format(folder: ResultsFolder) -> None:

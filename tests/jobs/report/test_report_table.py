@@ -135,20 +135,6 @@ def test_repeats_are_one_cell_that_says_how_many_count(folder: ResultsFolder) ->
     assert by_repeat[1] == {"size": "2", "0": "1.000", "1": "timeout", "2": "missing"}
 
 
-def test_the_latest_ok_attempt_counts_else_the_latest(folder: ResultsFolder) -> None:
-    fates: list[list[Outcome]] = [
-        [ok(1.0), failed("error"), failed("killed")],
-        [ok(1.0), ok(5.0), None],
-        [failed("error"), failed("oom", memory="host"), failed("timeout")],
-    ]
-    for turn in range(3):
-        folder.submit(
-            TOY + "grid: {size: [1, 2, 3]}\n",
-            lambda params, repeat, turn=turn: fates[params["size"] - 1][turn],
-        )
-    assert [row["time"] for row in table(folder, rows=["size"])] == ["1.000", "5.000", "timeout"]
-
-
 def test_each_kind_of_device_has_its_own_cells(folder: ResultsFolder) -> None:
     sweep = TOY + "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
     folder.submit(sweep, lambda params, repeat: ok(1.0 * params["size"]), H200)
@@ -270,6 +256,24 @@ def test_phases_are_columns_unless_the_table_names_one(folder: ResultsFolder) ->
     ]  # fmt: skip
 
 
+def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
+    folder: ResultsFolder,
+) -> None:
+    grid = "fixed: {size: 2}\ngrid: {mode: [fast], causal: [true, false], window: [null, 1]}\n"
+    folder.submit(TOY + grid, ok(1.0))
+    columns = {"columns": ["mode", "causal", "window"], "baseline": {"causal": False}}
+    (row,) = table(folder, rows=["size"], **columns)
+    assert list(row) == [
+        "size",
+        "fast causal=true window=null",
+        "fast causal=true window=null vs causal=false",
+        "fast causal=true 1",
+        "fast causal=true 1 vs causal=false",
+        "fast causal=false window=null",
+        "fast causal=false 1",
+    ]
+
+
 # ---- property ------------------------------------------------------------------------------------
 
 
@@ -292,21 +296,3 @@ def test_no_number_is_lost_whatever_the_others_do(
     for row in table(folder, rows=["size"], columns=["mode"], **baseline):
         for mode in ("fast", "exact"):
             assert row[mode] == fate(int(row["size"]), mode)[1]
-
-
-def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
-    folder: ResultsFolder,
-) -> None:
-    grid = "fixed: {size: 2}\ngrid: {mode: [fast], causal: [true, false], window: [null, 1]}\n"
-    folder.submit(TOY + grid, ok(1.0))
-    columns = {"columns": ["mode", "causal", "window"], "baseline": {"causal": False}}
-    (row,) = table(folder, rows=["size"], **columns)
-    assert list(row) == [
-        "size",
-        "fast causal=true window=null",
-        "fast causal=true window=null vs causal=false",
-        "fast causal=true 1",
-        "fast causal=true 1 vs causal=false",
-        "fast causal=false window=null",
-        "fast causal=false 1",
-    ]
