@@ -17,28 +17,30 @@ from jobs.status import JobState, Status
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, ok, record
 
 HOUR = 3600
-TWO_GPUS = Shape(nodes=2, gpus_per_node=1)
-Observe = Callable[..., Observation]
+HoursOf = Callable[..., Hours]
 
 
-def sweep_run(index: int, shape: Shape = TWO_GPUS, version: int = 1) -> Run:
+def sweep_run(index: int, version: int = 1) -> Run:
+    shape = Shape(nodes=2, gpus_per_node=1)
     return Run(f"{index:016x}", "toy", version, {"size": index}, shape, 60.0)
 
 
+RUN = sweep_run(1)
+
+
 @pytest.fixture
-def observe(folder: ResultsFolder) -> Observe:
-    """Return a function that makes a folder of one submission with one job from its records."""
+def hours_of(folder: ResultsFolder) -> HoursOf:
+    """Return a function that gives the hours of a folder with one job, from its records."""
     submitted = folder.submit(TOY + "fixed: {size: 1}\n", None)
 
-    def made(
-        records: list[Record], runs: list[Run], live: bool = False, hidden: str = ""
-    ) -> Observation:
+    def made(records: list[Record], *runs: Run, live: bool = False, hidden: str = "") -> Hours:
         by_id = {run.id: run for run in runs}
         tasks = dict.fromkeys((r.run, r.repeat) for r in records)
         shown = [TaskState(by_id[r], n, Status.ok) for r, n in tasks if r != hidden]
         manifest = replace(submitted, id="before", runs=by_id)
-        state = JobState(Status.running if live else Status.missing, "")
-        return Observation(folder.path, [manifest], records, [], shown, [], {"before": {0: state}})
+        states = {"before": {0: JobState(Status.running if live else Status.missing, "")}}
+        (row,) = hours(Observation(folder.path, [manifest], records, [], shown, [], states))
+        return row
 
     return made
 
@@ -59,19 +61,14 @@ def attempt(
     return made.model_copy(update=times | changes)
 
 
-def only(rows: list[Hours]) -> Hours:
-    (row,) = rows
-    return row
-
-
-def test_stages_and_waste_add_up(observe: Observe) -> None:
-    first, second = sweep_run(1), sweep_run(2)
+def test_stages_and_waste_add_up(hours_of: HoursOf) -> None:
+    second = sweep_run(2)
     records = [
-        attempt(first, failed("error"), 1, 2, (0.5, 1, None, 1)),
-        attempt(first, ok(1.0), 4, 8, (0.5, 1, 2, 4), attempt=2),
+        attempt(RUN, failed("error"), 1, 2, (0.5, 1, None, 1)),
+        attempt(RUN, ok(1.0), 4, 8, (0.5, 1, 2, 4), attempt=2),
         attempt(second, ok(1.0), 12, 1, (0.5, 0.25, None, 0.5)),
     ]
-    row = only(hours(observe(records, [first, second])))
+    row = hours_of(records, RUN, second)
     assert (row.sweep, len(row.runs), row.attempts) == ("toy", 2, 3)
     assert row.queued == pytest.approx(0.5)  # of the job, not of each record
     assert row.wall == pytest.approx(11)
@@ -81,14 +78,13 @@ def test_stages_and_waste_add_up(observe: Observe) -> None:
     assert sum(row.gpu.values()) == pytest.approx(2 * row.wall)
 
 
-def test_a_job_that_was_started_again_waited_until_its_first_start(observe: Observe) -> None:
-    run = sweep_run(1)
+def test_a_job_that_was_started_again_waited_until_its_first_start(hours_of: HoursOf) -> None:
     records = [
-        attempt(run, failed("preempted"), 1, 1, (0.5, None, None, None)),
-        attempt(run, ok(1.0), 8, 1, (7.5, None, None, None), attempt=2),
-        attempt(run, ok(1.0), 9, 1, (0.25, None, None, None), repeat=1, job=1),
+        attempt(RUN, failed("preempted"), 1, 1, (0.5, None, None, None)),
+        attempt(RUN, ok(1.0), 8, 1, (7.5, None, None, None), attempt=2),
+        attempt(RUN, ok(1.0), 9, 1, (0.25, None, None, None), repeat=1, job=1),
     ]
-    assert only(hours(observe(records, [run]))).queued == pytest.approx(0.75)
+    assert hours_of(records, RUN).queued == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -102,34 +98,32 @@ def test_a_job_that_was_started_again_waited_until_its_first_start(observe: Obse
     ],
 )
 def test_which_attempts_are_wasted(
-    observe: Observe, outcomes: list[dict[str, Any]], wasted: list[int]
+    hours_of: HoursOf, outcomes: list[dict[str, Any]], wasted: list[int]
 ) -> None:
-    run = sweep_run(1)
-    records = [attempt(run, o, n, 2.0**n, attempt=n + 1) for n, o in enumerate(outcomes)]
-    row = only(hours(observe(records, [run])))
+    records = [attempt(RUN, o, n, 2.0**n, attempt=n + 1) for n, o in enumerate(outcomes)]
+    row = hours_of(records, RUN)
     assert row.gpu["wasted"] == pytest.approx(sum(2 * 2.0**n for n in wasted))
 
 
-def test_results_of_another_device_are_not_wasted(observe: Observe) -> None:
-    run = sweep_run(1)
-    records = [attempt(run, ok(1.0), n, 1, device=name) for n, name in enumerate(("H100", "H200"))]
-    assert only(hours(observe(records, [run]))).gpu["wasted"] == 0
+def test_results_of_another_device_are_not_wasted(hours_of: HoursOf) -> None:
+    records = [attempt(RUN, ok(1.0), n, 1, device=name) for n, name in enumerate(("H100", "H200"))]
+    assert hours_of(records, RUN).gpu["wasted"] == 0
 
 
-def test_outdated_versions_are_wasted(observe: Observe) -> None:
-    old, new = sweep_run(1), sweep_run(2, version=2)
-    records = [attempt(old, ok(1.0), 0, 1), attempt(new, ok(1.0), 1, 1)]
-    assert only(hours(observe(records, [old, new], hidden=old.id))).gpu["wasted"] == 2
+def test_outdated_versions_are_wasted(hours_of: HoursOf) -> None:
+    new = sweep_run(2, version=2)
+    records = [attempt(RUN, ok(1.0), 0, 1), attempt(new, ok(1.0), 1, 1)]
+    assert hours_of(records, RUN, new, hidden=RUN.id).gpu["wasted"] == 2
 
 
-def round_of(run: Run, execution: str, count: int, start: float) -> list[Record]:
+def round_of(execution: str, count: int, start: float) -> list[Record]:
     """Return the first `count` attempts of a round with two attempts. Each takes an hour."""
     made = []
     for position in range(count):
         place = BlockPlace(
             id="b" * 12, round=0, execution=execution, position=position, size=2, baseline=True
         )
-        made.append(attempt(run, ok(1.0), start + position, 1, repeat=position, block=place))
+        made.append(attempt(RUN, ok(1.0), start + position, 1, repeat=position, block=place))
     return made
 
 
@@ -144,27 +138,19 @@ def round_of(run: Run, execution: str, count: int, start: float) -> list[Record]
         ((1, 1), True, 2),
     ],
 )
-def test_rounds(observe: Observe, counts: tuple[int, ...], live: bool, wasted: float) -> None:
-    run = sweep_run(1)
+def test_rounds(hours_of: HoursOf, counts: tuple[int, ...], live: bool, wasted: float) -> None:
     records = [
         one
         for number, count in enumerate(counts)
-        for one in round_of(run, f"e{number}", count, 10 * number)
+        for one in round_of(f"e{number}", count, 10 * number)
     ]
-    assert only(hours(observe(records, [run], live))).gpu["wasted"] == pytest.approx(wasted)
+    assert hours_of(records, RUN, live=live).gpu["wasted"] == pytest.approx(wasted)
     place = place_of(records[0]).model_copy(update={"trial": True, "execution": "t"})
     records.insert(0, records[0].model_copy(update={"block": place}))
     wasted += 2 * (wasted == 2 * sum(counts))  # a trial is wasted if no round after it counts
-    assert only(hours(observe(records, [run], live))).gpu["wasted"] == pytest.approx(wasted)
-
-
-def test_runs_without_gpus_have_only_wall_hours(observe: Observe) -> None:
-    run = sweep_run(1, Shape())
-    row = only(hours(observe([attempt(run, ok(1.0), 0, 3)], [run])))
-    assert not row.uses_gpus and row.wall == pytest.approx(3)
+    assert hours_of(records, RUN, live=live).gpu["wasted"] == pytest.approx(wasted)
 
 
 def test_attempts_without_a_record_are_counted() -> None:
-    run = sweep_run(1)
-    records = [attempt(run, ok(1.0), 0, 1, attempt=3), attempt(run, ok(1.0), 1, 1, repeat=1)]
+    records = [attempt(RUN, ok(1.0), 0, 1, attempt=3), attempt(RUN, ok(1.0), 1, 1, repeat=1)]
     assert lost_attempts(records) == 2  # attempts 1 and 2 of the first repeat
