@@ -1,4 +1,4 @@
-"""What tests of `jobs.report.load` share: checks of a frame, and texts that are hard to write."""
+"""What tests of `jobs.report.load` share: checks of a frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from jobs.report import load
 from jobs.sweep.views import FACT
 
 SIZES = "grid: {size: [1, 2, 3]}\n"
-HOSTILE = ["a,b", 'c"d', "e\nf", "g\rh", "=1+1", "'", "NA", "nan", "ß€\u2028", "x\0y", "-2", "\t"]
 
 
 def single(frame: pd.DataFrame, **values: Any) -> pd.Series[Any]:

@@ -92,6 +92,7 @@ def test_share_of_the_peak_is_known_only_for_known_hardware(folder: ResultsFolde
         ({"value": "tflops", "statistic": "max"}, "2.000"),
         ({"value": "bandwidth", "statistic": "min"}, "0.2000"),
         ({"value": "bus_bandwidth"}, "–"),
+        ({"value": "tokens_per_second"}, "256000"),  # 512 of a sample, by its time
         ({"value": "peak_memory"}, "1.500"),
         ({"value": "peak_memory", "unit": "MB"}, "1611"),
         ({"value": "fact.error"}, "0.2500"),
@@ -112,6 +113,7 @@ def test_values_units_and_statistics(tmp_path: Path, view: dict[str, Any], text:
         1.0, 2.0, 2.0, 5.0,
         flops={"forward": 2e9},
         bytes={"forward": 1e6},
+        tokens={"forward": 512},
         peak_memory_bytes={"forward": int(1.5 * GIB)},
         facts={
             "error": 0.25,
@@ -128,12 +130,6 @@ def test_values_units_and_statistics(tmp_path: Path, view: dict[str, Any], text:
 def test_a_time_of_zero_is_no_rate(tmp_path: Path) -> None:
     outcome = ok(0.0, 1.0, flops={"forward": 1e9})
     assert one_value(tmp_path, outcome, value="tflops") == "–"
-
-
-def test_tokens_per_second_are_what_one_sample_goes_through_by_its_time(tmp_path: Path) -> None:
-    outcome = ok(2.0, 4.0, 8.0, phase="train_step", tokens={"train_step": 512})
-    assert one_value(tmp_path, outcome, value="tokens_per_second") == "128000"
-    assert one_value(tmp_path, ok(2.0), value="tokens_per_second") == "–"
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ TWO = TOY + "grid: {size: [1, 2]}\n"
 GPUS = TWO + "resources: {gpus_per_node: 1}\n"
 
 
-def at(commit: str | None, outcome: Outcome, dirty: Any = False, **more: Any) -> Outcome:
+def at(commit: str, dirty: bool = False, diff: str = "", **more: Any) -> Outcome:
     """Return an outcome whose record has a commit of this project."""
-    git = {"commit": commit, "dirty": dirty} | {k: more.pop(k) for k in ("diff",) if k in more}
-    return (outcome or {}) | {"environment": {"git": git} | more}
+    git = {"commit": commit, "dirty": dirty, "diff": diff}
+    return ok(1.0) | {"environment": {"git": git} | more}
 
 
 def external(name: str, commit: str | None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def test_the_gpus_of_a_record(folder: ResultsFolder) -> None:
 
 
 def test_a_plot_of_several_commits_says_so(folder: ResultsFolder) -> None:
-    folder.submit(TWO, lambda params, _: at(NEW if params["size"] == 1 else OLD, ok(1.0)))
+    folder.submit(TWO, lambda params, _: at(NEW if params["size"] == 1 else OLD))
     seen = observe(folder.path)
     figure = plot_figure(select(seen, Plot(name="p", x="size"), list_results(seen)), "p")
     assert figure is not None
@@ -94,12 +94,12 @@ def test_a_table_names_its_commits_and_versions(folder: ResultsFolder) -> None:
         {"dirty": True, "diff": "1" * 16, "loaded": {"torch": "2.11.0+cu130"}},
         {"dirty": True, "diff": "2" * 16, "loaded": {"torch": "2.14.1", "untested": "torch 2.14"}},
         {"code": [external("m:F", OLD)]},
-        {"dirty": False, "loaded": {}},
+        {"loaded": {}},
         {"code": [external("in_this_project:F", NEW)]},
     ]
     folder.submit(
         TOY + "grid: {size: [1, 2, 3, 4, 5]}\n",
-        lambda params, _: at(NEW, ok(1.0), **states[params["size"] - 1]),
+        lambda params, _: at(NEW, **states[params["size"] - 1]),
     )
     (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
     assert note == (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any
 
 import pytest
 
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok, report_table
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok, report_table
 
 GRID = "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
 
@@ -28,17 +27,10 @@ def three(folder: ResultsFolder) -> ResultsFolder:
     gpu = {"gpus": [{"uuid": "GPU-0123abcd-4567"}]}
     git = {"commit": "4bb999b0123", "dirty": False}
     environment = {"host": "node7", "git": git, "loaded": {"triton": "3.6.0"}}
+    one = load(folder.path.parent, sweep, filter="size == 1")
     folder.submit(sweep, ok(1.0, 3.0, 2.0) | gpu, H200)
-    folder.submit(
-        sweep,
-        lambda params, repeat: (
-            ok(5.0) | gpu | {"environment": environment} if params["size"] == 1 else None
-        ),
-        H200,
-    )
-    folder.submit(
-        sweep, lambda params, repeat: failed("error") if params["size"] == 1 else None, H200
-    )
+    folder.submit(one, ok(5.0) | gpu | {"environment": environment}, H200)
+    folder.submit(one, failed("error"), H200)
     return folder
 
 
@@ -76,23 +68,13 @@ def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) 
 def test_attempts_in_rounds_have_the_reasons_of_rounds(folder: ResultsFolder) -> None:
     blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
     grid = "grid: {size: [1], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
-    alone = ok(1.0) | {"source_hash": "new"}
-    folder.submit(TOY + grid, alone, H200)
+    old, new = (ok(2.0) | {"source_hash": code} for code in ("old", "new"))
+    folder.submit(TOY + grid, new, H200)
     sweep = TOY + grid + blocks
-
-    def code(name: str) -> Any:
-        return lambda params, repeat: ok(2.0) | {"source_hash": name}
-
-    folder.submit_rounds(sweep, code("old"))
-    folder.submit_rounds(sweep, code("new"), rounds=[0])
-    folder.submit_rounds(sweep, code("new"), rounds=[0])
-    folder.submit_rounds(
-        sweep,
-        lambda params, repeat: (
-            ok(2.0) | {"source_hash": "new"} if params["mode"] == "exact" else None
-        ),
-        rounds=[1],
-    )
+    folder.submit_rounds(sweep, old)
+    folder.submit_rounds(sweep, new, rounds=[0])
+    folder.submit_rounds(sweep, new, rounds=[0])
+    folder.submit_rounds(sweep, lambda p, _: new if p["mode"] == "exact" else None, rounds=[1])
     rows = listed(folder, "--where", "mode == exact")
     assert [(row["round"], row["shown"], row["why"]) for row in rows] == [
         ("", "no", "not measured in a block"),
