@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import errno
 import math
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from jobs.errors import CommandError
 from jobs.processes import ProcessHandle
 from jobs.report.compare_text import markdown_comparison
 from jobs.results import unwritable
 from jobs.results.manifest import write_handles
 from tests.jobs.compared_folders import Fate, Pair, only
 from tests.jobs.harness import call
-from tests.jobs.results_folder import H200, TOY, Outcome, failed, load, ok
+from tests.jobs.results_folder import CPU, H200, TOY, Outcome, failed, load, ok
 
 ONE = "grid: {size: [1]}\n"
 REPEATED = ONE + "repeats: 3\n"
@@ -276,3 +279,50 @@ def test_runs_without_a_device_have_that_of_the_other_folder(tmp_path: Path) -> 
     unsupported = failed("unsupported")
     pair.fill(lambda p, _: unsupported if p["size"] == 3 else None, ok(1.0), (H200, H200))
     assert [(c.device, c.verdict) for c in pair.compared().cells] == [(H200, "fixed")] * 3
+
+
+def test_other_kinds_of_device_are_not_compared(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, ONE)
+    pair.fill(ok(1.0), ok(9.0), (CPU, "cpu: another"))
+    with pytest.raises(
+        CommandError, match=r"same kind of device: got cpu: Test.* and cpu: another"
+    ):
+        pair.compared()
+
+
+def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, ONE)
+    pair.fill(ok(1.0), None)
+    for order in ((pair.before, pair.after), (pair.after, pair.before)):
+        done = call("aggregate", "compare", *(folder.path for folder in order))
+        assert (done.returncode, "after has no records" in done.stderr) == (2, True), done.stdout
+    alone = call("aggregate", "compare", pair.after.path)
+    assert (alone.returncode, "has no records" in alone.stderr) == (2, True)
+
+
+def calls(folder: Path, count: int) -> int:
+    """Compare two folders with `count` runs, and return how many calls that makes: without noise.
+
+    Each run has 100 samples in three phases.
+    """
+    folder.mkdir()
+    pair, draw = Pair(folder, f"grid: {{size: {list(range(1, count + 1))}}}\n"), random.Random(0)
+
+    def outcome(*_: object) -> dict[str, Any]:
+        phases = ("forward", "backward", "forward_backward")
+        samples = {phase: [draw.gauss(1, 0.05) for _ in range(100)] for phase in phases}
+        return {"status": "ok", "measurements": {"samples_ms": samples}}
+
+    pair.fill(outcome, outcome)
+    profile = cProfile.Profile()
+    found = profile.runcall(pair.compared)
+    profile.runcall(markdown_comparison, found, every=False)
+    assert len(found.cells) == 3 * count
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+@pytest.mark.slow
+def test_work_of_a_comparison_is_proportional_to_its_runs(tmp_path: Path) -> None:
+    """Comparing makes 1,500 calls a run with three cells, and reading the two folders 460."""
+    few, many = (calls(tmp_path / str(count), count) for count in (100, 1000))
+    assert many < 12 * few
