@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from jobs.writeup.answer import Answer
-from jobs.writeup.assemble import make_document
-from jobs.writeup.problem import Exhibit, Part, Problem
-from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import GIB, TOY, Outcome, ResultsFolder, failed, ok
+from tests.jobs.writeup.test_document import answer_of
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
 
@@ -39,18 +36,8 @@ def folder(folder: ResultsFolder) -> ResultsFolder:
     return folder
 
 
-def answer(folder: ResultsFolder, text: str) -> Answer:
-    studies, _ = read_studies([folder.path])
-    part = Part(question="?", answer=text, show=[Exhibit(table="toy")])
-    document = make_document(
-        [Problem(id="p", title="t", sweep="toy", parts=[part])], studies, [], []
-    )
-    (view,) = document.problems[0].parts[0].views
-    return view.answer
-
-
 def render(folder: ResultsFolder, text: str) -> str:
-    found = answer(folder, text)
+    found = answer_of(text, folder)
     assert not found.problem
     return without_marks(found.text)
 
@@ -157,4 +144,4 @@ def test_repeats_are_one_run(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_named(folder: ResultsFolder, text: str, words: str) -> None:
-    assert words in answer(folder, text).problem
+    assert words in answer_of(text, folder).problem

@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from jobs.sweep.load import load_sweep
-from jobs.writeup.assemble import make_document
 from jobs.writeup.cells import cells_on
 from jobs.writeup.document import State
-from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
 from tests.jobs.harness import ROOT
 from tests.jobs.results_folder import H200, Outcome, ResultsFolder, failed, ok
+from tests.jobs.writeup.test_document import part_of
 
 ANSWER = '{{ value("time", "forward", size="small", warmup_steps=5) | n }} ms'
 
 
-def submitted(folder: ResultsFolder, outcome_of: Any, sweep: str = "warmup") -> None:
-    folder.submit(load_sweep(ROOT / "sweeps" / f"{sweep}.yaml"), outcome_of, H200)
+def submitted(folder: ResultsFolder, outcome_of: Any) -> None:
+    folder.submit(load_sweep(ROOT / "sweeps" / "warmup.yaml"), outcome_of, H200)
 
 
 def partly(params: dict[str, Any], repeat: int) -> Outcome:
@@ -35,12 +34,8 @@ def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> N
     submitted(folder, partly)
     studies, _ = read_studies([folder.path])
     cells = cells_on(studies[H200]["warmup"], "benchmark == train_step")
-    assert [len(ids) for ids in (cells.asked, cells.missing, cells.few, cells.stale)] == [
-        20,
-        4,
-        4,
-        4,
-    ]
+    counts = map(len, (cells.asked, cells.missing, cells.few, cells.stale))
+    assert tuple(counts) == (20, 4, 4, 4)
     assert {cells.asked[id].params["size"] for id in cells.missing} == {"2.7b"}
     assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
     assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
@@ -52,15 +47,12 @@ def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> N
 
 def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> None:
     def state(filter: str) -> State:
-        part = Part(question="?", answer=ANSWER, filter=filter)
-        problem = Problem(id="one", title="One", sweep="warmup", parts=[part])
-        studies, notes = read_studies([folder.path])
-        return make_document([problem], studies, [], notes).problems[0].state
+        return part_of(ANSWER, folder, sweep="warmup", show=[], filter=filter).state
 
     submitted(
         folder,
         lambda params, repeat: partly(
-            params | {"size": {"small": "medium"}.get(params["size"], params["size"])}, repeat
+            params | {"size": "medium"} if params["size"] == "small" else params, repeat
         ),
     )
     assert state("size in (small, medium, large)") is State.answered
@@ -73,11 +65,7 @@ def test_a_benchmark_of_the_sweep_that_was_not_submitted(folder: ResultsFolder) 
     loaded = load_sweep(ROOT / "sweeps" / "warmup.yaml", filter="benchmark == train_step")
     folder.submit(loaded, ok(4.0), H200)
     both = ANSWER + '\n\n{{ items("first_steps", benchmark="first_steps", size="small") }}'
-    problem = Problem(
-        id="one", title="One", sweep="warmup", parts=[Part(question="?", answer=both)]
-    )
-    studies, notes = read_studies([folder.path])
-    (view,) = make_document([problem], studies, [], notes).problems[0].parts[0].views
+    (view,) = part_of(both, folder, sweep="warmup", show=[]).views
     assert view.state is State.partly and view.answer.problem == ""
     assert without_marks(view.text).startswith("4.000 ms")
     assert view.cells is not None and "benchmark first_steps" in view.cells.text

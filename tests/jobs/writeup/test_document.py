@@ -148,9 +148,8 @@ def test_a_sweep_of_ones_own_does_not_decide_which_gpu_is_first(
     assert made.devices == [H200, H100]
 
 
-def test_failures_of_runs_that_a_part_does_not_ask_for(tmp_path: Path) -> None:
+def test_failures_of_runs_that_a_part_does_not_ask_for(folder: ResultsFolder) -> None:
     """A failed study on a CPU is shown as a sweep of one's own, and fails no answer on GPUs."""
-    folder = ResultsFolder(tmp_path / "cpu-ddp")
     folder.submit(load_sweep(ROOT / "sweeps" / "cpu" / "ddp.yaml"), failed("error"))
     (own,) = document(*read_problems(), folders=[folder.path]).problems
     assert own.parts[0].study == "ddp" and own.parts[0].command.endswith("sweeps/cpu/ddp.yaml")
@@ -400,30 +399,29 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
     assert h100 == [("fast",), ("exact",)] and len(h200) == 4
 
 
+def measure_both(folder: ResultsFolder, gpu: str, cpu: str, ms: float) -> None:
+    """Measure the run of size 1 on a GPU, and in a later submission that of size 2 on its host."""
+    folder.submit(ON_GPU_AND_CPU, lambda p, _: ok(ms) if p["size"] == 1 else None, gpu)
+    folder.submit(ON_GPU_AND_CPU, lambda p, _: ok(ms + 1) if p["size"] == 2 else None, cpu)
+
+
 @pytest.mark.parametrize("other_cpu", [CPU, f"{CPU} of another kind"])
 def test_a_device_has_results_of_cpus_only_from_its_own_folders(
     folder: ResultsFolder, other: ResultsFolder, other_cpu: str
 ) -> None:
     """Two hosts with GPUs of two kinds have measured the same run on their CPUs."""
-    for one, gpu, cpu, ms in (
-        (folder, H200, CPU, 4.0),
-        (other, H100, other_cpu, 6.0),
-    ):
-        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, gpu)
-        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, cpu)
+    measure_both(folder, H200, CPU, 4.0)
+    measure_both(other, H100, other_cpu, 6.0)
     both = '{{ value("time", size=1) | n(2) }} {{ value("time", size=2) | n(2) }}'
-    both = both.replace('"time"', '"time", "forward"')
     assert texts(part_of(both, folder, other)) == {H200: "4.0 5.0", H100: "6.0 7.0"}
 
 
 def test_results_of_cpus_in_two_folders_of_one_gpu_are_one(
     folder: ResultsFolder, other: ResultsFolder
 ) -> None:
-    for one, ms in ((folder, 4.0), (other, 6.0)):
-        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t) if p["size"] == 1 else None, H200)
-        one.submit(ON_GPU_AND_CPU, lambda p, _, t=ms: ok(t + 1) if p["size"] == 2 else None, CPU)
-    number = '{{ value("time", "forward", size=2) | n(2) }}'
-    assert texts(part_of(number, folder, other)) == {H200: "7.0"}
+    measure_both(folder, H200, CPU, 4.0)
+    measure_both(other, H200, CPU, 6.0)
+    assert texts(part_of('{{ value("time", size=2) | n(2) }}', folder, other)) == {H200: "7.0"}
 
 
 def test_staleness_is_that_of_each_record(measured: ResultsFolder) -> None:
@@ -434,13 +432,11 @@ def test_staleness_is_that_of_each_record(measured: ResultsFolder) -> None:
     assert headings == {H200, f"{H100} (stale)"}
 
 
-def test_the_state_of_a_sweep_of_ones_own(tmp_path: Path, measured: ResultsFolder) -> None:
-    (own,) = document(folders=[measured.path]).problems
-    assert own.state is State.partly
-    whole = ResultsFolder(tmp_path / "whole")
-    whole.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
-    (own,) = document(folders=[whole.path]).problems
-    assert own.state is State.answered
+def test_the_state_of_a_sweep_of_ones_own(measured: ResultsFolder, other: ResultsFolder) -> None:
+    other.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
+    for folder, state in ((measured, State.partly), (other, State.answered)):
+        (own,) = document(folders=[folder.path]).problems
+        assert own.state is state
 
 
 def test_two_sweeps_of_one_name_are_shown(measured: ResultsFolder, other: ResultsFolder) -> None:
@@ -451,16 +447,14 @@ def test_two_sweeps_of_one_name_are_shown(measured: ResultsFolder, other: Result
     assert own.parts[1].views[0].tables[0].table.heading.startswith("another")
 
 
-def test_an_unreadable_folder_is_noted(tmp_path: Path, measured: ResultsFolder) -> None:
-    broken = ResultsFolder(tmp_path / "broken")
-    broken.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
-    (manifest,) = broken.path.glob("submissions/*/manifest.json")
-    manifest.write_text("{")
-    shown = document(problem(SPEED), folders=[broken.path, measured.path])
+def test_an_unreadable_folder_is_noted(measured: ResultsFolder, other: ResultsFolder) -> None:
+    manifest = other.submit(TOY + "fixed: {size: 1}\n", ok(1.0), H200)
+    (manifest.path / "manifest.json").write_text("{")
+    shown = document(problem(SPEED), folders=[other.path, measured.path])
     assert shown.problems[0].state is State.answered
-    assert any(note.startswith(f"{broken.path}: not in this report") for note in shown.notes)
+    assert any(note.startswith(f"{other.path}: not in this report") for note in shown.notes)
     with pytest.raises(UnreadableResults):
-        document(problem(SPEED), folders=[broken.path])
+        document(problem(SPEED), folders=[other.path])
 
 
 def test_runs_that_all_failed_are_not_called_unmeasured(folder: ResultsFolder) -> None:
@@ -486,10 +480,7 @@ def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFol
     assert [path.name for path in out.rglob("*.png")] == ["mine.png"]
 
 
-def test_runs_that_the_present_sweep_does_not_have_are_told(tmp_path: Path) -> None:
-    folder = ResultsFolder(tmp_path / "ddp")
+def test_runs_that_the_present_sweep_does_not_have_are_told(folder: ResultsFolder) -> None:
     folder.submit(load_sweep(ROOT / "sweeps" / "cpu" / "ddp.yaml"), ok(1.0, phase="alone"), H200)
-    part = Part(question="?", answer="", show=[Exhibit(table="time")])
-    of_ddp = Problem(id="p", title="t", sweep="ddp", parts=[part])
-    (result,) = document(of_ddp, folders=[folder.path]).problems
-    assert result.parts[0].views[0].notes[0].startswith("4 runs")
+    part = part_of("", folder, sweep="ddp", show=[Exhibit(table="time")])
+    assert part.views[0].notes[0].startswith("4 runs")
