@@ -36,13 +36,11 @@ _OVERRIDES = [
 _OPTIONS = [
     (["--cluster", "pbs"], "'pbs' is not one of"),
     (["--debug"], "only one of --local, --debug and --cluster"),
-    (["--local=yes"], "does not take a value"),
     (["--filter", ""], "'' is not a comparison"),
     (["--filter", "size > 5"], "no runs (2 left out by the filter)"),
     (["--filter", "size > \udcff"], "is not a comparison"),
     (["--filter", "size == 1 or " * 200], "at most 2000 characters"),
     (["--out", ""], "must not be empty"),
-    (["--out", "x" * 300], "at most 255 bytes"),
     (["--out", "sweep.yaml/out"], "--out must be a folder"),
     (["--out", "a\nb"], "without line breaks and other control characters, got 'a\\nb'"),
     (["--out", "~/x"], "must not begin with - or ~"),

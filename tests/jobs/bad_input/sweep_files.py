@@ -159,10 +159,6 @@ _CASES = [
         ONE + "launch: {nproc_per_node: $ranks}\n" + MIXED,
         "4:26: nproc_per_node: '$ranks' does not name a parameter of benchmark 'tests.benchmarks.c",
     ),
-    # ---- YAML that is not allowed; tests/jobs/sweep/test_strict_yaml.py has all kinds
-    ("fixed: {size: 1, causal: yes}", "'yes': YAML 1.1"),
-    ("fixed: {size: 1", "not valid YAML"),
-    ("fixed: {size: 1, label: a\x07}", "U+0007"),
 ]
 BASE = "base: base.yaml\n"
 _BASES = [

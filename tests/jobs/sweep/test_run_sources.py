@@ -12,7 +12,7 @@ from jobs.code import sources
 from jobs.code.imports import read_source
 from jobs.results.manifest import read_manifests
 from jobs.run import Run, Shape
-from jobs.sweep.benchmarks import Benchmark, known_benchmarks
+from jobs.sweep.benchmarks import Benchmark, known_benchmarks, load_benchmark
 from jobs.sweep.run_sources import RunSources
 from systems.benchmark import Sources
 from systems.external.parameter import Implementation
@@ -101,8 +101,6 @@ def names_of(benchmark: Benchmark, field: str) -> list[str]:
 @pytest.mark.parametrize("name", known_benchmarks())
 def test_the_modules_that_a_benchmark_leaves_out_exist(name: str) -> None:
     """A module that is renamed must be renamed in the tables, too."""
-    from jobs.sweep.benchmarks import load_benchmark
-
     benchmark = load_benchmark(name)
     if benchmark.sources is None:
         return

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from jobs.sweep.expand import expand
-from jobs.sweep.load import load_sweep
 from tests.jobs.harness import call
 from tests.jobs.results_folder import TOY, load, params_of, write
 
 
 def warnings(folder: Path, text: str, *overrides: str) -> list[str]:
-    expansion = expand(load_sweep(write(folder, TOY + text), overrides))
-    return [str(warning).replace(f"{folder}/", "") for warning in expansion.warnings]
+    found = expand(load(folder, TOY + text, *overrides)).warnings
+    return [str(warning).replace(f"{folder}/", "") for warning in found]
 
 
 def test_an_exclude_that_leaves_nothing_out_is_told(tmp_path: Path) -> None:
@@ -47,8 +46,5 @@ def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
 def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
     path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
     done = call("jobs.submit", path, option, "--out", tmp_path / "out")
-    assert done.returncode == 0
-    assert (
-        f"warning: {path}:4:11: exclude: no run matches this entry, so it has no effect\n"
-        in done.stdout
-    )
+    said = f"warning: {path}:4:11: exclude: no run matches this entry, so it has no effect\n"
+    assert done.returncode == 0 and said in done.stdout
