@@ -10,17 +10,10 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.jobs.harness import PATIENCE_S, Fifo, call, start, write_sweep
-
-
-def sweep_of(folder: Path, *cases: dict[str, Any]) -> tuple[Path, Fifo]:
-    """Write a sweep whose first run waits, and return it with the FIFO of this run."""
-    fifo = Fifo(folder / "fifo")
-    return write_sweep(folder, [{"what": "wait", "path": str(fifo.path)}, *cases]), fifo
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> str:
@@ -36,9 +29,11 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 
 @pytest.mark.slow
 def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
-    sweep, fifo = sweep_of(tmp_path, {"what": "chat", "path": str(tmp_path / "chat")})
+    fifo = Fifo(tmp_path / "fifo")
     os.mkfifo(tmp_path / "chat")
-    out = tmp_path / "out"
+    paths = {"wait": fifo.path, "chat": tmp_path / "chat"}
+    cases = [{"what": what, "path": str(path)} for what, path in paths.items()]
+    sweep, out = write_sweep(tmp_path, cases), tmp_path / "out"
     queue = start("jobs.submit", sweep, "--local", "--out", out)
     waiting, _ = fifo.pids()
     watching = start("jobs", "status", out, "--watch", "0.5")
@@ -49,7 +44,8 @@ def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
     interrupted.send_signal(signal.SIGINT)
     rest, _ = interrupted.communicate(timeout=PATIENCE_S)
     assert interrupted.returncode == 130 and "Traceback" not in rest and "Aborted" not in rest
-    chat_id = run_id(out, "chat")
+    tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
+    (chat_id,) = (task["run"] for task in tasks if task["params"]["what"] == "chat")
     assert "tail" not in call("jobs", "logs", chat_id, "--in", out).stdout  # it is queued
 
     os.kill(waiting, signal.SIGKILL)
@@ -69,8 +65,3 @@ def test_watch_prints_changes_until_nothing_is_live(tmp_path: Path) -> None:
     ended = call("jobs", "logs", chat_id, "--in", out).stdout
     assert "-> error\n# ValueError: told to fail\n" in ended and ended.count("Traceback") == 1
     assert "said first\n" in ended and "said fail\n" in ended and "tail" not in ended
-
-
-def run_id(out: Path, what: str) -> str:
-    tasks = json.loads(call("jobs", "status", out, "--json").stdout)["tasks"]
-    return next(str(task["run"]) for task in tasks if task["params"]["what"] == what)

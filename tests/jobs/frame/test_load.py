@@ -64,6 +64,8 @@ def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.Monke
         if params["size"] > len(recorded):
             return None
         status = recorded[params["size"] - 1]
+        if status == "oom":
+            return failed("oom", memory="gpu", requested_bytes=2**30, phase="backward")
         return ok(1.0) if status == "ok" else failed(status)
 
     folder.submit(sweep, outcome)
@@ -72,6 +74,8 @@ def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.Monke
     bad = frame[frame["status"] != "ok"]
     assert bad["reason"].notna().all() and bad["size"].notna().all()
     assert single(frame, status="error")["reason"] == "RuntimeError: as asked"
+    oom = "OOM in backward (1.0 GiB): RuntimeError: as asked"
+    assert single(frame, status="oom")["reason"] == oom
     missing = single(frame, status="missing")
     assert missing[["commit", "attempt", "stale", "phase", "device"]].isna().tolist() == [
         True, True, True, True, False,
@@ -85,28 +89,10 @@ def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.Monke
             },
         )
         live = checked(folder.path)
-        rows = live[live["size"] == len(recorded) + 1]
-        assert rows["status"].tolist() == ["queued"] and "Slurm job 1" in rows["reason"].item()
-
-
-def test_a_run_that_is_queued_again_has_the_status_of_tables(
-    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = folder.submit(TOY + "fixed: {size: 1}\n", failed("preempted"))
-    monkeypatch.setattr(
-        run_states,
-        "job_states",
-        lambda manifests, notes: {manifest.id: {0: JobState(Status.queued, "Slurm job 1")}},
-    )
-    row = single(checked(folder.path))
-    assert (row["status"], row["reason"]) == ("preempted", "RuntimeError: as asked")
-
-
-def test_the_reason_of_oom_tells_how_much_memory_the_run_needs(folder: ResultsFolder) -> None:
-    oom = failed("oom", "OutOfMemoryError", memory="gpu", requested_bytes=2**30, phase="backward")
-    folder.submit(TOY + "fixed: {size: 1}\n", oom)
-    reason = single(checked(folder.path))["reason"]
-    assert reason == "OOM in backward (1.0 GiB): OutOfMemoryError: as asked"
+        # A run that is executed again has the status that tables show.
+        assert live["status"].tolist() == [*recorded, "queued"]
+        assert live["reason"][1:-1].tolist() == frame["reason"][1:-1].tolist()
+        assert "Slurm job 1" in live["reason"].iloc[-1]
 
 
 def test_repeats_share_a_row_and_failed_ones_have_their_own(folder: ResultsFolder) -> None:
