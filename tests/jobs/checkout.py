@@ -100,20 +100,14 @@ def own_repository(folder: Path, indices: str = "0") -> Checkout:
     own = Checkout(folder)
     own.write("own/bench.py", BENCHMARK)
     own.write("own.yaml", SWEEP % indices)
-    own.write(".gitignore", "__pycache__/\nlogs/\n")
+    own.write(".gitignore", "__pycache__/\nlogs/\n.code_state.json\n")
     own.commit(helper="VALUE = 'old'\n")
     return own
 
 
 def project_checkout(folder: Path) -> Checkout:
-    """Return a repository that contains this project, with one commit."""
-    checkout = Checkout(folder)
-    ignored = shutil.ignore_patterns("__pycache__")
+    """Return a repository that contains this project, too, with one commit."""
     for name in ("jobs", "systems"):
+        ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    checkout.write(".gitignore", "__pycache__/\nlogs/\n.code_state.json\n")
-    checkout.write("helper.py", "VALUE = 'old'\n")
-    checkout.write("own/bench.py", BENCHMARK)
-    checkout.write("own.yaml", SWEEP % "0")
-    checkout.commit()
-    return checkout
+    return own_repository(folder)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -195,8 +194,6 @@ def test_any_manifest_is_read_or_refused(here: Path, data: st.DataObject) -> Non
         check_short(done.stdout)
 
 
-SECONDS = 5  # of CPU time, on a fast processor
-NUMBERS = "[" + ", ".join(map(str, range(10_000))) + "]"
 # Sections with many errors, and a value, in which # stands for a number.
 MANY = {
     "labels": ("grid: {size: [1], label: [%s]}", "a b#"),
@@ -204,19 +201,6 @@ MANY = {
     "conditions": (ONE + "exclude: [%s]", "sise == #"),
     "unknown keys": ("fixed: {size: 1, %s}", "key#: 1"),
 }
-
-
-def takes_long(seconds: float) -> bool:
-    """Return whether a check took more than SECONDS, also in relation to the processor.
-
-    On a slow or shared processor, it may take 20 times as long as PyYAML takes for 10,000 numbers.
-    30,000 unknown keys take 11 to 13 times as long.
-    """
-    if seconds < SECONDS:
-        return False
-    start = time.process_time()
-    yaml.compose(NUMBERS, Loader=yaml.SafeLoader)
-    return seconds > 20 * (time.process_time() - start)
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -228,7 +212,7 @@ def test_many_errors_take_seconds(tmp_path: Path, name: str, count: int) -> None
     start = time.process_time()
     with pytest.raises(InputError) as caught:
         expand(load(tmp_path, HEAD + text % ", ".join(values)))
-    assert not takes_long(time.process_time() - start)
+    assert time.process_time() - start < 40  # on a fast processor at most 4, for 30,000
     lines = str(caught.value).splitlines()
     assert len(lines) == 31
     assert lines[-1].startswith("… and at least ")

@@ -152,9 +152,7 @@ def test_references_are_measured_code(tmp_path: Path, monkeypatch: pytest.Monkey
     assert own.call("jobs.submit", "own.yaml", "--snapshot", "--dry-run").returncode == 0
 
 
-@pytest.fixture
-def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    """A copy of a repository without .git that counts as this project, and the carried commit."""
+def test_a_carried_state_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Checkout(tmp_path / "source")
     source.write("jobs/__init__.py", "")
     commit = source.commit(helper="VALUE = 'old'\n")
@@ -162,11 +160,6 @@ def carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]
     copy = tmp_path / "copy"
     shutil.copytree(source.folder, copy, ignore=shutil.ignore_patterns(".git"))
     monkeypatch.setattr(state_module, "ROOT", copy)
-    return copy, commit
-
-
-def test_a_carried_state_is_verified(carried: tuple[Path, str], tmp_path: Path) -> None:
-    copy, commit = carried
 
     def entry() -> dict[str, Any]:
         return project_state(tmp_path).entry(tmp_path)
