@@ -1,4 +1,4 @@
-"""`list` shows all results folders, `show` and `logs` one run, and `status --all` all ids."""
+"""`list` shows all results folders, and `show` and `logs` one run."""
 
 from __future__ import annotations
 
@@ -50,13 +50,6 @@ def test_show_has_the_figures_of_a_run_and_why_another_failed(tmp_path: Path) ->
     page = call("jobs", "show", ids[2], "--in", folder.path).stdout
     assert "error: RuntimeError: as asked" in page
     assert "line 49 of the log" in page and "line 3 of the log" not in page
-
-
-def test_status_lists_runs_that_are_ok_only_if_asked(tmp_path: Path) -> None:
-    folder, ids = measured(tmp_path)
-    assert ids[1] not in call("jobs", "status", folder.path).stdout
-    every = call("jobs", "status", folder.path, "--all").stdout
-    assert ids[1] in every and ids[2] in every
 
 
 def test_the_log_of_another_attempt_is_not_shown(tmp_path: Path) -> None:

@@ -176,17 +176,9 @@ def test_any_text_can_be_printed_in_any_encoding(done: Path, tmp_path: Path) -> 
         assert process.returncode == code and "Traceback" not in "".join(output), output
 
 
-def test_lines_are_not_wrapped_in_a_pipe(done: Path) -> None:
-    sweep, out = done.parent / "sweep.yaml", done.parent / ("x" * 200)
-    command = ["-m", "jobs.submit", str(sweep), "--local", "--dry-run", "--out", str(out)]
-    output, _ = start_command(command, COLUMNS="40").communicate(timeout=PATIENCE_S)
-    assert f"results   {out}\n" in re.sub(" +\n", "\n", output)
-
-
 def test_a_table_fits_the_terminal(done: Path) -> None:
     lines = on_terminal(["aggregate.py", str(done)], width=20).splitlines()
     assert "- what: ok" in " ".join(lines) and "|" not in "".join(lines), lines
-    assert "|--" in call("aggregate", done, environment={"COLUMNS": "20"}).stdout
 
 
 @pytest.mark.slow
