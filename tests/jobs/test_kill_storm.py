@@ -188,8 +188,8 @@ class Storm:
             time.sleep(0.05)
 
 
-def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> int:
-    """Kill processes of as many sweeps as needed, check each, and return the number of kills."""
+def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> None:
+    """Kill this number of processes, of as many sweeps as needed, and check each sweep."""
     seed = int(os.environ.get("STORM_SEED", seed))
     dice = random.Random(seed)
     number, roles = 0, Counter[str]()
@@ -206,7 +206,6 @@ def storm(folder: Path, seed: int, kills: int, sweep: dict[str, object]) -> int:
         roles += Counter(one.killed)
         number += 1
     print(f"STORM_SEED={seed}: {number} sweeps, killed: {dict(roles)}")
-    return roles.total()
 
 
 def sweep(single: int, ranks: int, gloo: bool = False) -> dict[str, object]:
@@ -221,18 +220,18 @@ def sweep(single: int, ranks: int, gloo: bool = False) -> dict[str, object]:
 
 @pytest.mark.timeout(1200)
 def test_random_kills(tmp_path: Path) -> None:
-    assert storm(tmp_path, 1, 6, sweep(6, 0)) >= 6
+    storm(tmp_path, 1, 6, sweep(6, 0))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(5))
 def test_many_random_kills(tmp_path: Path, seed: int) -> None:
-    assert storm(tmp_path, seed, 50, sweep(24, 0)) >= 50
+    storm(tmp_path, seed, 50, sweep(24, 0))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("gloo", [False, True])
 def test_many_random_kills_of_ranks(tmp_path: Path, gloo: bool) -> None:
-    assert storm(tmp_path, 100 + gloo, 30, sweep(2, 6, gloo)) >= 30
+    storm(tmp_path, 100 + gloo, 30, sweep(2, 6, gloo))

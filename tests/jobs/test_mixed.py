@@ -150,9 +150,8 @@ def test_both_are_measured_once_and_each_table_is_of_one_benchmark(tmp_path: Pat
     assert call("jobs", "replay", replayed, "--in", out).returncode == 0
 
 
-def test_without_tables_each_benchmark_has_one(tmp_path: Path) -> None:
-    folder = ResultsFolder(tmp_path / "out")
-    folder.submit(load(tmp_path, MIXED), lambda params, repeat: ok(1.0))
+def test_without_tables_each_benchmark_has_one(folder: ResultsFolder) -> None:
+    folder.submit(MIXED, ok(1.0))
     shown = call("aggregate", folder.path, "--format", "csv").stdout
     toys, counts = shown.split(f"# mixed, {COUNTER}")
     assert toys.startswith(f"# mixed, {TOY}") and "size,time" in toys
@@ -160,10 +159,9 @@ def test_without_tables_each_benchmark_has_one(tmp_path: Path) -> None:
 
 
 def test_compare_names_the_benchmark_of_each_run(tmp_path: Path) -> None:
-    loaded = load(tmp_path, MIXED)
     before, after = ResultsFolder(tmp_path / "before"), ResultsFolder(tmp_path / "after")
-    before.submit(loaded, lambda params, repeat: ok(*[1.0] * 9))
-    after.submit(loaded, lambda params, repeat: ok(*[2.0 if "depth" in params else 1.0] * 9))
+    before.submit(MIXED, ok(1.0))
+    after.submit(MIXED, lambda params, repeat: ok(2.0 if "depth" in params else 1.0))
     done = call("aggregate", "compare", before.path, after.path, "--all")
     assert done.returncode == 1 and "4 slower, 2 unsure" in done.stdout
     rows = [line for line in done.stdout.splitlines() if "| 2.000 " in line]

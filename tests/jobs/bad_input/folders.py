@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.bad_input.case import HEAD, ONE, PLAN, Case, Content
-from tests.jobs.results_folder import ResultsFolder, load, ok
+from tests.jobs.results_folder import ResultsFolder, ok
 
 
 def results(path: Path) -> None:
     """Create a results folder with a record of two runs, which have the ids of GRID below."""
     text = HEAD + "grid: {size: [1, 2]}\ntables: [{name: t, rows: [size]}]\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    ResultsFolder(path).submit(load(path.parent, text), lambda params, repeat: ok(1.0))
+    ResultsFolder(path).submit(text, ok(1.0))
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -55,7 +55,7 @@ def other(path: Path) -> None:
     """Create a results folder whose runs differ from those of `results`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = HEAD + "grid: {size: [7, 8]}\n"
-    ResultsFolder(path).submit(load(path.parent, text), lambda params, repeat: ok(1.0))
+    ResultsFolder(path).submit(text, ok(1.0))
 
 
 def without_submissions(path: Path) -> None:

@@ -29,10 +29,10 @@ def test_hours_of_a_real_submission(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path) -> None:
     """Each of the 144 attempts in a folder took half a second on one GPU. Half of them failed."""
     keys = "resources: {gpus_per_node: 1}\nrepeats: 72\n"
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2]}\n" + keys)
+    text = TOY + "grid: {size: [1, 2]}\n" + keys
     for name in ("one", "two"):
         ResultsFolder(tmp_path / name).submit(
-            loaded, lambda params, _: ok(1.0) if params["size"] == 1 else failed("error")
+            text, lambda params, _: ok(1.0) if params["size"] == 1 else failed("error")
         )
     folders = tmp_path / "one", tmp_path / "two"
     markdown = call("jobs", "hours", *folders).stdout.splitlines()

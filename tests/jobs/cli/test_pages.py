@@ -52,9 +52,8 @@ def test_show_has_the_figures_of_a_run_and_why_another_failed(tmp_path: Path) ->
     assert "line 49 of the log" in page and "line 3 of the log" not in page
 
 
-def test_the_log_of_another_attempt_is_not_shown(tmp_path: Path) -> None:
+def test_the_log_of_another_attempt_is_not_shown(folder: ResultsFolder) -> None:
     """The second repeat was not executed in its second attempt, because the first one failed."""
-    folder = ResultsFolder(tmp_path / "out")
     manifest = folder.submit(TOY + "fixed: {size: 1}\nrepeats: 2\n", None)
     (run,) = manifest.runs.values()
     writer = RecordWriter(folder.path / "records", manifest.id)

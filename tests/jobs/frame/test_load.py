@@ -16,7 +16,6 @@ from jobs.results import run_states
 from jobs.status import JobState, Status
 from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, ok
-from tests.jobs.results_folder import load as load_text
 
 BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: false}\n"
 
@@ -173,8 +172,7 @@ def test_commits_and_hosts_of_repeats_are_listed(folder: ResultsFolder) -> None:
 def test_several_folders_and_one_given_twice(tmp_path: Path) -> None:
     folders = [ResultsFolder(tmp_path / name) for name in "ab"]
     for i, folder in enumerate(folders):
-        loaded = load_text(tmp_path, TOY + SIZES)
-        folder.submit(loaded, lambda params, repeat, ms=i + 1.0: ok(ms))
+        folder.submit(TOY + SIZES, ok(i + 1.0))
     paths = [folder.path for folder in folders]
     frame = checked(*paths, tmp_path / "a" / ".." / "a")
     assert len(frame) == 6

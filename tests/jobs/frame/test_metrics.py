@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from jobs.formatting import format_number
 from systems import accounting
 from tests.benchmarks import toy
 from tests.jobs.results_folder import (
-    CPU,
     GIB,
     H200,
     TOY,
@@ -25,15 +22,17 @@ from tests.jobs.results_folder import (
     table,
 )
 
+ONE = TOY + "fixed: {size: 1}\n"
 
-def one_value(tmp_path: Path, outcome: Outcome, device: str = CPU, **view: Any) -> str:
-    folder = ResultsFolder(Path(tempfile.mkdtemp(dir=tmp_path)))
-    folder.submit(TOY + "fixed: {size: 1}\n", outcome, device)
+
+def one_value(folder: ResultsFolder, **view: Any) -> str:
+    """Return the value of the only run of a folder."""
     (row,) = table(folder, rows=["size"], **view)
-    return list(row.values())[1]
+    _, value = row.values()
+    return value
 
 
-def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) -> None:
+def test_of_several_ranks_the_slowest_counts_sample_by_sample(folder: ResultsFolder) -> None:
     """Each sample counts with the time of its slowest rank.
 
     Computed by hand for an all-reduce of 1 MB over 4 ranks: each rank sends 2 * 3/4 of it, 1.5 MB.
@@ -52,11 +51,12 @@ def test_of_several_ranks_the_slowest_counts_sample_by_sample(tmp_path: Path) ->
             "peak_memory_bytes": {"latency": [GIB, 3 * GIB, 2 * GIB, GIB]},
         },
     }
-    assert one_value(tmp_path, outcome) == "3.000"
-    assert one_value(tmp_path, outcome, statistic="max") == "4.000"
-    assert one_value(tmp_path, outcome, value="bus_bandwidth") == "0.5000"
-    assert one_value(tmp_path, outcome, value="bandwidth", statistic="max") == "0.5000"
-    assert one_value(tmp_path, outcome, value="peak_memory") == "3.000"
+    folder.submit(ONE, outcome)
+    assert one_value(folder) == "3.000"
+    assert one_value(folder, statistic="max") == "4.000"
+    assert one_value(folder, value="bus_bandwidth") == "0.5000"
+    assert one_value(folder, value="bandwidth", statistic="max") == "0.5000"
+    assert one_value(folder, value="peak_memory") == "3.000"
 
 
 def test_share_of_the_peak_is_known_only_for_known_hardware(folder: ResultsFolder) -> None:
@@ -108,7 +108,9 @@ def test_share_of_the_peak_is_known_only_for_known_hardware(folder: ResultsFolde
         ({"value": "fact.host_ms.forward", "unit": "us"}, "30.00"),
     ],
 )
-def test_values_units_and_statistics(tmp_path: Path, view: dict[str, Any], text: str) -> None:
+def test_values_units_and_statistics(
+    folder: ResultsFolder, view: dict[str, Any], text: str
+) -> None:
     outcome = ok(
         1.0, 2.0, 2.0, 5.0,
         flops={"forward": 2e9},
@@ -124,29 +126,28 @@ def test_values_units_and_statistics(tmp_path: Path, view: dict[str, Any], text:
             "host_ms": {"forward": 0.03},
         },
     )  # fmt: skip
-    assert one_value(tmp_path, outcome, **view) == text
+    folder.submit(ONE, outcome)
+    assert one_value(folder, **view) == text
 
 
-def test_a_time_of_zero_is_no_rate(tmp_path: Path) -> None:
-    outcome = ok(0.0, 1.0, flops={"forward": 1e9})
-    assert one_value(tmp_path, outcome, value="tflops") == "–"
+def test_a_time_of_zero_is_no_rate(folder: ResultsFolder) -> None:
+    folder.submit(ONE, ok(0.0, 1.0, flops={"forward": 1e9}))
+    assert one_value(folder, value="tflops") == "–"
 
 
 @pytest.mark.parametrize(
     ("precision", "share"), [("bf16_pure", "25.00"), ("tf32", "50.00"), ("int8", "–")]
 )
 def test_without_a_dtype_the_precision_says_what_the_peak_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, share: str
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch, precision: str, share: str
 ) -> None:
     class Params(toy.Params):
         precision: str = "fp32"
 
     monkeypatch.setattr(toy, "Params", Params)
-    folder = ResultsFolder(tmp_path / "out")
     outcome = ok(1.0, flops={"forward": 494.7e9 / 2})  # half an H200's tf32 peak for 1 ms
-    text = TOY + f"fixed: {{size: 1, precision: {precision}}}\n"
-    folder.submit(text, outcome, H200)
-    assert table(folder, rows=["size"], value="mfu") == [{"size": "1", "MFU": share}]
+    folder.submit(TOY + f"fixed: {{size: 1, precision: {precision}}}\n", outcome, H200)
+    assert one_value(folder, value="mfu") == share
 
 
 @settings(max_examples=300)

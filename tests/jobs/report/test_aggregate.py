@@ -13,7 +13,7 @@ from jobs.cli.application import COMMANDS, app
 from jobs.report.tables.markdown import markdown_table
 from tests.benchmarks import toy
 from tests.jobs.harness import call
-from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, load, ok, write
+from tests.jobs.results_folder import CPU, TOY, ResultsFolder, failed, ok, write
 
 SPECIAL = """\
 name: toy
@@ -94,15 +94,15 @@ def test_a_table_fits_a_terminal_and_tells_what_it_does_not_show(width: int) -> 
 
 @pytest.mark.parametrize("width", [100, 80])
 def test_no_command_prints_a_line_wider_than_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder.path.parent)
     grid = "grid: {size: [1, 2], label: [a, b, c, d], mode: [fast, exact]}\n"
     keys = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 3}\n"
     view = "tables: [{name: t, rows: [size], columns: [label, mode], baseline: {mode: fast}}]\n"
     why = failed("error", message="too many words " * 20)
-    ResultsFolder(tmp_path / "out").submit_rounds(
-        load(tmp_path, TOY + grid + keys + view),
+    folder.submit_rounds(
+        TOY + grid + keys + view,
         lambda params, repeat: why if params["label"] == "d" else ok(1.0 + repeat),
     )
     commands = [("aggregate", name) for name in ("tables", "compare", "attempts")]

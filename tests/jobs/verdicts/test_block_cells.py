@@ -101,9 +101,8 @@ def test_without_aa_the_baseline_of_a_round_has_one_time(tmp_path: Path) -> None
     assert "\n1 slower" in done.stdout and "A/A floor: not measured" in done.stdout
 
 
-def test_gpus_of_interrupted_rounds_are_not_counted(tmp_path: Path) -> None:
+def test_gpus_of_interrupted_rounds_are_not_counted(folder: ResultsFolder) -> None:
     text = TOY + ONE_SIZE + MODES.replace("5", "2")
-    folder = ResultsFolder(tmp_path / "out")
     folder.submit_rounds(text, ok(1.0), gpu="GPU-used")
     last = iter([ok(1.0)])
     folder.submit_rounds(text, lambda *_: next(last, None), gpu="GPU-interrupted", rounds=[1])
@@ -195,16 +194,13 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
 def test_failures_of_an_allocation_that_a_later_one_repaired(
     tmp_path: Path, failures: list[set[int]], verdict: str
 ) -> None:
-    def outcome(failing: set[int]) -> Fate:
-        def of(params: dict[str, Any], repeat: int) -> Outcome:
-            fails = params["mode"] == "fast" and repeat in failing
-            return failed("error") if fails else ok(1.0 + 0.0005 * (repeat % 3))
-
-        return of
-
-    folder = blocks(tmp_path, outcome(failures[0]))
-    for number, failing in enumerate(failures[1:]):
-        measure(folder, outcome(failing), f"boot {number}")
+    first, *others = (
+        failing("error", lambda p, n, fails=fails: p["mode"] == "fast" and n in fails)
+        for fails in failures
+    )
+    folder = blocks(tmp_path, first)
+    for number, outcome in enumerate(others):
+        measure(folder, outcome, f"boot {number}")
     assert only(compared(folder)).verdict == verdict
 
 
@@ -309,9 +305,8 @@ def test_the_command_for_undecided_cells_measures_just_their_blocks(tmp_path: Pa
         assert line.endswith(": " + submit.format(kept) + again), line
 
 
-def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(tmp_path: Path) -> None:
+def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(folder: ResultsFolder) -> None:
     """A later submission compares the same runs with another baseline."""
-    folder = ResultsFolder(tmp_path / "out")
     text = TOY + "grid: {mode: [fast, exact], size: [1]}\nblocks:\n  interleave: [mode]\n"
     # The first submission was cut in its first round.
     folder.submit_rounds(text + "  baseline: {mode: fast}\n  rounds: 3\n", None)

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.writeup.build import build_report
 from tests.jobs.harness import ROOT
-from tests.jobs.results_folder import H200, ResultsFolder, load, ok
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, ok
 
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None and os.environ.get("REQUIRE_CHROMIUM"):
@@ -25,13 +25,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a reference study and of a sweep of our own."""
     folder = tmp_path_factory.mktemp("report")
     own = ResultsFolder(folder / "own")
-    text = (
-        "name: own\nbenchmark: tests.benchmarks.toy\ngrid: {size: [1, 2, 4], mode: [fast, exact]}\n"
-    )
+    text = TOY.replace("toy", "own", 1) + "grid: {size: [1, 2, 4], mode: [fast, exact]}\n"
     text += "tables: [{name: own, columns: [mode], baseline: {mode: exact}}]\n"
     text += "plots: [{name: p, title: Zebra by size, x: size, series: [mode], phase: forward}]\n"
-    sweep = load(folder, text)
-    own.submit(sweep, lambda p, _: ok(10.0 * p["size"] if p["mode"] == "fast" else 3.0), H200)
+    own.submit(text, lambda p, _: ok(10.0 * p["size"] if p["mode"] == "fast" else 3.0), H200)
     build_report([own.path, ROOT / "logs" / "h200" / "memory"], folder / "out")
     return folder / "out" / "index.html"
 
