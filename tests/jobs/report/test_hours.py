@@ -1,9 +1,11 @@
-"""GPU-hours of attempts, on records whose times are worked by hand."""
+"""GPU-hours of attempts, on records whose times are worked by hand, and the command `hours`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from jobs.results.record import BlockPlace, Record, Seconds
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape
 from jobs.status import JobState, Status
-from tests.jobs.results_folder import TOY, ResultsFolder, failed, ok, record
+from tests.jobs.harness import call
+from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, load, ok, record
 
 HOUR = 3600
 HoursOf = Callable[..., Hours]
@@ -154,3 +157,44 @@ def test_rounds(hours_of: HoursOf, counts: tuple[int, ...], live: bool, wasted: 
 def test_attempts_without_a_record_are_counted() -> None:
     records = [attempt(RUN, ok(1.0), 0, 1, attempt=3), attempt(RUN, ok(1.0), 1, 1, repeat=1)]
     assert lost_attempts(records) == 2  # attempts 1 and 2 of the first repeat
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_a_table_has_the_total_of_several_folders(tmp_path: Path) -> None:
+    """Each of the 144 attempts in a folder took half a second on one GPU. Half of them failed."""
+    keys = "resources: {gpus_per_node: 1}\nrepeats: 72\n"
+    text = TOY + "grid: {size: [1, 2]}\n" + keys
+    for name in ("one", "two"):
+        ResultsFolder(tmp_path / name).submit(
+            text, lambda params, _: ok(1.0) if params["size"] == 1 else failed("error")
+        )
+    folders = tmp_path / "one", tmp_path / "two"
+    markdown = call("jobs", "hours", *folders).stdout.splitlines()
+    assert "| wall (h) | starting (GPU-h) |" in " ".join(markdown[0].split()), markdown[0]
+    assert [[c.strip() for c in line.split("|")[5:-1]] for line in markdown[2:]] == [
+        ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],
+        ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],
+        ["0.000", "0.040", "0.000", "0.000", "0.000", "0.020", "0.020", "0.040"],
+    ]
+
+
+def test_by_default_it_is_about_all_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = call("jobs", "hours")
+    assert nothing.returncode == 2 and "pass a folder as an argument" in nothing.stderr
+    for name in ("a", "h200/b"):
+        folder = ResultsFolder(tmp_path / "logs" / name)
+        folder.submit(load(tmp_path, TOY + GRID), ok(1.0))
+    (tmp_path / "logs" / "cut" / "submissions").mkdir(parents=True)
+    done = call("jobs", "hours", "--json")
+    rows = json.loads(done.stdout.removeprefix(done.stderr))["rows"]
+    wall = pytest.approx(4 * 0.5 / HOUR)
+    assert [(r["folder"], r["attempts"], r["wall_hours"], r["total_gpu_hours"]) for r in rows] == [
+        ("logs/a", 4, wall, None),
+        ("logs/h200/b", 4, wall, None),
+    ]
+    assert "logs/cut: skipped" in done.stderr
