@@ -113,20 +113,26 @@ def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_whose_reader_exits_ends_without_a_message(done: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("disk_is_full", "code", "said"),
+    [(False, 141, ""), (True, 2, "cannot write the output: No space left on device\n")],
+)
+def test_a_command_ends_if_its_reader_exits_or_the_disk_is_full(
+    done: Path, tmp_path: Path, disk_is_full: bool, code: int, said: str
+) -> None:
     copy = shutil.copytree(done, tmp_path / "copy")
     commands = [
-        ["-m", "jobs", "status", str(done), "--json"],
+        ["-m", "jobs", "status", str(done), "--watch"],
         ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
         ["aggregate.py", "export", str(done)],
         ["aggregate.py", "compare", str(done), str(copy), "--all"],
     ]
-    pipe = closed_pipe()
-    processes = [start_command(command, pipe) for command in commands]
-    os.close(pipe)
+    output = os.open("/dev/full", os.O_WRONLY) if disk_is_full else closed_pipe()
+    processes = [start_command(command, output) for command in commands]
+    os.close(output)
     for command, process in zip(commands, processes, strict=True):
         _, error = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, error) == (141, ""), command
+        assert (process.returncode, error) == (code, said), command
 
 
 @pytest.mark.slow
@@ -143,21 +149,6 @@ def test_runs_on_this_machine_continue_without_their_reader_or_with_a_full_disk(
     assert process.returncode == 0 and error.count("\n") == 2, error
     assert "the runs continue" in error and f"jobs status {out}" in error
     assert [record.status for record in records(out)] == ["ok"] * 3
-
-
-@pytest.mark.slow
-def test_output_on_a_full_disk_ends_a_command_with_one_line(done: Path) -> None:
-    commands = [
-        ["-m", "jobs", "status", str(done), "--watch"],
-        ["-m", "jobs.submit", str(done.parent / "sweep.yaml"), "--dry-run"],
-        ["aggregate.py", str(done)],
-    ]
-    with open("/dev/full", "w") as full:
-        processes = [start_command(command, full.fileno()) for command in commands]
-    for command, process in zip(commands, processes, strict=True):
-        _, error = process.communicate(timeout=PATIENCE_S)
-        said = "cannot write the output: No space left on device\n"
-        assert (process.returncode, error) == (2, said), command
 
 
 @pytest.mark.slow
