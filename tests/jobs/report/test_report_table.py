@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from jobs.status import Status
 from tests.jobs.harness import call
 from tests.jobs.results_folder import (
@@ -57,13 +53,18 @@ def test_a_title_has_the_values_of_the_runs_that_the_table_shows(folder: Results
 
 
 def test_what_became_of_each_run_stands_in_its_cell(folder: ResultsFolder) -> None:
-    sizes = list(range(1, len(FATES) + 1))
+    """Alone, beside a number, and as the baseline of a number."""
+    sizes, texts = list(range(1, len(FATES) + 1)), [text for _, text in FATES]
     folder.submit(
-        TOY + f"grid: {{size: {sizes}}}\n", lambda params, repeat: FATES[params["size"] - 1][0]
+        TOY + f"grid: {{size: {sizes}, mode: [fast, exact]}}\n",
+        lambda p, _: FATES[p["size"] - 1][0] if p["mode"] == "fast" else ok(1.0),
     )
-    assert table(folder, rows=["size"]) == [
-        {"size": str(size), "time": text} for size, (_, text) in zip(sizes, FATES, strict=True)
-    ]
+    for size, text in zip(sizes, texts, strict=True):
+        alone = table(folder, rows=["size"], where=f"size == {size} and mode == fast")
+        assert alone == [{"size": str(size), "time": text}]
+    for baseline in (None, {"mode": "fast"}):
+        rows = table(folder, rows=["size"], columns=["mode"], baseline=baseline)
+        assert [(row["fast"], row["exact"]) for row in rows] == [(text, "1.000") for text in texts]
     assert {fate["status"] for fate, _ in FATES if fate} == {
         status for status in Status if status.can_be_recorded
     }
@@ -229,27 +230,3 @@ def test_columns_of_booleans_and_null_are_headed_with_their_parameter(
         "fast causal=false window=null",
         "fast causal=false 1",
     ]
-
-
-# ---- property ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25)
-@given(st.lists(st.integers(0, len(FATES) - 1), min_size=8, max_size=8), st.booleans())
-def test_no_number_is_lost_whatever_the_others_do(
-    tmp_path_factory: pytest.TempPathFactory, fates: list[int], with_baseline: bool
-) -> None:
-    tmp_path = tmp_path_factory.mktemp("any")
-    folder = ResultsFolder(tmp_path / "out")
-
-    def fate(size: int, mode: str) -> tuple[Outcome, str]:
-        return FATES[fates[2 * (size - 1) + (mode == "exact")]]
-
-    folder.submit(
-        TOY + "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n",
-        lambda params, repeat: fate(params["size"], params["mode"])[0],
-    )
-    baseline = {"baseline": {"mode": "fast"}} if with_baseline else {}
-    for row in table(folder, rows=["size"], columns=["mode"], **baseline):
-        for mode in ("fast", "exact"):
-            assert row[mode] == fate(int(row["size"]), mode)[1]
