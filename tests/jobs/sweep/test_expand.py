@@ -25,12 +25,11 @@ from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
 from tests.benchmarks import toy
-from tests.jobs.results_folder import load, params_of, write
+from tests.jobs.harness import ROOT
+from tests.jobs.results_folder import GRID, TOY, load, params_of, write
 
-ROOT = Path(__file__).parents[3]
 NAME = "tests.benchmarks.toy"
 SLOW = settings(max_examples=30)  # no deadline, because a test may be slow on a busy machine
-TOY = f"name: toy\nbenchmark: {NAME}\n"
 
 
 # ---- the product ---------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ def test_ids_do_not_change_with_how_a_sweep_is_written(
 def test_a_new_parameter_with_a_default_keeps_ids_and_a_new_version_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n"
+    text = TOY + GRID
     before = [run.id for run in expand(load(tmp_path, text)).runs]
 
     class Params(toy.Params):

@@ -1,4 +1,4 @@
-"""Verdicts within a results folder: each run against the baseline of its block."""
+"""Verdicts within a results folder: each run against the baseline of its block; decided blocks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from jobs.formatting import relative
+from jobs.results.judgements import Judgement
 from jobs.results.manifest import Checkout, write_manifest
+from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
+from jobs.verdicts.decided import judge_block
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, noisy, only
 from tests.jobs.harness import call
@@ -317,3 +320,42 @@ def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(folder: Resul
     )
     found = compared(folder)
     assert [(cell.run.params["mode"], cell.verdict) for cell in found.cells] == [("fast", "slower")]
+
+
+# ---- when a worker stops to measure a block ------------------------------------------------------
+
+
+def judged(tmp_path: Path, outcome: Fate, rounds: int = 5, *phases: str) -> Judgement:
+    """Return the judgement on a block with this number of rounds."""
+    tmp_path.mkdir(exist_ok=True)
+    folder = blocks(tmp_path, outcome, ONE_SIZE + MODES.replace("5", str(rounds)))
+    (block,) = observe(folder.path).manifests[-1].blocks
+    return judge_block(read_records(folder.path)[0], block, phases=phases)
+
+
+def test_a_block_is_decided_from_the_third_round(tmp_path: Path) -> None:
+    slow = noisy(1.3)
+    assert judged(tmp_path / "two", slow, 2).undecided
+    assert judged(tmp_path / "three", slow, 3).is_decided
+
+
+def test_cells_that_cannot_be_decided_do_not_keep_a_block_open(tmp_path: Path) -> None:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        return failed("wrong" if repeat == 2 else "error") if params["mode"] == "fast" else ok(1)
+
+    assert judged(tmp_path, outcome).is_decided
+
+
+def test_a_phase_that_no_run_has_is_never_decided(tmp_path: Path) -> None:
+    found = judged(tmp_path, noisy(1.3), 5, "forwards")
+    assert found.undecided == ["forwards: no run has this phase"]
+
+
+def test_rounds_of_other_devices_and_hosts_do_not_count(tmp_path: Path) -> None:
+    """A round that was measured on two hosts is one round."""
+    folder = blocks(tmp_path, noisy(1.3, sigma=0.2), ONE_SIZE + MODES)
+    (manifest,) = observe(folder.path).manifests
+    for boot in ("a", "b"):
+        measure(folder, noisy(1.3), boot, device="cpu: another")
+    found = judge_block(read_records(folder.path)[0], manifest.blocks[0])
+    assert found.is_decided and found.rounds == 5
