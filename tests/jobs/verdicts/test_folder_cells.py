@@ -7,7 +7,6 @@ import errno
 import math
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,16 @@ from jobs.results import unwritable
 from jobs.results.manifest import write_handles
 from tests.jobs.compared_folders import Fate, Pair, only
 from tests.jobs.harness import call
-from tests.jobs.results_folder import CPU, H200, TOY, Outcome, failed, load, ok
+from tests.jobs.results_folder import CPU, H200, TOY, Outcome, failed, ok
 
 ONE = "grid: {size: [1]}\n"
 REPEATED = ONE + "repeats: 3\n"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    """Two results folders of a sweep with one run."""
+    return Pair(tmp_path, ONE)
 
 
 def spread(scale: float, deviation: float, **fields: Any) -> Fate:
@@ -172,9 +177,8 @@ NEW = ok(1.0) | {"source_hash": "new"}
     ],
 )
 def test_a_wrong_attempt_of_the_same_code_outweighs_times(
-    tmp_path: Path, before: list[Outcome], after: list[Outcome], text: str, code: int
+    pair: Pair, before: list[Outcome], after: list[Outcome], text: str, code: int
 ) -> None:
-    pair = Pair(tmp_path, ONE)
     for folder, outcomes in ((pair.before, before), (pair.after, after)):
         for outcome in outcomes:
             folder.submit(pair.loaded, outcome)
@@ -208,17 +212,16 @@ def test_what_became_of_runs_without_two_times(tmp_path: Path) -> None:
 
 
 def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
-    def with_phase(name: str) -> Callable[..., Outcome]:
-        samples = {"forward": [1.0], name: [1.0]}
-        return lambda params, repeat: (
-            {"status": "ok", "measurements": {"samples_ms": samples}}
-            if params["size"] < 4
-            else failed("error")
-        )
-
+    old, young = (
+        {"status": "ok", "measurements": {"samples_ms": {"forward": [1.0], phase: [1.0]}}}
+        for phase in ("old", "young")
+    )
     pair = Pair(tmp_path, "grid: {size: [1, 2]}\n")
-    pair.before.submit(pair.loaded, with_phase("old"))
-    pair.after.submit(load(tmp_path, TOY + "grid: {size: [2, 3, 4]}\n"), with_phase("young"))
+    pair.before.submit(pair.loaded, old)
+    pair.after.submit(
+        TOY + "grid: {size: [2, 3, 4]}\n",
+        lambda params, _: young if params["size"] < 4 else failed("error"),
+    )
     assert pair.verdicts() == {
         (1, ""): "gone",
         (2, "forward"): "unsure",
@@ -233,10 +236,9 @@ def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
     assert "| gone" in every and "| new" in every
 
 
-def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, ONE)
+def test_a_run_still_to_come_is_not_broken(pair: Pair) -> None:
     pair.before.submit(pair.loaded, ok(1.0))
-    pair.after.submit(load(tmp_path, TOY + "grid: {size: [2]}\n"), ok(1.0))
+    pair.after.submit(TOY + "grid: {size: [2]}\n", ok(1.0))
     manifest = pair.after.submit(pair.loaded, None)
     manifest.handles[0] = ProcessHandle.of_this_process()  # this process stands for a live job
     write_handles(manifest)
@@ -244,8 +246,7 @@ def test_a_run_still_to_come_is_not_broken(tmp_path: Path) -> None:
     assert pair.compared().exit_code == 3
 
 
-def test_the_time_of_a_process_is_the_median_of_its_slowest_rank(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, ONE)
+def test_the_time_of_a_process_is_the_median_of_its_slowest_rank(pair: Pair) -> None:
     ranks = [[1.0, 2.0, 9.0], [3.0, 2.0, 1.0]]  # slowest: 3, 2, 9
     several = {"status": "ok", "measurements": {"samples_ms": {"forward": ranks}}}
     pair.fill(several, ok(9.0, 1.0, 2.0, 4.0, 8.0))
@@ -253,16 +254,14 @@ def test_the_time_of_a_process_is_the_median_of_its_slowest_rank(tmp_path: Path)
     assert (cell.before, cell.after) == pytest.approx((3.0, 4.0))
 
 
-def test_copies_of_the_same_records_are_told(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, ONE)
+def test_copies_of_the_same_records_are_told(pair: Pair) -> None:
     pair.before.submit(pair.loaded, ok(1.0))
     shutil.copytree(pair.before.path, pair.after.path)
     assert "1 run has the same records in both folders." in pair.compared().notes
 
 
-def test_notes_on_both_folders_are_printed(tmp_path: Path) -> None:
+def test_notes_on_both_folders_are_printed(pair: Pair) -> None:
     """Also notes that are no damaged files, such as a worker that could not write its results."""
-    pair = Pair(tmp_path, ONE)
     pair.fill(ok(1.0), ok(1.0))
     for folder in (pair.before, pair.after):
         (submission,) = (folder.path / "submissions").iterdir()
@@ -281,8 +280,7 @@ def test_runs_without_a_device_have_that_of_the_other_folder(tmp_path: Path) -> 
     assert [(c.device, c.verdict) for c in pair.compared().cells] == [(H200, "fixed")] * 3
 
 
-def test_other_kinds_of_device_are_not_compared(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, ONE)
+def test_other_kinds_of_device_are_not_compared(pair: Pair) -> None:
     pair.fill(ok(1.0), ok(9.0), (CPU, "cpu: another"))
     with pytest.raises(
         CommandError, match=r"same kind of device: got cpu: Test.* and cpu: another"
@@ -290,8 +288,7 @@ def test_other_kinds_of_device_are_not_compared(tmp_path: Path) -> None:
         pair.compared()
 
 
-def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, ONE)
+def test_a_folder_without_records_is_an_error(pair: Pair) -> None:
     pair.fill(ok(1.0), None)
     for order in ((pair.before, pair.after), (pair.after, pair.before)):
         done = call("aggregate", "compare", *(folder.path for folder in order))
