@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,3 +59,9 @@ def test_an_output_is_dense_and_written_in_place(x):
         assert four_dimensional(out).data_ptr() == out.data_ptr()
     dense = x.contiguous()
     assert empty_like(dense).stride() == dense.stride() or 1 in x.shape or not x.numel()
+
+
+@pytest.mark.parametrize("head_dim", [8, 16])
+def test_an_output_has_the_order_of_the_dimensions_of_its_input(head_dim):
+    x = torch.empty(2, 3, 20, 16).transpose(1, 2)
+    assert empty_like(x, head_dim).transpose(1, 2).is_contiguous()
