@@ -81,8 +81,6 @@ def test_a_tensor_that_does_not_fit_its_parameter_is_named(change):
     assert_misfit_is_refused(change)
 
 
-@pytest.mark.slow
-@pytest.mark.depends
 def test_prepare_changes_no_parameter():
     parameters = make_parameters(BF16)
     set_grads(parameters, 0)

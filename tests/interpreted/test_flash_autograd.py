@@ -29,6 +29,7 @@ from tests.systems.kernels.flash_cases import (
     inputs,
     packed_inputs,
 )
+from tests.systems.kernels.random_cases import laid_out
 from tests.systems.kernels.selection import slow
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
@@ -44,11 +45,11 @@ def test_a_faulty_triton_is_refused_by_name(monkeypatch):
 @pytest.mark.parametrize("wanted", ["q", "k", "v"])
 def test_computes_the_gradients_that_are_needed(wanted, monkeypatch):
     made = []
-    backward = flash_backward
 
     def watched(*args, **kwargs):
-        made.append([gradient is not None for gradient in backward(*args, **kwargs)])
-        return backward(*args, **kwargs)
+        gradients = flash_backward(*args, **kwargs)
+        made.append([gradient is not None for gradient in gradients])
+        return gradients
 
     monkeypatch.setattr(launch, "flash_backward", watched)
     tensors = dict(zip("qkv", inputs((9, 9), 16, F32)[:3], strict=True))
@@ -92,10 +93,8 @@ FEATURES = Call(True, 0.3, window_left=7, lower_right=True, softcap=3.0)
 def test_ops_are_what_torch_is_told_of_them(case):
     q, k, v, dout = inputs((6, 5), 16, F16, (2, 2))
     call = Call(True, -0.5)
-    if case == "rows":
-        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    elif case == "expanded":
-        k, v = (x[:, :1].expand(2, 2, -1, -1) for x in (k, v))
+    if case in ("rows", "expanded"):
+        q, k, v = (laid_out(x, case) for x in (q, k, v))
     elif case == "five dimensions":
         q, k, v, dout = (x.unsqueeze(1) for x in (q, k, v, dout))
     elif case == "every feature":

@@ -25,7 +25,7 @@ from tests.systems.kernels.flash_cases import (
     inputs,
 )
 from tests.systems.kernels.random_cases import laid_out
-from tests.systems.kernels.selection import matrix, slow
+from tests.systems.kernels.selection import matrix
 from tests.systems.margins import assert_margin
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
@@ -120,8 +120,6 @@ def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
         assert found[0][1, 20].isnan().all()
 
 
-@pytest.mark.slow
-@pytest.mark.depends
 def test_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
     """A Launch keeps the kernel that was compiled for the dtypes of its first call.
 
@@ -149,7 +147,7 @@ def test_while_one_thread_compiles_only_another_launches():
         other.submit(assert_right, *given_inputs, True, n_splits=2, tiles=TILES["high"]).result()
 
 
-@pytest.mark.parametrize("layout", ["dense", "rows", slow("columns"), slow("spread")])
+@pytest.mark.parametrize("layout", ["dense", "rows", "columns", "spread"])
 def test_a_negative_scale_changes_no_layout(layout):
     """torch.compile infers the strides of outputs before the scale is known."""
     q, k, v, dout = (laid_out(x, layout) for x in inputs((18, 17), 32, BF16, (2, 2)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -22,13 +23,19 @@ from systems.kernels.flash_attention import (
     unsupported_reason,
 )
 from systems.kernels.flash_attention.peers import sdpa
-from tests.systems.kernels.flash_cases import inputs, on_hopper
+from tests.systems.kernels.flash_cases import inputs
+from tests.systems.kernels.random_cases import laid_out
 
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, name) is None)]
-LENGTHS = [(1, 1), (17, 17), (9, 33), (33, 9)]
+# (queries, keys) and leading dimensions, the last three without elements
+SHAPES = [
+    ((1, 1), (2, 3)), ((17, 17), (2, 3)), ((9, 33), (2, 3)), ((33, 9), (2, 3)),
+    ((5, 0), (2, 3)), ((0, 5), (2,)), ((5, 6), (0,)),
+]  # fmt: skip
 # Largest relative L2 error. It allows for `naive`, which rounds the scores to the inputs' dtype.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+SHIFTED = partial(laid_out, strides="shifted")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
@@ -52,22 +59,11 @@ def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("lengths", "leading"), SHAPES)
 @pytest.mark.parametrize("implementation", ON_CPU)
-def test_every_implementation_is_the_same_function(implementation, lengths, causal):
-    _assert_right(implementation, *_inputs(lengths), causal)
-    for scale in (0.3, -0.5):
-        _assert_right(implementation, *_inputs(lengths), causal, scale=scale)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("lengths", "leading"), [((5, 0), (2, 3)), ((0, 5), (2,)), ((5, 6), (0,))])
-@pytest.mark.parametrize("implementation", ON_CPU)
-def test_what_is_empty(implementation, lengths, leading, causal):
-    inputs = _inputs(lengths, leading)
-    _assert_right(implementation, *inputs, causal)
-    out = flash_attention(*inputs[:3], causal, implementation=implementation)
-    assert not out.any() or lengths[1]
+def test_every_implementation_is_the_same_function(implementation, lengths, leading, causal):
+    for scale in (None, 0.3, -0.5):
+        _assert_right(implementation, *_inputs(lengths, leading), causal, scale=scale)
 
 
 class _Operations(TorchDispatchMode):
@@ -89,25 +85,20 @@ def test_auto_is_fused_whatever_the_leading_dimensions(leading):
     assert "_scaled_dot_product_flash_attention_for_cpu.default" in seen.names
 
 
-@pytest.mark.parametrize("scale", [math.inf, "0.3", torch.ones((), requires_grad=True)])
-def test_a_scale_that_is_no_number_is_refused(scale):
-    """A scale that is a tensor is rejected, because its gradient would be lost silently."""
-    q, k, v, _ = _inputs((5, 6))
-    with pytest.raises(ValueError, match="scale must be a finite number"):
-        flash_attention(q, k, v, scale=scale)
-
-
 @pytest.mark.parametrize(
     ("valid", "invalid"),
     [
         ({"is_causal": True}, {"is_causal": 1}),
         ({"scale": 1.0}, {"scale": True}),
+        ({"scale": 0.3}, {"scale": "0.3"}),
+        ({}, {"scale": math.inf}),
+        ({}, {"scale": torch.ones((), requires_grad=True)}),  # its gradient would be lost silently
         ({"implementation": "naive"}, {"implementation": ["naive"]}),
         ({"return_lse": False}, {"return_lse": 0}),
         ({}, {"window": [None]}),
     ],
 )
-def test_a_valid_call_does_not_make_an_equal_invalid_one_valid(valid, invalid):
+def test_invalid_options_are_refused_also_after_equal_valid_ones(valid, invalid):
     q, k, v, _ = _inputs((4, 4))
     flash_attention(q, k, v, **valid)
     with pytest.raises(ValueError, match=f"{next(iter(invalid))} must be"):
@@ -161,20 +152,22 @@ def test_no_columns_and_integers_are_refused():
             flash_attention(x, x, x)
 
 
-@no_gpu
-@pytest.mark.parametrize("name", ["flash_triton", "sdpa_cudnn"])
-def test_what_this_machine_cannot_do_is_told_with_what_it_can(name):
+@pytest.mark.parametrize(
+    ("name", "call", "message"),
+    [
+        pytest.param("flash_triton", {}, "needs a CUDA GPU", marks=no_gpu),
+        pytest.param("sdpa_cudnn", {}, "needs a CUDA GPU", marks=no_gpu),
+        ("sdpa", {"window": (1, 1)}, "does not support windows"),
+        ("sdpa", {"softcap": 1.0}, "does not support softcap"),
+        ("sdpa", {"return_lse": True}, "does not support log-sum-exp"),
+        ("sdpa", {"is_causal": True, "alignment": "lower_right"}, "does not support lower-right"),
+    ],
+)
+def test_what_an_implementation_lacks_is_told_with_those_that_have_it(name, call, message):
     q, k, v, _ = _inputs((5, 6), dtype=torch.float32)
-    with pytest.raises(
-        RuntimeError,
-        match=f"{name} needs a CUDA GPU; implementations that support these inputs: auto, ",
-    ):
-        flash_attention(q, k, v, implementation=name)
-
-
-def _shifted(x: Tensor) -> Tensor:
-    """Return a copy that starts one element after an aligned address."""
-    return torch.cat((x.flatten()[:1], x.flatten()))[1:].view_as(x)
+    others = "implementations that support these inputs: auto, naive"
+    with pytest.raises(RuntimeError, match=f"{name} {message}.*; {others}"):
+        flash_attention(q, k, v, implementation=name, **call)
 
 
 def _odd(x: Tensor) -> Tensor:
@@ -182,7 +175,7 @@ def _odd(x: Tensor) -> Tensor:
     return torch.cat((x, x[..., :1]), -1)[..., :-1]
 
 
-@pytest.mark.parametrize("view", [torch.clone, _shifted, _odd])
+@pytest.mark.parametrize("view", [torch.clone, SHIFTED, _odd])
 def test_torchs_kernels_on_a_gpu_get_aligned_tensors(view, monkeypatch):
     attention, seen = functional.scaled_dot_product_attention, []
 
@@ -248,36 +241,10 @@ def test_gpu_every_implementation_is_the_same_function(implementation, leading, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("view", [_shifted, _odd])
+@pytest.mark.parametrize("view", [SHIFTED, _odd])
 @pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
 def test_gpu_inputs_and_gradients_of_any_alignment(implementation, view):
     given = [view(x) for x in _inputs((200, 200), (2, 3), torch.bfloat16, "cuda", head_dim=64)]
     if implementation != "auto" and unsupported_reason(*given[:3], implementation, Call(True)):
         pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *given, True)
-
-
-@pytest.mark.gpu
-@on_hopper
-@pytest.mark.parametrize(
-    "n, head_dim, dtype, expected",
-    [
-        (128, 64, torch.bfloat16, "sdpa"),
-        (16_384, 64, torch.bfloat16, "flash_hopper"),
-        (1024, 64, torch.float32, "sdpa"),
-        (4096, 64, torch.float32, "flash_triton"),
-        (4096, 16, torch.float32, "flash_triton"),
-    ],
-)
-def test_gpu_auto_is_what_was_measured_ahead(n, head_dim, dtype, expected, monkeypatch):
-    called = []
-
-    def watched(q, k, v, call):
-        called.append(expected)
-        return torch.empty_like(q)
-
-    chosen = ATTENTIONS[expected]._replace(attend=watched)
-    monkeypatch.setitem(ATTENTIONS, expected, chosen)
-    q = torch.empty(1, n, head_dim, dtype=dtype, device="cuda")
-    flash_attention(q, q, q, True)
-    assert called == [expected]

@@ -30,6 +30,21 @@ def _meta(heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16, **option
 
 
 @pytest.mark.parametrize(
+    ("n", "head_dim", "dtype", "expected"),
+    [
+        (1024, 64, BF16, "sdpa"),
+        (16_384, 64, BF16, "flash_hopper"),
+        (1024, 64, F32, "sdpa"),
+        (4096, 64, F32, "flash_triton"),
+        (4096, 16, F32, "flash_triton"),
+    ],
+)
+def test_launch_bound_inputs_are_for_torch(n, head_dim, dtype, expected):
+    q = _meta(1, n, head_dim, dtype)
+    assert best_implementation(q, q, q, CAUSAL) == expected
+
+
+@pytest.mark.parametrize(
     ("dtype", "kv_heads", "expected"),
     [(BF16, 8, "sdpa"), (BF16, 32, "flash_triton"), (F32, 8, "flash_triton")],
 )
