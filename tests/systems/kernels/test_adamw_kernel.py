@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 
+from systems.kernels.adamw import FusedAdamW
 from systems.kernels.adamw.reference import (
     Operands,
     random_bits,
@@ -90,16 +91,21 @@ def test_gpu_kernel_is_the_reference(use, n, offset):
     assert_kernel_is_reference(use, n, "cuda", offset)
 
 
+def captured_step(optimizer: FusedAdamW) -> torch.cuda.CUDAGraph:
+    optimizer.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    return graph
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("use", USES)
 def test_gpu_replays_equal_eager_steps(use):
     eager, captured = make_parameters(USES[use][0], "cuda"), make_parameters(USES[use][0], "cuda")
     optimizer, other = make_optimizer(use, eager), make_optimizer(use, captured)
     set_grads(captured, 0)
-    other.prepare()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        other.step()
+    graph = captured_step(other)
     assert all(int(other.state[p]["step"]) == 0 for p in captured)
     for step in range(5):
         for o in (optimizer, other):
@@ -131,10 +137,7 @@ def test_gpu_a_replay_takes_the_present_value_of_an_lr_tensor(device):
     lr = torch.tensor(1e-2, device=device)
     optimizer, other = make_optimizer("fp32", eager), make_optimizer("fp32", captured, lr=lr)
     set_grads(captured, 0)
-    other.prepare()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        other.step()
+    graph = captured_step(other)
     for step in range(4):
         optimizer.param_groups[0]["lr"] = float(lr.fill_(1e-2 / (step + 1)))
         if device == "cpu":
@@ -160,10 +163,7 @@ def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
     optimizer, other = make_optimizer("fp32", parameters), make_optimizer("fp32", twins)
     set_grads(parameters, 0)
     graphs_own = [p.grad for p in parameters]  # the gradients that the graph reads
-    optimizer.prepare()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        optimizer.step()
+    graph = captured_step(optimizer)
     for p in parameters:
         p.grad = None
     set_grads(parameters, 1)
