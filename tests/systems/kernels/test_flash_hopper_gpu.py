@@ -51,10 +51,7 @@ VARIANTS = {
     "all": Call(True, window_left=150, lower_right=True, softcap=2.0),
 }
 CALLS = {"full": PLAIN, "causal": Call(True), **VARIANTS}
-# (head_dim, heads of q, heads of k and v)
-FORMS = [
-    (64, 3, 3), (64, 4, 1), (128, 2, 2), (128, 4, 2), (192, 4, 2), (256, 2, 2), (256, 2, 1),
-]  # fmt: skip
+# (head_dim, heads of q and heads of k and v)
 PACKED_FORMS = [(64, (2, 2)), (64, (4, 1)), (128, (4, 2)), (192, (2, 2)), (256, (2, 1))]
 # (queries, keys) of packed sequences, with empty ones, and one that has many tiles
 PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
@@ -82,15 +79,17 @@ def test_gpu_without_queries_or_keys(outputs_hold_nan, head_dim):
         assert_right(*inputs(lengths, head_dim, BF16, (1, 2), "cuda"), True, by=by_hopper)
 
 
-@both_masks
+@pytest.mark.parametrize("name", ["full", "causal", "lower right"])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [*DIMS, (192, 128)])
-def test_gpu_split(outputs_hold_nan, head_dim, value_dim, is_causal):
-    for heads, *lengths in ((1, 1000, 1000), (2, 4224, 4224), (1, 300, 1111), (1, 1111, 300)):
-        given = inputs(
-            tuple(lengths), head_dim, BF16, (1, heads), "cuda", kv_heads=1, value_dim=value_dim
-        )
+def test_gpu_splits(outputs_hold_nan, head_dim, value_dim, name):
+    call = CALLS[name]
+    for heads, kv_heads, *lengths in (
+        (1, 1, 1000, 1000), (2, 1, 4224, 4224), (1, 1, 300, 1111), (1, 1, 1111, 300),
+        (3, 3, 200, 2000), (4, 2, 200, 2000), (4, 1, 200, 2000),
+    ):  # fmt: skip
+        given = inputs(tuple(lengths), head_dim, BF16, (1, heads), "cuda", 0, kv_heads, value_dim)
         for n_splits in (2, 3, 7):
-            assert_right(*given, is_causal, by=by_hopper, n_splits=n_splits)
+            assert_right(*given, call.is_causal, variant=call, by=by_hopper, n_splits=n_splits)
 
 
 @all_head_dims
@@ -195,14 +194,6 @@ def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
     longest = packing._replace(max_queries=9000, max_keys=9000)  # an upper bound is enough
     for of in (packing, longest):
         assert_right_packed(tensors, of, True, by=by_hopper)
-
-
-@pytest.mark.parametrize(("head_dim", "heads", "kv_heads"), FORMS)
-def test_gpu_splits(outputs_hold_nan, head_dim, heads, kv_heads):
-    call = VARIANTS["lower right"]
-    given = inputs((200, 2000), head_dim, BF16, (1, heads), "cuda", 0, kv_heads)
-    for n_splits in (2, 3):
-        assert_right(*given, True, variant=call, by=by_hopper, n_splits=n_splits)
 
 
 def test_gpu_packed_through_the_api_in_a_graph():

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from systems.kernels.flash_attention import Call, FlashAttentionTriton, attention_reference
-from systems.kernels.flash_attention.triton.tile_table import (
-    TABLE,
-)
+from systems.kernels.flash_attention.triton.tile_table import TABLE
 from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import (
     BF16,
@@ -20,6 +18,7 @@ from tests.systems.kernels.flash_cases import (
     ignore_overflow,
     inputs,
 )
+from tests.systems.kernels.random_cases import laid_out
 
 pytestmark = [ignore_overflow, pytest.mark.gpu, pytest.mark.usefixtures("outputs_hold_nan")]
 
@@ -128,10 +127,7 @@ def test_gpu_unaligned_addresses_after_aligned_ones():
     """Tensors of one shape share a plan, whose kernels Triton compiles for each alignment."""
     made = inputs((257, 257), 64, BF16, (2,), "cuda")
     assert_right(*made, True)
-    shifted = []
-    for x in made:
-        room = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")
-        shifted.append(room[1:].view_as(x).copy_(x))
+    shifted = [laid_out(x, "shifted") for x in made]
     assert shifted[0].data_ptr() % 16
     assert_right(*shifted, True)
     assert_right(*made, True)
