@@ -251,6 +251,7 @@ def test_a_group_can_be_removed():
     p.grad = q.grad = torch.ones(2)
     optimizer.step()
     del optimizer.param_groups[1:]
+    optimizer.update_hyperparameters()
     optimizer.step()
     assert [int(optimizer.state[x]["step"]) for x in (p, q)] == [2, 1]
 

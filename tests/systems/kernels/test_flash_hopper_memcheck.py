@@ -68,7 +68,10 @@ def _cases() -> Iterator[Callable[[], object]]:
     for head_dim, rows, is_causal, n_splits in itertools.product(
         (64, 128, 192, 256), lengths, masks, (None, 2)
     ):
-        yield functools.partial(_run_splits, head_dim, rows, is_causal, n_splits)
+        tensors = inputs(rows, head_dim, BF16, (1, 2), "cuda")
+        yield functools.partial(by_hopper, *tensors, is_causal, n_splits=n_splits)
+        if head_dim <= backward_launch.MAX_DETERMINISTIC_HEAD_DIM and n_splits is None:
+            yield functools.partial(by_hopper, *tensors, is_causal, deterministic=True)
     others = ((80, 80), (96, 96), (136, 136), (200, 200), (136, 128), (192, 128))
     for (head_dim, value_dim), is_causal in itertools.product(others, masks):
         tensors = inputs(lengths[0], head_dim, BF16, (1, 2), "cuda", value_dim=value_dim)
@@ -81,15 +84,6 @@ def _cases() -> Iterator[Callable[[], object]]:
         packed = [(0, 3), (65, 65), (5, 0), (300, 200)]
         tensors, packing = packed_inputs(packed, (4, 2), head_dim, BF16, device="cuda")
         yield functools.partial(by_hopper, *tensors, True, packing=packing)
-
-
-def _run_splits(
-    head_dim: int, rows: tuple[int, int], is_causal: bool, n_splits: int | None
-) -> None:
-    tensors = inputs(rows, head_dim, BF16, (1, 2), "cuda")
-    by_hopper(*tensors, is_causal, n_splits=n_splits)
-    if head_dim <= backward_launch.MAX_DETERMINISTIC_HEAD_DIM:
-        by_hopper(*tensors, is_causal, deterministic=True)
 
 
 if __name__ == "__main__":
