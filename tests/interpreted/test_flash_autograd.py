@@ -21,14 +21,7 @@ from systems.kernels.flash_attention.autograd import (
 from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from tests.systems.kernels.flash_cases import (
-    BF16,
-    F16,
-    F32,
-    ignore_overflow,
-    inputs,
-    packed_inputs,
-)
+from tests.systems.kernels.flash_cases import BF16, F16, F32, ignore_overflow, inputs, packed_inputs
 from tests.systems.kernels.random_cases import laid_out
 from tests.systems.kernels.selection import slow
 

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from systems.kernels.adamw import FusedAdamW
-from systems.kernels.adamw.reference import (
-    Operands,
-    random_bits,
-    round_stochastically,
-    stream,
-)
+from systems.kernels.adamw.reference import Operands, random_bits, round_stochastically, stream
 from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
@@ -180,8 +175,16 @@ def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("what", ["nothing", "gradient", "lr", "state"])
-def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("nothing", "parameter 0 .* no state"),
+        ("gradient", "moved since .*: those of parameter 1;"),
+        ("lr", "lr of parameter group 0 changed from 0.01 to 0.5"),
+        ("state", "parameter 1 .* no state"),
+    ],
+)
+def test_gpu_a_capture_that_is_not_prepared_is_refused(what, message):
     parameters = make_parameters(F32, "cuda")
     optimizer = make_optimizer("fp32", parameters)
     set_grads(parameters, 0)
@@ -196,16 +199,8 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what):
         optimizer.param_groups[0]["lr"] = 0.5
     elif what == "state":
         parameters[1].grad = kept
-    messages = {
-        "nothing": "parameter 0 .* no state",
-        "gradient": "moved since .*: those of parameter 1;",
-        "lr": r"lr of parameter group 0 changed from 0.01 to 0.5",
-        "state": "parameter 1 .* no state",
-    }
-    with (
-        pytest.raises(RuntimeError, match=messages[what]),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match=message), torch.cuda.graph(graph):
         optimizer.step()
 
 

@@ -9,13 +9,7 @@ import pytest
 from systems.kernels.flash_attention import flash_pytorch
 from tests.systems.kernels import random_cases
 from tests.systems.kernels.flash_cases import on_hopper
-from tests.systems.kernels.random_cases import (
-    CPU,
-    GPU,
-    assert_cases_right,
-    batches,
-    draw,
-)
+from tests.systems.kernels.random_cases import CPU, GPU, assert_cases_right, batches, draw
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "outputs_hold_nan"),

@@ -7,7 +7,7 @@ import pytest
 from tests.systems.kernels.wgmma_descriptors import wrong_matmuls
 
 # The descriptor of V is in UR6 and UR7, or in UR10 and UR11. P is in registers.
-SECOND = "UIADD3 UR{}, UP0, UR{}, 0x4000080, URZ"
+SECOND = "UIADD3 UR10, UP0, UR6, 0x4000080, URZ"
 MATMUL = """
 HGMMA.64x128x16.F32.BF16 R88, R152, gdesc[UR4].tnspB, R88
 HGMMA.64x128x16.F32.BF16 R88, R156, gdesc[UR8].tnspB, R88, gsb0
@@ -33,7 +33,7 @@ R2UR UR6, R6
 USHF.R.U32.HI UR6, URZ, 0x4, UR6
 {{before}}
 @!P0 BRA OTHER
-{{one}}
+{SECOND}
 ULOP3.LUT UR6, UR6, 0x4000000, URZ, 0xfc, !UPT
 {MATMUL}
 BRA END
@@ -47,40 +47,42 @@ EXIT
 
 
 @pytest.mark.parametrize(
-    ("before", "one", "other"),
+    ("before", "other"),
     [
-        ("", SECOND.format(10, 6), ""),
-        ("MOV R8, R6", SECOND.format(10, 6), "R2UR UR10, R8"),
-        ("", SECOND.format(10, 6), "@P1 " + SECOND.format(10, 6)),
-        ("", SECOND.format(10, 6), "@P1 STL [R1], R6\nLDL R9, [R1]\nR2UR UR10, R9\n"
-         "USHF.R.U32.HI UR10, URZ, 0x4, UR10"),
-        ("", SECOND.format(10, 6), SECOND.format(10, 7)),
+        ("", ""),
+        ("MOV R8, R6", "R2UR UR10, R8"),
+        ("", f"@P1 {SECOND}"),
+        ("", "@P1 STL [R1], R6\nLDL R9, [R1]\nR2UR UR10, R9\nUSHF.R.U32.HI UR10, URZ, 0x4, UR10"),
+        ("", SECOND.replace("UR6", "UR7")),
     ],
     ids=["only in one", "not shifted", "under a condition", "spilled so", "of another register"],
-)  # fmt: skip
-def test_descriptors_that_one_branch_does_not_compute(before: str, one: str, other: str) -> None:
-    n_matmuls, wrong = wrong_matmuls(code(BRANCHES.format(before=before, one=one, other=other)))
+)
+def test_descriptors_that_one_branch_does_not_compute(before: str, other: str) -> None:
+    n_matmuls, wrong = wrong_matmuls(code(BRANCHES.format(before=before, other=other)))
     assert n_matmuls == 2 and len(wrong) == 1
 
 
-def test_descriptors_that_change_in_a_loop() -> None:
+@pytest.mark.parametrize(
+    ("before", "within", "after", "n_wrong"),
+    [
+        (SECOND, "", "UIADD3 UR10, UR10, 0x400, URZ", 0),
+        ("", SECOND, "", 0),
+        (SECOND, "", "UIADD3 UR10, UR10, 0x80, URZ", 1),
+    ],
+)
+def test_descriptors_that_change_in_a_loop(
+    before: str, within: str, after: str, n_wrong: int
+) -> None:
     loop = f"""
 R2UR UR6, R6
-{{before}}
+{before}
 LOOP:
-{{within}}
+{within}
 {MATMUL}
 UIADD3 UR6, UR6, 0x400, URZ
-{{after}}
+{after}
 @P0 BRA LOOP
 EXIT
 """
-    both = loop.format(
-        before=SECOND.format(10, 6), within="", after="UIADD3 UR10, UR10, 0x400, URZ"
-    )
-    again = loop.format(before="", within=SECOND.format(10, 6), after="")
-    wrong = loop.format(
-        before=SECOND.format(10, 6), within="", after="UIADD3 UR10, UR10, 0x80, URZ"
-    )
-    assert wrong_matmuls(code(both)) == wrong_matmuls(code(again)) == (1, [])
-    assert len(wrong_matmuls(code(wrong))[1]) == 1
+    n_matmuls, wrong = wrong_matmuls(code(loop))
+    assert n_matmuls == 1 and len(wrong) == n_wrong
