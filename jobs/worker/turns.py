@@ -3,7 +3,8 @@
 Before the first round that a worker executes, it executes each run once in a trial. The trial
 checks the output, so that no round includes the check, and finds the longest hold and the values
 that all rounds share. Its times are thrown away: its first process starts from another state of the
-GPU, and its processes have holds of their own.
+GPU, and its processes have holds of their own. On GPUs where an earlier worker tried runs of the
+same code, only the baseline and the other runs are tried.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class KnownResults:
 
     def is_result(self, record: Record) -> bool:
         """Return whether the worker keeps a record instead of executing its run again."""
+        return is_done_in_job(record, self._manifest.id, usable=self.is_usable(record))
+
+    def is_usable(self, record: Record) -> bool:
+        """Return whether another submission's record is of what this job measures."""
         manifest, recorder = self._manifest, self._recorder
-        return is_done_in_job(
-            record,
-            manifest.id,
-            usable=not manifest.force
+        return (
+            not manifest.force
             and record.device == recorder.device
-            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record)),
+            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record))
         )
 
 
@@ -100,28 +103,34 @@ class Turns:
         mine = (r for r in self._own() if (r.run, r.submission) == (run, self._submission))
         return next((record for record in mine if record.status in _LASTING), None)
 
+    def was_tried(self, run: str) -> bool:
+        """Return whether a run was executed in a trial on the GPUs that this worker has used."""
+        return any(record.run == run and is_trial(record) for record in self._successes())
+
     def options(self, run: str, place: BlockPlace) -> dict[str, Any]:
         """Return what the next execution of a run includes, see `systems.benchmark.RoundOptions`.
 
-        The first successful execution of a run by this worker includes the check of its output. In
-        a trial, each run has its own hold. The longest of them, or without a trial the longest so
-        far, is the hold of all rounds, so that no process has another clock.
+        The first successful execution of a run includes the check of its output. In a trial, each
+        run has its own hold. The longest of them, or without a trial the longest so far, is the
+        hold of all rounds, so that no process has another clock.
         """
-        since = [
-            record
-            for record in self._own()
-            if record.status is Status.ok
-            and record.submission == self._submission
-            and record.started_at >= self._since
-        ]
-        holds = [_fact(r, "hold_ms") for r in since if is_trial(r) or not self._has_trial]
+        found = self._successes()
+        holds = [_fact(r, "hold_ms") for r in found if is_trial(r) or not self._has_trial]
         longest = max((hold for hold in holds if isinstance(hold, float)), default=0.0)
         sustained = run in self._block.sustained and not place.trial
         return {
-            "check": all(record.run != run for record in since),
+            "check": all(record.run != run for record in found),
             "sustained_s": self._sustained_s if sustained else 0.0,
             "hold_ms": 0.0 if place.trial else longest,
         }
+
+    def _successes(self) -> list[Record]:
+        """Return the successful attempts of this worker, and earlier trials on the same GPUs."""
+        ok = [record for record in self._own() if record.status is Status.ok]
+        mine = [r for r in ok if r.submission == self._submission and r.started_at >= self._since]
+        here = {record.allocation for record in mine} - {None}
+        trials = (r for r in ok if is_trial(r) and self._known.is_usable(r))
+        return [*mine, *(r for r in trials if r.allocation in here)]
 
     def _own(self) -> list[Record]:
         records = self._known.records

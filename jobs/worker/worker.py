@@ -224,10 +224,13 @@ class Worker:
         return self.started + 60 * limit_min - time.monotonic() - min(WARNING_S, 15 * limit_min)
 
     def _run_trial(self, turns: Turns, round: int) -> None:
-        """Execute and record the runs of a block once, except those that its rounds leave out."""
+        """Execute and record the runs of a block once, except those that its rounds leave out.
+
+        The first run, the baseline, is always executed: the GPU may be in another state.
+        """
         for task, place in turns.places(round, trial=True):
             self.known.refresh()
-            if not turns.lasting_failure(task[0]):
+            if not turns.lasting_failure(task[0]) and not turns.was_tried(task[0]):
                 self._execute(self._begin(task, place), turns.options(task[0], place))
 
     def _run_in_turn(self, turns: Turns, task: TaskKey, place: BlockPlace) -> None:

@@ -100,15 +100,19 @@ def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> 
 def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
     """A run that is added must be measured in turn with the others, and so must a new baseline.
 
-    Reports show the latest execution of a round.
+    Reports show the latest execution of a round. What was tried on this machine is not tried again,
+    except the baseline.
     """
     sweep, out = block_sweep(tmp_path, OK[:2]), tmp_path / "out"
+    tried: list[list[int]] = []
 
     def measured(*options: str) -> list[int]:
         """Submit again, and return the round of each new record of a round."""
         before = len(records(out)) if out.exists() else 0
         assert call("jobs.submit", sweep, "--local", "--out", out, *options).returncode == 0
-        return [n for n, _ in order(records(out)[before:]) if n >= 0]
+        new = order(records(out)[before:])
+        tried.append([tag for n, tag in new if n < 0])
+        return [n for n, _ in new if n >= 0]
 
     assert measured() == [0] * 3 + [1] * 3
     assert measured("blocks.rounds=3") == [2] * 3
@@ -118,6 +122,9 @@ def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
     assert Counter(n for n, _ in executions(records(out))) == {0: 4, 1: 1, 2: 1}
     block_sweep(tmp_path, OK)
     assert measured() == [0] * 4 + [1] * 4
+    assert not any(options(record)["check"] for record in records(out)[-8:])
+    assert measured("--force") == [0] * 4 + [1] * 4
+    assert [tags for tags in tried if tags] == [[0, 1], [0], [0, 2], [0, 1, 2]]
 
 
 @pytest.mark.slow
