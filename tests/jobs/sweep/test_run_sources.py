@@ -84,8 +84,8 @@ def test_an_edit_of_the_timer(stale_after: StaleAfter) -> None:
 def test_an_edit_of_a_wrapper(stale_after: StaleAfter) -> None:
     stale = stale_after("systems/parallel/ddp.py")
     assert {(RUNS[id].benchmark, RUNS[id].params["strategy"]) for id in stale} == {
-        *(("data_parallel", name) for name in ("naive", "flat", "overlapped", "bucketed")),
-        *(("sharded_optimizer", name) for name in ("replicated", "sharded", "torch_zero")),
+        *(("data_parallel", name) for name in ("naive", "flat", "overlapped", "bucketed", "peer")),
+        *(("sharded_optimizer", name) for name in ("replicated", "sharded", "peer", "torch_zero")),
     }
 
 
