@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
+from jobs.code.short_names import run_labels
 from jobs.results.latest import LOGS, folders_in, manifests_of
 from jobs.results.unreadable import UnreadableResults
-from jobs.run import varying
 from jobs.sweep.stock_sweeps import stock_sweeps
 
 
@@ -42,6 +42,6 @@ def run_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         return []
     for manifests in found.values():
         runs = [run for manifest in manifests for run in manifest.runs.values()]
-        names = varying(runs)
-        labels |= {run.id: run.label(names) for run in runs if run.id.startswith(incomplete)}
+        label = run_labels(runs)
+        labels |= {run.id: label(run) for run in runs if run.id.startswith(incomplete)}
     return sorted(labels.items())

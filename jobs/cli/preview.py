@@ -9,12 +9,12 @@ from shutil import which
 from jobs.block import Block
 from jobs.cli.output import broken, columns
 from jobs.cli.submission import kinds
+from jobs.code.short_names import run_labels
 from jobs.formatting import counted, relative
 from jobs.launch.expected_time import EarlierTimes, expected_text
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.plan_submission import Prepared
 from jobs.results.manifest import Executor
-from jobs.run import varying
 
 SHOWN_RUNS = 10
 
@@ -33,10 +33,10 @@ def preview(prepared: Prepared, cluster: str, sbatch: bool) -> None:
         if on_slurm:  # only Slurm limits the time of a whole job
             text += f", at most {limit} min each"
         print(broken(text, indent=4), end="")
-    names = varying(prepared.expansion.runs)
+    label = run_labels(prepared.expansion.runs)
     planned = dict.fromkeys(run for job in manifest.jobs for run, _ in job.tasks)
     for run in list(planned)[:SHOWN_RUNS]:
-        print(f"  {run}  {manifest.runs[run].label(names)}")
+        print(f"  {run}  {label(manifest.runs[run])}")
     if len(planned) > SHOWN_RUNS:
         print(f"  … and {len(planned) - SHOWN_RUNS} more")
     if sbatch:

@@ -201,8 +201,7 @@ def _facets(pivot: Pivot, x_index: int) -> list[Key]:
     facets = list(dict.fromkeys(_without(key, x_index) for key in pivot.row_keys))
     orders = []
     for values in map(dict.fromkeys, zip(*facets, strict=True)):
-        numeric = all(isinstance(value, (int, float)) for value in values)
-        orders.append(list(sorted(values) if numeric else values))
+        orders.append(sorted(values) if all(map(is_number, values)) else list(values))
     return sorted(
         facets, key=lambda facet: [o.index(x) for o, x in zip(orders, facet, strict=True)]
     )

@@ -136,8 +136,7 @@ def benchmark_module(name: str) -> ModuleType:
     is_model = isinstance(params, type) and issubclass(params, BaseModel)
     if not is_model or not hasattr(module, "run"):
         what = "it must define run(params) and Params, a pydantic model"
-        hint = nearest(name, known_benchmarks()) if path.startswith("systems.benchmarks.") else ""
-        raise NoBenchmark(f"{path} is not a benchmark: {what}{hint}")
+        raise NoBenchmark(f"{path} is not a benchmark: {what}")
     return module
 
 

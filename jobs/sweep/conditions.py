@@ -19,6 +19,7 @@ from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
+from jobs.formatting import is_number
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
@@ -130,7 +131,7 @@ class Condition:
             if name not in run:
                 return None
             value = run[name]
-            if is_ordered and not (_is_number(value) and _is_number(wanted)):
+            if is_ordered and not (is_number(value) and is_number(wanted)):
                 shown = ["null" if each is None else repr(each) for each in (value, wanted)]
                 raise ConditionError(
                     f"{self.text!r} compares {' with '.join(shown)}, which have no order"
@@ -245,9 +246,4 @@ def _number(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         number = _number(node.operand)
         return None if number is None else -number
-    is_number = isinstance(node, ast.Constant) and _is_number(node.value)
-    return node.value if is_number else None  # type: ignore[attr-defined]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
+    return node.value if isinstance(node, ast.Constant) and is_number(node.value) else None
