@@ -88,7 +88,7 @@ def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
     return [
         {"fixed": {"what": "pause", **attacked}},
         {"fixed": {"what": "raises", "rank": 3}},
-        {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 12},
+        {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 24},
         {"fixed": {"what": "wait", **lost}},
         {"fixed": {"what": "ok", "artifact": "trace", "gloo": True}},
     ]
