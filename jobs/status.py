@@ -28,39 +28,33 @@ class Status(StrEnum):
     @property
     def is_live(self) -> bool:
         """Whether the run is, or may be, queued or running."""
-        return self in _LIVE
+        return self in (Status.queued, Status.running, Status.unknown)
 
     @property
     def can_be_recorded(self) -> bool:
         """Whether a record can have this status."""
-        return self not in _LIVE | {Status.missing, Status.not_needed}
+        return not self.is_live and self not in (Status.missing, Status.not_needed)
 
     @property
     def is_failure(self) -> bool:
         """Whether this status is a failure, for which `jobs status` exits with code 1."""
-        return self not in _RESULTS and not self.is_live
+        results = (Status.ok, Status.oom, Status.unsupported, Status.not_needed)
+        return self not in results and not self.is_live
 
     @property
     def runs_again_on_submit(self) -> bool:
         """Whether a new submission of the sweep executes the run again."""
-        return self in _INTERRUPTED
+        return self.runs_again_in_its_job or self in (Status.killed, Status.missing)
 
     @property
     def runs_again_in_its_job(self) -> bool:
         """Whether a requeued job, or a new worker of the job, executes the run again."""
-        return self in _INTERRUPTED_IN_ITS_JOB
+        return self in (Status.preempted, Status.cancelled)
 
     @property
     def runs_again_on_retry(self) -> bool:
         """Whether a new submission executes the run again only with `--retry-failed`."""
-        return self in _RETRIED
-
-
-_LIVE = {Status.queued, Status.running, Status.unknown}
-_RESULTS = {Status.ok, Status.oom, Status.unsupported, Status.not_needed}
-_INTERRUPTED = {Status.killed, Status.preempted, Status.cancelled, Status.missing}
-_INTERRUPTED_IN_ITS_JOB = {Status.preempted, Status.cancelled}
-_RETRIED = {Status.oom, Status.timeout, Status.error, Status.wrong}
+        return self in (Status.oom, Status.timeout, Status.error, Status.wrong)
 
 
 @dataclass(frozen=True, slots=True)
