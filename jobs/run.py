@@ -1,7 +1,9 @@
-"""Runs of a benchmark, and the resources that the runs need."""
+"""Runs of a benchmark, the ids that records and commands use for them, and their resources."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -62,6 +64,20 @@ class Run:
         texts = [f"{name}={format_scalar(value)}" for name, value in shown.items()]
         code = [f"code={self.checkout}"] if self.checkout else []
         return " ".join([self.benchmark, *texts, *code])
+
+
+def run_id(benchmark: str, version: int, params: dict[str, Any], defaults: dict[str, Any]) -> str:
+    """Return the id of a run, 16 hexadecimal digits: a hash of benchmark, version and parameters.
+
+    Parameters equal to their default are not hashed, so adding a parameter with a default to a
+    benchmark does not change existing ids. The id does not depend on the order of the keys, the
+    sweep file, the executor or the partition. Parameters and defaults are JSON values.
+    """
+    missing = object()
+    # Compare by repr, because 1, 1.0 and True are equal in Python.
+    unlike = {k: v for k, v in params.items() if repr(defaults.get(k, missing)) != repr(v)}
+    text = json.dumps([benchmark, version, unlike], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def varying(runs: list[Run]) -> list[str]:

@@ -21,8 +21,7 @@ import pytest
 from jobs.results.manifest import read_manifests
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
-from jobs.run import Run
-from jobs.run_id import run_id
+from jobs.run import Run, run_id
 from jobs.sweep.benchmarks import load_benchmark
 from tests.jobs.harness import ROOT
 

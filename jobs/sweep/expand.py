@@ -19,8 +19,7 @@ from pydantic import ValidationError
 
 from jobs.block import Block
 from jobs.errors import ENOUGH, InputError, Problem
-from jobs.run import Run, Shape
-from jobs.run_id import run_id
+from jobs.run import Run, Shape, run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.context import condition_of

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from jobs.errors import InputError
-from jobs.run import Shape
-from jobs.run_id import run_id
+from jobs.run import Shape, run_id
 from jobs.sweep.benchmarks import load_benchmark
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
