@@ -22,7 +22,7 @@ from jobs.results.manifest import BrokenManifest, read_manifest
 from jobs.slurm_client import SlurmSilent, slurm_client
 from jobs.worker.fork_server import adopt_orphans
 from jobs.worker.recorder import job_id, slurm_facts
-from jobs.worker.worker import Stopped, Worker
+from jobs.worker.worker import Worker
 
 # Time from Slurm's warning signal to the time limit, in seconds. In this time the worker kills the
 # current run, writes its record and requeues the job.
@@ -90,12 +90,12 @@ class _Task:
         worker.stop("preempted" if preempted else "limit")
         if not preempted and not begun:  # it must not be requeued forever
             say("not requeued: no run began before the time limit", sys.stderr)
-            raise Stopped(1)
+            raise SystemExit(1)
         if not preempted and stuck:  # nor this
             limit = f"the time limit of {worker.job.timeout_min} min is too short for a round"
             say(f"not requeued: {limit}; raise resources.timeout_min", sys.stderr)
-            raise Stopped(1)
-        raise Stopped(_requeue())
+            raise SystemExit(1)
+        raise SystemExit(_requeue())
 
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
         """Handle SIGTERM from Slurm: record the current run and exit if the job is about to end."""
@@ -112,7 +112,7 @@ class _Task:
             self.worker.stop("preempted" if why == "preempted" else "cancelled")
             # With this exit code, the batch script restarts the job step. See `restarting_srun`.
             restart = why == "step" and nodes > 1
-            raise Stopped(128 + (signal.SIGKILL if restart else signum))
+            raise SystemExit(128 + (signal.SIGKILL if restart else signum))
 
 
 def _requeue() -> int:

@@ -41,10 +41,6 @@ class CannotRecord(SystemExit):
         self.error = error
 
 
-class Replaced(SystemExit):
-    """Raised to end a worker if another worker of its job has started, see `claim_job`."""
-
-
 @dataclass(frozen=True)
 class Attempt:
     """One attempt to execute a run, created when the attempt begins."""
@@ -113,7 +109,7 @@ class Recorder:
     def write(
         self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
     ) -> Record:
-        """Write and print the record of one attempt. Raises CannotRecord or Replaced."""
+        """Write and print the record of one attempt. Raises CannotRecord, or as `require_job`."""
         self.require_job()
         record = self._record(attempt, outcome, conditions or {})
         if self._writer is None:
@@ -134,7 +130,7 @@ class Recorder:
         self._token = claim_job(self._manifest.job_folder(self._job.index))
 
     def require_job(self) -> None:
-        """Raise CannotRecord if the results folder is gone, Replaced if this worker is replaced."""
+        """Raise CannotRecord if the results folder is gone, or exit if this worker is replaced."""
         folder = self._manifest.job_folder(self._job.index)
         if not folder.is_dir():
             error = FileNotFoundError(errno.ENOENT, "moved or removed while its runs executed")
@@ -142,7 +138,7 @@ class Recorder:
             raise CannotRecord(error)
         if self._token is not None and not is_claimed_by(folder, self._token):
             say("another worker of this job has started; this one records nothing", sys.stderr)
-            raise Replaced(1)
+            raise SystemExit(1)
 
     def claimed(self, attempt: Attempt) -> Attempt:
         """Create the log of an attempt, and return the attempt.

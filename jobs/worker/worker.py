@@ -65,14 +65,6 @@ MAX_DEATHS = 2  # number of workers that may die during a run before the run is 
 TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds
 
 
-class Stopped(SystemExit):
-    """Raised when a signal ends a worker. The current run has been recorded before."""
-
-
-class NodeLost(SystemExit):
-    """Raised to end this worker when the worker on another node of the job is lost."""
-
-
 class Worker:
     """Executes one job of a submission on one node. Only the worker of node 0 writes records.
 
@@ -342,7 +334,7 @@ class Worker:
             shutil.rmtree(scratch, ignore_errors=True)
         self.executed += 1
         if outcome.failure is not None and outcome.failure.type == "NodeLost":
-            raise NodeLost("the job ends because the worker on another node was lost")
+            raise SystemExit("the job ends because the worker on another node was lost")
 
     def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
         if request.nproc_per_node is not None:
@@ -416,7 +408,7 @@ class Worker:
 
         def on_term(signum: int, frame: FrameType | None) -> None:
             self.stop("cancelled")
-            raise Stopped(128 + signum)
+            raise SystemExit(128 + signum)
 
         signal.signal(signal.SIGTERM, on_term)
         signal.signal(signal.SIGINT, on_term)
