@@ -51,7 +51,7 @@ from jobs.worker.outcome import (
     timed_out,
 )
 from jobs.worker.ranks.node_connections import accept_workers, node_address
-from jobs.worker.ranks.nodes import dismiss, follow, lead
+from jobs.worker.ranks.nodes import Part, dismiss, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Conditions, Recorder, job_id, slurm_facts
 from jobs.worker.run_process import execute, run_alone
@@ -338,8 +338,9 @@ class Worker:
 
     def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
         if request.nproc_per_node is not None:
-            server = self._servers.get(request.checkout)
-            nodes, expired = lead(server, request, self._followers, timeout_s, self._remember)
+            part = Part(self._servers.get(request.checkout), request, timeout_s)
+            self._child = part.child
+            nodes, expired = lead(part, self._followers)
             return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
         if not self.in_process:
             return self._run_with_timeout(request, timeout_s)
@@ -348,9 +349,6 @@ class Worker:
         if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
             raise KeyboardInterrupt
         return outcome
-
-    def _remember(self, child: Child) -> None:
-        self._child = child
 
     def _run_with_timeout(self, request: Request, timeout_s: float) -> Outcome:
         """Execute a run that has a single process, which is killed at the timeout."""

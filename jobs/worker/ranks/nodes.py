@@ -10,14 +10,14 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import PAUSE_S, Child, ForkServer, oom_kills
+from jobs.worker.isolation import PAUSE_S, ForkServer, oom_kills
 from jobs.worker.messages import NodeReport, Order, Request
 from jobs.worker.ranks.node_connections import connect_to_leader, receive, send
 from jobs.worker.scratch import collect, no_scratch, outcomes_in
@@ -28,7 +28,7 @@ CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has fail
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
 
 
-class _Part:
+class Part:
     """The part of a run that this node executes, and the deadline until which the node waits.
 
     At first, the deadline is the timeout of the run. When a rank fails, it moves to at most
@@ -37,7 +37,7 @@ class _Part:
     """
 
     def __init__(self, server: ForkServer, request: Request, timeout_s: float):
-        self._request = request
+        self.request = request
         self._kills = oom_kills()
         self._report: NodeReport | None = None
         self._looked = time.monotonic()
@@ -72,7 +72,7 @@ class _Part:
 
     def report(self) -> NodeReport:
         if self._report is None:
-            self._report = collect(self._request, self._kills, self.child)
+            self._report = collect(self.request, self._kills, self.child)
         return self._report
 
     def endpoint(self) -> str | None:
@@ -96,21 +96,14 @@ def _tell(followers: Iterable[Connection], order: Order) -> None:
             send(connection, order)
 
 
-def lead(
-    server: ForkServer,
-    request: Request,
-    followers: list[Connection],
-    timeout_s: float,
-    on_start: Callable[[Child], object],
-) -> tuple[list[NodeReport], bool]:
+def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], bool]:
     """Execute a run with several ranks on all nodes of the job. Node 0 calls this function.
 
     On each node, a torchrun agent starts the ranks. If a rank fails, or if the run reaches its
     timeout, the ranks of all nodes are stopped. `followers` are the workers of the other nodes.
     Returns the reports of all nodes, node 0 first, and whether the run reached its timeout.
     """
-    part = _Part(server, request, timeout_s)
-    on_start(part.child)
+    request = part.request
     try:
         waiting: list[Connection] = []  # nodes that have not reported
         if followers and (endpoint := part.endpoint()):
@@ -184,7 +177,7 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
     """Execute this node's part of a run, until its ranks have ended or the leader stops them."""
-    part = _Part(server, request, float("inf"))  # the leader enforces the timeout
+    part = Part(server, request, float("inf"))  # the leader enforces the timeout
     try:
         while not part.child.ended and part.look():
             if part.ready([leader]):
