@@ -9,7 +9,6 @@ The worker describes the run in a `Request`. The benchmark is called in one of t
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 from jobs.formatting import counted
 from jobs.printing import say
+from jobs.provenance import packages
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.versions import untested
@@ -94,9 +94,8 @@ def execute(request: Request) -> Outcome:
                 f"{request.benchmark} is at version {version} here, but the run was submitted for "
                 f"version {request.version}; submit the sweep again"
             )
-        _check_gpus(request.gpus)
         if request.gpus:
-            _watch_gpu_memory(oom)
+            _require_gpus(request.gpus, oom)
         # JSON stores a tuple as a list. Strict models accept a list for a tuple only in JSON mode.
         params = module.Params.model_validate_json(json.dumps(request.params))
         called = time.monotonic()
@@ -158,36 +157,31 @@ def _check_plain(fact: Any, name: str, depth: int = 0) -> None:
         )
 
 
-def _check_gpus(gpus: list[str]) -> None:
-    """Raise an error if CUDA cannot use the GPUs, so that no run falls back to the CPU."""
-    if gpus:
-        import torch
+def _require_gpus(gpus: list[str], oom: dict[str, int]) -> None:
+    """Raise an error if CUDA cannot use the GPUs, so that no run falls back to the CPU.
 
-        seen = torch.cuda.device_count()
-        if seen < len(gpus):
-            raise RuntimeError(
-                f"this job was given {counted(len(gpus), 'GPU')} "
-                f"(CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
-                f"but torch sees {seen}; check the driver and torch's CUDA version on this node"
-            )
-        # device_count() also counts GPUs that the driver lists but cannot initialize. Without this
-        # call, the benchmark would then find no CUDA and measure the CPU.
-        torch.cuda.init()
+    If torch then fails to allocate GPU memory, the sizes are stored in `oom`, as in `Failure`.
+    """
+    import torch
 
-
-def _watch_gpu_memory(oom: dict[str, int]) -> None:
-    """Store the sizes of a GPU allocation of torch that fails, as fields of `Failure`."""
-    torch = sys.modules.get("torch")
-    attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
-    if torch is None or attach is None or not torch.cuda.is_available():
-        return
+    seen = torch.cuda.device_count()
+    if seen < len(gpus):
+        raise RuntimeError(
+            f"this job was given {counted(len(gpus), 'GPU')} "
+            f"(CUDA_VISIBLE_DEVICES={','.join(gpus)}), "
+            f"but torch sees {seen}; check the driver and torch's CUDA version on this node"
+        )
+    # device_count() also counts GPUs that the driver lists but cannot initialize. Without this
+    # call, the benchmark would then find no CUDA and measure the CPU.
+    torch.cuda.init()
 
     def observe(device: int, requested: int, *_: int) -> None:
         oom["requested_bytes"] = int(requested)
         oom["allocated_bytes"] = int(torch.cuda.memory_allocated(device))
 
-    torch.cuda.init()
-    attach(observe)
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:  # it is not public, so a later torch may lack it
+        attach(observe)
 
 
 def _loaded_versions() -> dict[str, Any]:
@@ -198,10 +192,7 @@ def _loaded_versions() -> dict[str, Any]:
     if torch.cuda.is_available():
         versions["cudnn"] = torch.backends.cudnn.version()
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    try:
-        versions["triton"] = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        versions["triton"] = None
+    versions["triton"] = packages()["triton"]
     if unknown := untested(versions):
         versions["untested"] = ", ".join(unknown)
     return versions
