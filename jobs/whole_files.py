@@ -81,13 +81,8 @@ def file_hash(path: Path) -> str | None:
         return None
 
 
-def write_json(path: Path, value: Any, parents: bool = True) -> str:
-    """Write a value to a JSON file, whole or not at all, and return its SHA-256 hash.
-
-    With `parents`, missing parent folders are created. `filename` of an OSError is `path`.
-    """
-    if parents:
-        path.parent.mkdir(parents=True, exist_ok=True)
+def write_json(path: Path, value: Any) -> str:
+    """Write a value to a JSON file with `whole_file`, and return its SHA-256 hash."""
     content = json.dumps(value).encode()
     with whole_file(path) as file:
         file.write(content)

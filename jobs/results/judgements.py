@@ -35,7 +35,7 @@ _FILE = TypeAdapter(dict[str, Judgement])  # by block id
 
 def write_judgement(job_folder: Path, block: str, judgement: Judgement) -> None:
     found = {**read_judgements(job_folder), block: judgement}
-    write_json(job_folder / FILE, _FILE.dump_python(found, mode="json"), parents=False)
+    write_json(job_folder / FILE, _FILE.dump_python(found, mode="json"))
 
 
 def read_judgements(job_folder: Path, bad: list[BadLine] | None = None) -> dict[str, Judgement]:

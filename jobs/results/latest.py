@@ -30,6 +30,7 @@ def note_accepted(folder: Path) -> None:
     """Note that a submission to a results folder was accepted, or that all its runs are done."""
     if folder != REPLAY.resolve():
         with suppress(OSError):
+            LOGS.mkdir(exist_ok=True)
             write_json(LATEST, {"folder": str(folder)})
 
 

@@ -152,6 +152,7 @@ def submitter() -> str:
 
 def write_manifest(manifest: Manifest) -> str:
     """Create the log folders of the jobs, and write manifest.json. Return a hash for the jobs."""
+    manifest.path.mkdir(parents=True, exist_ok=True)
     for job in manifest.jobs:  # Slurm kills a job that has no log folder, and gives no reason
         manifest.job_folder(job.index).mkdir(parents=True, exist_ok=True)
     data = _MANIFEST.dump_python(manifest, by_alias=True, exclude=_NOT_IN_FILE)
@@ -169,7 +170,7 @@ def write_handles(manifest: Manifest) -> None:
         str(index): handle.entry() if isinstance(handle, SlurmJob) else asdict(handle)
         for index, handle in manifest.handles.items()
     }
-    write_json(manifest.path / HANDLES, handles, parents=False)
+    write_json(manifest.path / HANDLES, handles)
 
 
 _NOT_IN_FILE = {"folder", "handles", "handles_unreadable"}  # fields that manifest.json lacks

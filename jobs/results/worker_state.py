@@ -63,11 +63,11 @@ _STATE, _END = TypeAdapter(WorkerState), TypeAdapter(WorkerEnd)
 
 
 def write_worker_state(job_folder: Path, state: WorkerState) -> None:
-    write_json(job_folder / STATE, state.model_dump(mode="json"), parents=False)
+    write_json(job_folder / STATE, state.model_dump(mode="json"))
 
 
 def write_worker_end(job_folder: Path, end: WorkerEnd) -> None:
-    write_json(job_folder / END, end.model_dump(mode="json"), parents=False)
+    write_json(job_folder / END, end.model_dump(mode="json"))
 
 
 def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> WorkerState:
@@ -88,7 +88,7 @@ def claim_job(job_folder: Path) -> str:
     """
     token = os.urandom(8).hex()
     with suppress(OSError):  # a full disk: then both write records, as attempts of their own
-        write_json(job_folder / WORKER, token, parents=False)
+        write_json(job_folder / WORKER, token)
     return token
 
 

@@ -109,7 +109,7 @@ def test_a_full_disk_under_the_log_does_not_kill_the_writer(
 
 
 def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "state.json"
+    path = tmp_path / "state.json"
     write_json(path, {"a": 1})
     write_json(path, {"b": [1, 2]})
     assert json.loads(path.read_text()) == {"b": [1, 2]}
