@@ -71,7 +71,8 @@ def _nvml() -> Any:
 def visible_gpus() -> list[str]:
     """Return the indices or UUIDs of the GPUs that this process may use.
 
-    If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid one, as in CUDA.
+    If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid one, as in CUDA,
+    each once.
     """
     count = _gpu_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -81,7 +82,7 @@ def visible_gpus() -> list[str]:
     def is_valid(token: str) -> bool:
         return bool(token) and token[0] != "-" and not (token.isdigit() and int(token) >= count)
 
-    return list(takewhile(is_valid, (token.strip() for token in given.split(","))))
+    return list(dict.fromkeys(takewhile(is_valid, map(str.strip, given.split(",")))))
 
 
 @cache

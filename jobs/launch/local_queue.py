@@ -51,7 +51,7 @@ class LocalQueue:
     def __init__(self, manifest: Manifest, parallel: int | None):
         self.manifest = manifest
         self.parallel = parallel
-        self.free = list(dict.fromkeys(provenance.visible_gpus()))
+        self.free = provenance.visible_gpus()
         self.total = len(self.free)
         self.waiting = [job for job in manifest.jobs if self._can_run(job)]
         self.running: list[_Running] = []

@@ -118,7 +118,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     before = [outcome[task] for task in done]
     slots = None  # unknown for Slurm, and one after another for debug
     if options.executor is Executor.local:
-        slots = local_slots(len(set(provenance.visible_gpus())), options.parallel)
+        slots = local_slots(len(provenance.visible_gpus()), options.parallel)
     manifest = Manifest(
         folder=folder,
         id=new_id(),
@@ -246,7 +246,7 @@ def _stale_notes(
 
 def _without_gpus(todo: list[Run], sweep_path: str) -> list[str]:
     """Return a note if this machine has too few GPUs for all runs that are to be executed."""
-    visible = len(set(provenance.visible_gpus()))
+    visible = len(provenance.visible_gpus())
     needed = min((run.shape.gpus_per_node for run in todo), default=0)
     if needed <= visible:
         return []
