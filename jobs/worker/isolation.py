@@ -6,7 +6,6 @@ never initializes CUDA, because forked processes could then not use CUDA.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from jobs.printing import say
-from jobs.worker.environment import with_project
 from jobs.worker.fork_server import (
     EXIT_S,
     WORKER_SIGNALS,
@@ -77,10 +75,10 @@ class ForkServer:
 
     def __init__(
         self,
+        environment: dict[str, str],
+        cwd: str | None = None,
         modules: Iterable[str] = (),
         benchmarks: Iterable[str] = (),
-        environment: dict[str, str] | None = None,
-        cwd: str | None = None,
     ):
         ours, theirs = socket.socketpair()
         with theirs, blocked_signals():  # the server inherits the signal mask and keeps it
@@ -89,7 +87,7 @@ class ForkServer:
             names = [" ".join(modules), " ".join(benchmarks)]
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", code, str(theirs.fileno()), *names],
-                env=environment or with_project(dict(os.environ)),
+                env=environment,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

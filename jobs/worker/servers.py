@@ -42,11 +42,11 @@ class ForkServers:
             place = self._manifest.checkouts[checkout]
             environment, cwd = with_project(environment, place.python_path), place.cwd
         try:
-            return ForkServer(self._modules, self._benchmarks, environment, cwd)
+            return ForkServer(environment, cwd, self._modules, self._benchmarks)
         except ServerDied as error:  # a run imports what it needs, if nothing is preloaded
             slowly = "continuing without preloaded modules, so runs start more slowly"
             say(f"{error}; {slowly}", sys.stdout)
-            return ForkServer(environment=environment, cwd=cwd)
+            return ForkServer(environment, cwd)
 
     def close(self) -> None:
         for server in self._servers.values():

@@ -326,12 +326,12 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     (tmp_path / "failing.py").write_text("import sys; sys.exit(5)\n")
     (tmp_path / "exiting.py").write_text("import os; os._exit(5)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    server = ForkServer(["failing", "no_such_module"])
+    server = ForkServer(job_environment(), modules=["failing", "no_such_module"])
     child = server.start(time.sleep, 0)
     assert child.wait(PATIENCE_S) and child.exit_code == 0
     server.close()
     with pytest.raises(ServerDied, match="exit code 5"):
-        ForkServer(["exiting"])
+        ForkServer(job_environment(), modules=["exiting"])
 
 
 def test_a_signal_given_to_another_thread_is_handled_while_waiting() -> None:
