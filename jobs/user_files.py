@@ -30,19 +30,15 @@ def invalid_path(text: str) -> str | None:
     return None
 
 
-def _is_results_folder(folder: Path) -> bool:
-    return any(folder.glob("submissions/*/manifest.json"))
-
-
 def unusable_results(path: Path) -> str | None:
     """Return an error message if a results folder must not have this path, else None."""
     if re.search(r"[\x00-\x1f\x7f-\x9f]", str(path)):
         return f"must be a path without line breaks and other control characters, got {str(path)!r}"
     if str(path).startswith(("-", "~")):
         return f"must not begin with - or ~, which would be part of its name, got {str(path)!r}"
-    inside = next(filter(_is_results_folder, path.absolute().parents), None)
-    if inside is not None:
-        return f"must not be inside another results folder, {inside}, got {str(path)!r}"
+    for folder in path.absolute().parents:
+        if any(folder.glob("submissions/*/manifest.json")):
+            return f"must not be inside another results folder, {folder}, got {str(path)!r}"
     for name, one in (("the root folder", "/"), ("your home folder", os.path.expanduser("~")),
                       ("the folder of this project", ROOT)):  # fmt: skip
         if os.path.realpath(path) == os.path.realpath(one):

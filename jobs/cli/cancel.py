@@ -24,7 +24,8 @@ def cancel(folder: Folder = None) -> None:
     """
     seen = observed(folder)
     done = cancel_jobs(seen)
-    print(f"cancelled {counted(done.jobs, 'job')} of {seen.folder}", flush=True)
+    count = sum(len(jobs) for _, jobs in done.stopped)
+    print(f"cancelled {counted(count, 'job')} of {seen.folder}", flush=True)
     if ending := await_end(done):
         print(f"{counted(ending, 'job')} still ending; status shows when, then submit again")
     if done.problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from jobs.errors import CommandError
@@ -24,7 +25,6 @@ POLL_S = 1.0
 class Cancelled:
     """What was cancelled, and what was not."""
 
-    jobs: int = 0
     problems: list[str] = field(default_factory=list)  # one line each
     stopped: list[tuple[Manifest, list[Job]]] = field(default_factory=list)
 
@@ -56,7 +56,6 @@ def cancel(seen: Observation) -> Cancelled:
             done.problems.append(f"{where}{error}")
             continue
         done.stopped.append((manifest, jobs))
-        done.jobs += len(jobs)
     return done
 
 
@@ -94,8 +93,6 @@ def _stop_process(manifest: Manifest) -> None:
         raise CommandError(
             f"submission {manifest.id} runs on host {process.host}; run this command on that host"
         )
-    try:
-        if process.is_running:
+    if process.is_running:
+        with suppress(ProcessLookupError):  # it has just ended
             os.kill(process.pid, signal.SIGTERM)
-    except ProcessLookupError:  # it has just ended
-        pass

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from jobs.results.slurm_job import SlurmJob, token_of
 from jobs.results.slurm_job_states import REFUSAL, STEP_AGAIN
 from jobs.results.slurm_queue import Answer, ask
 from jobs.results.worker_state import IDLE_RESTARTS, STATE
-from jobs.run import Shape
 from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.resources import Slurm
 from jobs.whole_files import whole_file
@@ -186,12 +186,8 @@ def _failed(
 
 def arrays(manifest: Manifest, largest: int) -> list[list[Job]]:
     """Group the jobs of a manifest into arrays of at most `largest` jobs of the same `Shape`."""
-    by_shape: dict[Shape, list[Job]] = {}
-    for job in manifest.jobs:
-        by_shape.setdefault(job.shape, []).append(job)
-    return [
-        jobs[i : i + largest] for jobs in by_shape.values() for i in range(0, len(jobs), largest)
-    ]
+    by_shape = [list(jobs) for _, jobs in groupby(manifest.jobs, lambda job: job.shape)]
+    return [jobs[i : i + largest] for jobs in by_shape for i in range(0, len(jobs), largest)]
 
 
 def planned_arrays(manifest: Manifest) -> tuple[list[list[Job]], str]:
