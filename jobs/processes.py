@@ -66,9 +66,17 @@ def signal_name(number: int) -> str:
 
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot. None: it does not run."""
+    fields = stat_fields(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat after the name of the process. None: no such process.
+
+    The name, which ends with the last parenthesis, may contain any bytes.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    return stat[stat.rindex(b")") + 2 :].decode().split()

@@ -28,6 +28,8 @@ from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any
 
+from jobs.processes import stat_fields
+
 EXIT_S = 10.0  # maximum wait until killed processes have exited, in seconds
 DUMP_STACKS = signal.SIGUSR1  # makes the processes of a run write the stacks of their threads
 # Slurm sends these signals to all processes of a job step, but only the worker must handle them.
@@ -217,14 +219,9 @@ def descendants(root: int) -> list[int]:
     """Return the pids of the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    stat = file.read()
-            except OSError:  # the process has exited in the meantime
-                continue
-            parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
-            children.setdefault(parent, []).append(int(name))
+        fields = stat_fields(int(name)) if name.isdigit() else None
+        if fields is not None:
+            children.setdefault(int(fields[1]), []).append(int(name))
     found: list[int] = []
     generation = children.get(root, [])
     while generation:
@@ -237,8 +234,8 @@ def _ask_for_stacks() -> None:
     """Send DUMP_STACKS to all processes of the current run that handle it. It kills others."""
     for pid in descendants(os.getpid()):
         try:
-            with open(f"/proc/{pid}/status") as file:
-                caught = next(line for line in file if line.startswith("SigCgt:"))
+            with open(f"/proc/{pid}/status", "rb") as file:
+                caught = next(line for line in file if line.startswith(b"SigCgt:"))
         except (OSError, StopIteration):
             continue
         if int(caught.split()[1], 16) >> (DUMP_STACKS - 1) & 1:

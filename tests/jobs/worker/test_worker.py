@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from jobs.processes import start_ticks
 from jobs.results.record import Record
 from jobs.status import Status
 from jobs.worker.environment import job_environment
+from jobs.worker.fork_server import _ask_for_stacks, descendants
 from jobs.worker.isolation import ForkServer, ServerDied, wait_for
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import outcome_of
@@ -332,6 +334,19 @@ def test_an_import_that_fails_does_not_end_the_server_and_one_that_exits_is_told
     server.close()
     with pytest.raises(ServerDied, match="exit code 5"):
         ForkServer(job_environment(), modules=["exiting"])
+
+
+def test_the_name_of_a_process_may_be_any_bytes() -> None:
+    """Linux cuts names after 15 bytes, so the last character of one may be incomplete."""
+    name = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') \\xd0')"
+    command = [sys.executable, "-c", f"{name}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        assert process.pid in descendants(os.getpid())
+        assert start_ticks(process.pid) is not None
+        _ask_for_stacks()  # must not end the fork server
+        process.stdin.close()
 
 
 def test_a_signal_given_to_another_thread_is_handled_while_waiting() -> None:
