@@ -58,6 +58,8 @@ class LocalQueue:
         self.records: list[Record] = []
         self.noted: list[int] = []  # signals that have arrived
         self.unwritable = False  # whether a worker could not write a record
+        self.tail = RecordTail(manifest.folder, set(manifest.runs))
+        self.progress = QueueProgress(manifest)
 
     def run(self) -> list[Record]:
         """Run all jobs and return the records of this submission.
@@ -67,24 +69,23 @@ class LocalQueue:
             KeyboardInterrupt: if SIGINT, SIGTERM or SIGHUP arrived. Each worker has then recorded
                 its current run as cancelled and exited.
         """
-        tail = RecordTail(self.manifest.folder, set(self.manifest.runs))
         with noted_signals() as self.noted:
             try:
                 impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
                 if impossible:  # a worker records their runs as unsupported
                     self._start(impossible, [])
-                with QueueProgress(self.manifest) as progress:
+                with self.progress:
                     while (self.waiting or self.running) and not (self.noted or self.unwritable):
                         self._start_what_fits()
                         time.sleep(POLL_S)
                         ended = [one for one in self.running if one.process.poll() is not None]
                         # After `poll`, so that the records of `ended` are complete.
-                        self._collect(tail, progress)
+                        self._collect()
                         for one in ended:
-                            self._reap(one, progress)
-                        progress.update(job for one in self.running for job in one.jobs)
+                            self._reap(one)
+                        self.progress.update(job for one in self.running for job in one.jobs)
                     self._stop_workers()
-                    self._collect(tail, progress)
+                    self._collect()
             finally:
                 self._stop_workers()
         if signal.SIGHUP in self.noted:
@@ -143,16 +144,16 @@ class LocalQueue:
     def _log(self, jobs: list[Job]) -> Path:
         return self.manifest.job_folder(jobs[0].index) / "worker.log"
 
-    def _reap(self, one: _Running, progress: QueueProgress) -> None:
+    def _reap(self, one: _Running) -> None:
         self.running.remove(one)
         self.free += one.gpus
         code = one.process.returncode
         if code == unwritable.EXIT_CODE:
             self.unwritable = True  # this worker could not record later runs either
         elif code != 0 and not self.noted:
-            self._after_death(one, progress)
+            self._after_death(one)
 
-    def _after_death(self, one: _Running, progress: QueueProgress) -> None:
+    def _after_death(self, one: _Running) -> None:
         """Start the worker of a job again, if runs are left and earlier deaths made progress."""
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
         left = len(self._left(one.jobs))
@@ -169,18 +170,18 @@ class LocalQueue:
                 with suppress(OSError):  # a full disk must not stop the other jobs
                     write_worker_end(self.manifest.job_folder(job.index), end)
         how = f"{end.text(one.jobs[0].index)};"
-        progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
+        self.progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
 
     def _left(self, jobs: list[Job]) -> set[TaskKey]:
         """Return the tasks of some jobs that a worker still has to execute."""
         done = {(r.run, r.repeat) for r in self.records if is_done_in_job(r, self.manifest.id)}
         return {task for job in jobs for task in job.tasks} - done
 
-    def _collect(self, tail: RecordTail, progress: QueueProgress) -> None:
-        for record in tail.new():
+    def _collect(self) -> None:
+        for record in self.tail.new():
             if record.submission == self.manifest.id:
                 self.records.append(record)
-                progress.add(record)
+                self.progress.add(record)
 
     def _stop_workers(self) -> None:
         for one in self.running:
