@@ -224,7 +224,7 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
     additional = {**always, **slurm.additional_parameters}
     comment = [additional.get("comment"), token_of(manifest.id, place)]
     additional["comment"] = " ".join(str(part) for part in comment if part)
-    wanted: dict[str, Any] = {
+    given: dict[str, Any] = {
         "job_name": manifest.sweep.name,
         "time": job.timeout_min,
         "nodes": shape.nodes,
@@ -251,9 +251,8 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
         # time limit.
         "srun_args": ["--kill-on-bad-exit=1", "--export=ALL", *cpus, *slurm.srun_args],
         "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
+        "wckey": None,  # some sites refuse unknown keys
     }
-    given: dict[str, Any] = {k: v for k, v in wanted.items() if v is not None}
-    given["wckey"] = None  # some sites refuse unknown keys
     task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]
     python = slurm.python or shlex.quote(sys.executable)
     worker = f"{python} -u -m jobs.launch.worker_task {INDEX} {shlex.join(task)}"
