@@ -181,7 +181,10 @@ def connect_to_leader(rendezvous_file: Path) -> Connection:
         try:
             os.listdir(rendezvous_file.parent)  # refreshes the cache of a network file system
             where = json.loads(_read_own(rendezvous_file))
-            return _connect((where["host"], where["port"]), bytes.fromhex(where["key"]))
+            key = bytes.fromhex(where["key"])
+            with socket.create_connection((where["host"], where["port"]), HANDSHAKE_S) as connected:
+                connected.settimeout(None)
+                return _prove(connected, key, answer_challenge, deliver_challenge)
         except (OSError, ValueError, EOFError, AuthenticationError, AssertionError) as error:
             if time.monotonic() > deadline:
                 raise RuntimeError(
@@ -197,9 +200,3 @@ def _read_own(path: Path) -> bytes:
         if not (is_own(path) and os.path.samestat(os.fstat(file.fileno()), path.stat())):
             raise PermissionError(f"{path} belongs to another user")
         return file.read()
-
-
-def _connect(address: tuple[str, int], key: bytes) -> Connection:
-    with socket.create_connection(address, HANDSHAKE_S) as connected:
-        connected.settimeout(None)
-        return _prove(connected, key, answer_challenge, deliver_challenge)
