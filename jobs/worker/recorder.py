@@ -81,8 +81,9 @@ class Recorder:
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
         self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
         self._waiting = time.time() - manifest.created_at
+        self._folder = manifest.job_folder(job.index)
         self._token: str | None = None
-        self._writer: RecordWriter | None = None
+        self._writer = RecordWriter(manifest.folder / RECORDS, f"{manifest.id}-{job.index}")
         self.code = CodeReader(manifest)
         self.device = provenance.device_kind(gpus)
         self._environment = {
@@ -96,7 +97,7 @@ class Recorder:
 
     def begin(self, run: Run, repeat: int, number: int, place: BlockPlace | None = None) -> Attempt:
         """Return a new attempt with the current time, and the states of the code and the GPUs."""
-        log = self._manifest.job_folder(self._job.index) / f"{run.id}-{repeat}-{number}.log"
+        log = self._folder / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
         # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
@@ -112,9 +113,6 @@ class Recorder:
         """Write and print the record of one attempt. Raises CannotRecord, or as `require_job`."""
         self.require_job()
         record = self._record(attempt, outcome, conditions or {})
-        if self._writer is None:
-            name = f"{self._manifest.id}-{self._job.index}"
-            self._writer = RecordWriter(self._manifest.folder / RECORDS, name)
         if not self._writer.write(record):
             assert self._writer.error is not None
             unwritable.mark(self._manifest.path, self._job.index, self._writer.error)
@@ -127,16 +125,15 @@ class Recorder:
 
     def claim_job(self) -> None:
         """Let this worker replace an earlier worker of the job that may still be running."""
-        self._token = claim_job(self._manifest.job_folder(self._job.index))
+        self._token = claim_job(self._folder)
 
     def require_job(self) -> None:
         """Raise CannotRecord if the results folder is gone, or exit if this worker is replaced."""
-        folder = self._manifest.job_folder(self._job.index)
-        if not folder.is_dir():
+        if not self._folder.is_dir():
             error = FileNotFoundError(errno.ENOENT, "moved or removed while its runs executed")
             say(f"{self._manifest.folder} was {error.strerror}; this worker ends", sys.stderr)
             raise CannotRecord(error)
-        if self._token is not None and not is_claimed_by(folder, self._token):
+        if self._token is not None and not is_claimed_by(self._folder, self._token):
             say("another worker of this job has started; this one records nothing", sys.stderr)
             raise SystemExit(1)
 
