@@ -110,8 +110,8 @@ def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> s
     fewest = "3 to " if any(block.auto for block in blocks) else ""
     text = f"{counted(len(blocks), 'block')} of {fewest}{counted(rounds, 'round')}"
     runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
-    expected = earlier.expected(runs)
+    cost = earlier.cost(runs)
     each = f"{len(runs)} processes a round"
-    if expected is None:
+    if cost is None:
         return f"{text}, {each}"
-    return f"{text}, {each}, about {expected} a round"
+    return f"{text}, {each}, about {cost} a round"

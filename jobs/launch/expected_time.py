@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from jobs.block import FEWEST_ROUNDS, in_blocks, trial_runs
 from jobs.formatting import format_number, relative
@@ -48,37 +47,27 @@ class EarlierTimes:
                 found += [(times(folder), folder) for folder in sorted(named)]
         return cls(*max(found, key=lambda one: len(one[0])))
 
-    def expected(self, runs: list[Run], among: list[Run] | None = None) -> Cost | None:
-        """Return the expected cost of runs, one after another. None: unknown.
+    def cost(self, runs: list[Run], fewest: list[Run] | None = None) -> str | None:
+        """Return the expected time and GPU-hours of runs, one after another. None: unknown.
 
-        A run without an earlier time counts as the mean of the others in `among`. None: in `runs`.
+        With `fewest`, it is the range from their cost to that of `runs`, which include them. A run
+        without an earlier time counts as the mean of the others.
         """
-        times = [self.by_point.get(_point(run)) for run in among or runs]
-        known = [one for one in times if one is not None]
+        points = map(_point, runs)
+        known = [self.by_point[point] for point in points if point in self.by_point]
         if not known:
             return None
         mean = sum(known) / len(known)
-        seconds = [self.by_point.get(_point(run), mean) for run in runs]
-        gpus = [run.shape.nodes * run.shape.gpus_per_node for run in runs]
-        gpu_hours = sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600
-        return Cost(sum(seconds), gpu_hours)
-
-
-class Cost(NamedTuple):
-    """Time and GPU-hours."""
-
-    seconds: float
-    gpu_hours: float
-
-    def __str__(self) -> str:
-        return self.up_to(self)
-
-    def up_to(self, most: Cost) -> str:
-        """Return the range from this cost to a higher one as text."""
-        times = dict.fromkeys([_time_text(self.seconds), _time_text(most.seconds)])
-        hours = dict.fromkeys(format_number(cost.gpu_hours, 2) for cost in (self, most))
-        text = " to ".join(times)
-        return text + (f", {' to '.join(hours)} GPU-hours" if most.gpu_hours else "")
+        times, hours = [], []
+        for some in (runs if fewest is None else fewest, runs):
+            seconds = [self.by_point.get(_point(run), mean) for run in some]
+            gpus = [run.shape.nodes * run.shape.gpus_per_node for run in some]
+            times.append(_time_text(sum(seconds)))
+            hours.append(sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600)
+        text = " to ".join(dict.fromkeys(times))
+        if hours[-1] > 0:
+            text += f", {' to '.join(dict.fromkeys(format_number(h, 2) for h in hours))} GPU-hours"
+        return text
 
 
 def _time_text(seconds: float) -> str:
@@ -120,11 +109,10 @@ def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
     if not most:
         return "nothing to run"
     known = sum(_point(run) in earlier.by_point for run in most)
-    highest, lowest = earlier.expected(most), earlier.expected(least, among=most)
-    if highest is None or lowest is None:
+    cost = earlier.cost(most, least)
+    if cost is None:
         return "unknown: these runs have no earlier records"
-    expected = lowest.up_to(highest)
-    return f"{expected} (from records of {known} of {len(most)} runs in {relative(earlier.folder)})"
+    return f"{cost} (from records of {known} of {len(most)} runs in {relative(earlier.folder)})"
 
 
 def _point(of: Run | Record) -> str:
