@@ -16,14 +16,12 @@ STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts
 JOBS_PER_SLOT = 4
 SLACK = 1.5  # time that runs may take, relative to earlier times
 
-Slots = Callable[[Shape], int]
-
 
 def pack(
     tasks: list[TaskKey],
     runs: Mapping[str, Run],
     runs_per_job: int | None,
-    slots: Slots | None = None,
+    slots: Callable[[Shape], int] | None = None,
     blocks: Sequence[Block] = (),
     earlier_s: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Job]:
@@ -100,18 +98,14 @@ def _chosen_size(count: int, slots: int | None) -> int:
     return count if slots == 1 else math.ceil(count / (JOBS_PER_SLOT * slots))
 
 
-def local_slots(gpus: int, parallel: int | None) -> Slots:
-    """Return a function that returns how many jobs of a `Shape` the local queue runs at once."""
-
-    def slots(shape: Shape) -> int:
-        if shape.exclusive:
-            return 1
-        if not shape.gpus_per_node:
-            return parallel or 1
-        fit = max(1, gpus // shape.gpus_per_node)
-        return fit if parallel is None else min(fit, parallel)
-
-    return slots
+def local_slots(shape: Shape, gpus: int, parallel: int | None) -> int:
+    """Return how many jobs of a `Shape` the local queue runs at once, on a machine with GPUs."""
+    if shape.exclusive:
+        return 1
+    if not shape.gpus_per_node:
+        return parallel or 1
+    fit = max(1, gpus // shape.gpus_per_node)
+    return fit if parallel is None else min(fit, parallel)
 
 
 def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:

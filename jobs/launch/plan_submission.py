@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from jobs import provenance
@@ -118,7 +119,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     before = [outcome[task] for task in done]
     slots = None  # unknown for Slurm, and one after another for debug
     if options.executor is Executor.local:
-        slots = local_slots(len(provenance.visible_gpus()), options.parallel)
+        gpus = len(provenance.visible_gpus())
+        slots = partial(local_slots, gpus=gpus, parallel=options.parallel)
     manifest = Manifest(
         folder=folder,
         id=new_id(),

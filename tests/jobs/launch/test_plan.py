@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     shape = Shape(gpus_per_node=gpus_per_node)
     runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i in range(20)}
     tasks = tasks_of([*runs], 1)
-    slots = local_slots(gpus, parallel)
+    slots = partial(local_slots, gpus=gpus, parallel=parallel)
     assert [len(job.tasks) for job in pack(tasks, runs, None, slots)] == sizes
     assert slots(Shape(gpus_per_node=gpus_per_node, exclusive=True)) == 1
 
