@@ -97,7 +97,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         with noted_signals() as noted:
             answer = sbatch(script, environment_of(manifest)[1])
             if answer.number is not None:
-                _note(manifest, _with_number(planned, answer.number))
+                _note(manifest, planned, answer.number)
         number = answer.number
         if number is None:
             known = _asked(planned, 0.0 if answer.refused else LATE_S)
@@ -106,7 +106,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
                 words = answer.words or "sbatch printed nothing"
                 raise CommandError(_failed(manifest, jobs, planned, words, refused, numbers))
             number = str(known.found.number)
-            _note(manifest, _with_number(planned, number))
+            _note(manifest, planned, number)
         numbers.append(number)
         if noted:
             raise KeyboardInterrupt
@@ -130,13 +130,11 @@ def _planned(manifest: Manifest, jobs: list[Job], place: int, cluster: str) -> d
     }
 
 
-def _note(manifest: Manifest, jobs: dict[int, SlurmJob]) -> None:
-    manifest.handles.update(jobs)
+def _note(manifest: Manifest, planned: dict[int, SlurmJob], number: str | None = None) -> None:
+    """Save the jobs of an array, with its number if Slurm has told it."""
+    for index, job in planned.items():
+        manifest.handles[index] = job if number is None else job.with_number(number)
     write_handles(manifest)
-
-
-def _with_number(jobs: dict[int, SlurmJob], number: str) -> dict[int, SlurmJob]:
-    return {index: job.with_number(number) for index, job in jobs.items()}
 
 
 def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:

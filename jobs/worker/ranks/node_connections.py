@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jobs.whole_files import is_own, write_json
+from jobs.worker.isolation import SLICE_S
 from jobs.worker.messages import Message
 
 M = TypeVar("M", bound=Message)
 
 MEET_S = 300.0  # maximum wait for the worker of another node to connect, in seconds
 HANDSHAKE_S = 10.0  # maximum time to prove the knowledge of the secret, in seconds
-SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
 
 
 def node_address() -> str:
