@@ -20,7 +20,7 @@ from jobs.formatting import format_scalar, is_number
 from jobs.frame.metrics import METRICS, fact_at, measured_phases
 from jobs.frame.recorded import RECORDED, UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
-from jobs.frame.rows import cells_of, rows_of
+from jobs.frame.rows import Cell, rows_of
 from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record
 from jobs.results.record_reader import garbage_collection_paused
@@ -93,8 +93,7 @@ def _numbers(results: _Group, phase: str | None) -> dict[str, Any]:
     for column, metric in _CELLS.items():
         if phase is None and metric.has_phases:
             continue
-        rows = list(rows_of(results, [metric], lambda *_: [phase or ""]))
-        (cell,) = cells_of(rows, [()] * len(rows)).values()
+        cell = Cell(list(rows_of(results, [metric], lambda *_: [phase or ""])))
         if not cell.measured:
             continue
         if column != "time":
@@ -121,8 +120,7 @@ def _add_folder(
     for i, result in enumerate(results):
         key = (result.run.id, result.device, result.status, i if by_process else 0)
         groups.setdefault(key, []).append(result)
-    recorded = {r.run.id: r.run for r in results if r.record is not None}
-    staleness = Staleness(recorded.values())
+    staleness = Staleness(result.run for result in results if result.record is not None)
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
         measured = _measurements(group)

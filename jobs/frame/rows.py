@@ -1,15 +1,16 @@
 """The table under all tables: a row has what one attempt measured of one metric, in one phase.
 
-Tables, plots, texts, exports and the report are queries of it. They group rows into cells. The
-number of a cell is computed here, by `cells_of`. Which attempts have rows is decided in
-`jobs.results.counting`, and how a metric follows from a record in `jobs.frame.metrics`.
+Tables, plots, texts, exports and the report are queries of it. They group rows into cells, and a
+`Cell` computes its number. Which attempts have rows is decided in `jobs.results.counting`, and how
+a metric follows from a record in `jobs.frame.metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from jobs.results.record import Record
 from jobs.status import Status
 from jobs.sweep.views import PREDICTED
 
-Key = TypeVar("Key", bound=Hashable)
 Interval = tuple[float, float]  # lower and upper end
 NO_VALUE = "–"  # text of a cell whose run does not have the metric
 _WITHOUT_INTERVAL = ("min", "max", "mean_std")  # the interval is that of a mean
@@ -75,14 +75,26 @@ def rows_of(
                     yield Row(result, metric, phase, found, in_round=in_round)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
-    """The rows that have the same place in a table, and their numbers."""
+    """The rows of one metric that have the same place in a table, and their numbers."""
 
-    metric: Metric
-    rows: list[Row]
-    measured: list[Row]  # those with samples: one per process
-    statistic: str  # such as median
+    rows: list[Row]  # at least one
+    statistic: str = "median"  # see `value`
+
+    @property
+    def metric(self) -> Metric:
+        return self.rows[0].metric
+
+    @cached_property
+    def measured(self) -> list[Row]:
+        """The rows with samples: one per process."""
+        return [row for row in self.rows if row.samples is not None]
+
+    @property
+    def samples(self) -> list[np.ndarray]:
+        """The samples of each process."""
+        return [row.samples for row in self.rows if row.samples is not None]
 
     @property
     def in_rounds(self) -> bool:
@@ -104,7 +116,7 @@ class Cell:
         if not self.measured:
             return None
         if self.in_rounds:
-            return statistic(_values(self.measured, name), over_processes(name))
+            return statistic(self._by_process(name), over_processes(name))
         return statistic(self.pooled, name)
 
     @property
@@ -116,14 +128,24 @@ class Cell:
         """
         if not self.in_rounds or self.statistic in _WITHOUT_INTERVAL:
             return None
-        return _interval(self.measured, self.statistic)
+        values = self._by_process(self.statistic)
+        if not self.metric.is_timed and (values == values[0]).all():
+            return None
+        groups: dict[str, list[float]] = {}
+        for record, value in zip(self.records, values.tolist(), strict=True):
+            groups.setdefault(allocation_of(record), []).append(value)
+        return mean_interval(list(groups.values()))
 
     @property
     def deviation(self) -> float | None:
         """Only for mean_std: that over processes, or over samples outside of blocks."""
         if self.statistic != "mean_std" or not self.measured:
             return None
-        return statistic(_values(self.measured, "mean") if self.in_rounds else self.pooled, "std")
+        return statistic(self._by_process("mean") if self.in_rounds else self.pooled, "std")
+
+    def _by_process(self, name: str) -> np.ndarray:
+        """Return a statistic of the samples of each process, as an array `(processes,)`."""
+        return np.array([statistic(samples, name) for samples in self.samples])
 
     @property
     def records(self) -> list[Record]:
@@ -142,7 +164,7 @@ class Cell:
     @property
     def pooled(self) -> np.ndarray:
         """The samples of all processes. There must be at least one."""
-        return pooled(self.measured)
+        return self.samples[0] if len(self.samples) == 1 else np.concatenate(self.samples)
 
     @property
     def spread(self) -> float:
@@ -175,45 +197,3 @@ class Cell:
             ok, total = len(self.measured), len(self.measured) + len(failures)
             text += f" ({ok} of {total} repeats; {', '.join(dict.fromkeys(failures))})"
         return text
-
-
-def cells_of(
-    rows: Iterable[Row], keys: Iterable[Key], statistic_name: str = "median"
-) -> dict[Key, Cell]:
-    """Return the cells of rows, in the order of their first rows.
-
-    Args:
-        keys: for each row, what identifies its cell. Rows of a cell have the same metric.
-        statistic_name: such as median, see `Cell.value`.
-    """
-    groups: dict[Key, list[Row]] = {}
-    for row, key in zip(rows, keys, strict=True):
-        groups.setdefault(key, []).append(row)
-    return {
-        key: Cell(
-            group[0].metric, group, [r for r in group if r.samples is not None], statistic_name
-        )
-        for key, group in groups.items()
-    }
-
-
-def pooled(measured: Sequence[Row]) -> np.ndarray:
-    """Return the samples of some rows, of which there is at least one, as one array."""
-    samples = [row.samples for row in measured if row.samples is not None]
-    return samples[0] if len(samples) == 1 else np.concatenate(samples)
-
-
-def _interval(measured: Sequence[Row], name: str) -> Interval | None:
-    values = _values(measured, name)
-    if not measured[0].metric.is_timed and (values == values[0]).all():
-        return None
-    groups: dict[str, list[float]] = {}
-    for row, value in zip(measured, values.tolist(), strict=True):
-        allocation = "" if row.record is None else allocation_of(row.record)
-        groups.setdefault(allocation, []).append(value)
-    return mean_interval(list(groups.values()))
-
-
-def _values(measured: Sequence[Row], name: str) -> np.ndarray:
-    """Return a statistic of the samples of each process, as an array `(processes,)`."""
-    return np.array([statistic(row.samples, name) for row in measured if row.samples is not None])

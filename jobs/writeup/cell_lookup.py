@@ -9,7 +9,7 @@ from jobs.errors import TableError, nearest
 from jobs.formatting import format_scalar
 from jobs.frame.metrics import metric_named, phases_with
 from jobs.frame.results import Result
-from jobs.frame.rows import NO_VALUE, Cell, cells_of, rows_of
+from jobs.frame.rows import NO_VALUE, Cell, rows_of
 from jobs.published.figures import published_figure
 from jobs.run import Run, varying
 from jobs.status import Status
@@ -47,7 +47,7 @@ def cell_of(
     found = runs_with(f"value({name!r})", results, params)
     phases = {id(result): _phase(name, result, phase) for result in found}
     rows = list(rows_of(found, [metric_named(name, unit)], lambda r, _: [phases[id(r)]]))
-    return cells_of(rows, [()] * len(rows), statistic).get(())
+    return Cell(rows, statistic) if rows else None
 
 
 def state_of(results: list[Result], params: Mapping[str, Any]) -> Status:

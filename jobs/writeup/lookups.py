@@ -181,11 +181,11 @@ class AnswerLookups:
             devices = ", ".join(dict.fromkeys(r.device for r in results))
             notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
         samples = [
-            row.samples
+            each
             for cell in self._cells
             if cell.metric.is_timed
-            for row in cell.measured
-            if row.samples is not None and len(row.samples) > 1
+            for each in cell.samples
+            if len(each) > 1
         ]
         if samples:
             spreads = sorted(statistic(each, "spread") for each in samples)

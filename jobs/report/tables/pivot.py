@@ -13,7 +13,7 @@ from jobs.code.short_names import short_names
 from jobs.errors import nearest
 from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
 from jobs.frame.results import Key, Result
-from jobs.frame.rows import Cell, Row, cells_of, rows_of
+from jobs.frame.rows import Cell, Row, rows_of
 from jobs.report.tables.notes import notes_of
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
@@ -58,9 +58,10 @@ def make_pivot(shown: Shown) -> Pivot:
     if len(metrics) > 1 and "value" not in (*rows, *columns):
         columns.append("value")
     rows = [*shown.extra_dimensions([*rows, *columns]), *rows]
-    measured = list(rows_of(results, metrics, lambda result, metric: wanted[metric.name]))
-    keys = ((_key(row, rows), _key(row, columns)) for row in measured)
-    cells = cells_of(measured, keys, view.statistic)
+    grouped: dict[tuple[Key, Key], list[Row]] = {}
+    for row in rows_of(results, metrics, lambda result, metric: wanted[metric.name]):
+        grouped.setdefault((_key(row, rows), _key(row, columns)), []).append(row)
+    cells = {place: Cell(found, view.statistic) for place, found in grouped.items()}
     orders = {"phase": phases, "value": [metric.name for metric in metrics]}
     row_keys = shown.sorted({row for row, _ in cells}, rows, **orders)
     column_keys = shown.sorted({column for _, column in cells}, columns, **orders)
