@@ -237,18 +237,17 @@ def _rate(
     All times in `ms` must be greater than 0. Return None for mfu (model FLOPs utilization) if the
     peak FLOP/s of the device is unknown.
     """
-    if name == "bandwidth":
-        return m.bytes[phase] / ms / 1e6
-    if name == "bus_bandwidth":
-        return m.bus_bytes[phase] / ms / 1e6
+    work: float = _by_phase(m, name)[phase]
+    if name in ("bandwidth", "bus_bandwidth"):
+        return work / ms / 1e6
     if name == "tokens_per_second":
-        return m.tokens[phase] / ms * 1e3
+        return work / ms * 1e3
     if name == "tflops":
-        return m.flops[phase] / ms / 1e9
+        return work / ms / 1e9
     precision = record.params.get("precision")
     dtype = record.params.get("dtype") or MATMUL_DTYPE.get(str(precision))
     peak = peak_flops(record.device, str(dtype))
-    return None if peak is None else m.flops[phase] / (ms * 1e-3) / peak * 100
+    return None if peak is None else work / (ms * 1e-3) / peak * 100
 
 
 def fact_at(facts: Any, path: list[str]) -> Any:

@@ -6,7 +6,6 @@ Tables can show predictions next to measurements. Runs that failed have predicti
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -22,30 +21,24 @@ def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
     """Return the predicted value of a metric for a run.
 
     It is an array with one number in the unit of the metric, or a string if it is text. None if the
-    benchmark does not predict this metric.
+    benchmark does not predict this metric, or rejects the parameters of the run, which may be from
+    an older version of the benchmark.
 
     Raises:
         TableError: if the benchmark does not exist, or if its function `predict` raises.
     """
-    return fact_number(_prediction(run.benchmark, json.dumps(run.params)), metric)
-
-
-def _prediction(benchmark: str, params_json: str) -> Any:
-    """Return all predictions of a benchmark for a run.
-
-    Return {} if the benchmark has no function `predict`. Also return {} if the benchmark rejects
-    the parameters, because the run may be from an older version of the benchmark.
-    """
     try:
-        module = benchmark_module(benchmark)
+        module = benchmark_module(run.benchmark)
         if not hasattr(module, "predict"):
-            return {}
-        params = module.Params.model_validate_json(params_json, context={STORED: True})
+            return None
+        given = json.dumps(run.params)
+        params = module.Params.model_validate_json(given, context={STORED: True})
     except LookupError as error:
         raise TableError(str(error)) from error
     except ValidationError:
-        return {}
+        return None
     try:
-        return module.predict(params)
+        found = module.predict(params)
     except Exception as error:
-        raise TableError(f"{benchmark}: predict({params!r}) raised {error!r}") from error
+        raise TableError(f"{run.benchmark}: predict({params!r}) raised {error!r}") from error
+    return fact_number(found, metric)
