@@ -20,7 +20,7 @@ from jobs.run import Run, varying
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import Sweep
-from jobs.sweep.views import PSEUDO, Plot, Table, names_in_title, names_in_where
+from jobs.sweep.views import DEVICE, PSEUDO, Plot, Table, names_in_title, names_in_where
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
@@ -167,25 +167,18 @@ def select(observation: Observation, view: Table | Plot, results: list[Result]) 
         else [*view.rows, *view.columns]
     )
     named = [name for name in dimensions if name not in PSEUDO]
-    own = _of_benchmark(results, benchmark, named)
+    own = [result for result in results if result.run.benchmark == short_name(benchmark)]
     if not own:
         return Shown(observation, view, [], results)
+    own = with_defaults(own, benchmark, named)
     known = sorted(own[0].run.params)
     for name in named:
         if name not in known:
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     try:
-        condition = Condition(view.where, names_in_where(known)) if view.where else None
-        if condition is not None:
-            recorded = {f"run.{name}": name for name in condition.recorded}
-            values = recorded | {name: name for name in condition.parameters}
-            own = [r for r in own if condition({n: r.coordinate(x) for n, x in values.items()})]
+        if view.where:
+            condition = Condition(view.where, names_in_where(known))
+            own = [r for r in own if condition(r.run.params | {f"run.{DEVICE}": r.device})]
     except ConditionError as error:
         raise TableError(f"where: {error}") from error
     return Shown(observation, view, own, results)
-
-
-def _of_benchmark(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """Return the results of one benchmark. All their runs have the same parameters."""
-    own = [result for result in results if result.run.benchmark == short_name(benchmark)]
-    return with_defaults(own, benchmark, named) if own else []
