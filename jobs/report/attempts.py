@@ -43,10 +43,9 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
     submitted = {task.key for task in observation.tasks}
     known = [run for manifest in observation.manifests for run in manifest.runs.values()]
     old = superseded([*known, *map(_run, observation.records)])
+    runs = {"run": [record.run for record in records]}
     if len({record.benchmark for record in records}) > 1:
-        benchmarks = {"benchmark": [record.benchmark for record in records]}
-    else:
-        benchmarks = {}
+        runs["benchmark"] = [record.benchmark for record in records]
     about: dict[str, list[str]] = {
         "repeat": [str(record.repeat) for record in records],
         "round": [str(record.block.round) if record.block else "" for record in records],
@@ -61,7 +60,6 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
             selection.reason(record, id(record) in shown, submitted, old) for record in records
         ],
     }
-    runs = {"run": [record.run for record in records]} | benchmarks
     params: dict[str, list[str]] = {}
     for name in varying([task.run for task in chosen]):
         header = f"{name} (parameter)" if name in runs or name in about else name
