@@ -158,7 +158,7 @@ class AnswerLookups:
         run, other = cells
         if study is None or run is None or other is None:
             return self._none(study, params, params | baseline)
-        speedup = speedup_of(run, other, "median", study.observation)
+        speedup = speedup_of(run, other, study.observation)
         if speedup.ratio is None:
             return self._none(study, params, params | baseline)
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")

@@ -102,7 +102,6 @@ def speedup_column(
         speedup_of(
             pivot.cells.get((row, column)),
             pivot.cells.get((row, base)),
-            pivot.shown.view.statistic,
             pivot.shown.observation,
         )
         for row in pivot.row_keys
@@ -130,10 +129,8 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
     return notes
 
 
-def speedup_of(
-    cell: Cell | None, reference: Cell | None, statistic_name: str, observation: Observation
-) -> Speedup:
-    """Return the speedup of a cell relative to the cell of the baseline.
+def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observation) -> Speedup:
+    """Return the speedup of a cell relative to the cell of the baseline, of the same statistic.
 
     Without a cell, the result has no text. If one of the two cells has no number, or the number is
     zero, its text is the reason or a dash.
@@ -155,29 +152,22 @@ def speedup_of(
     spread = max(cell.spread, reference.spread)
     if not cell.metric.is_timed:
         return Speedup(ratio, spread=spread, is_timed=False)
-    rounds = _rounds(cell, reference, statistic_name)
+    rounds = _rounds(cell, reference)
     if not rounds:
         elsewhere = _on_different_gpus(cell.records, reference.records)
         return Speedup(ratio, spread=spread, elsewhere=elsewhere)
-    verdict = _verdict(cell, reference, statistic_name, observation, rounds)
-    ends = [end for end in (verdict.low, verdict.high) if end is not None]
-    ratio = verdict.ratio
+    verdict = _verdict(cell, reference, observation, rounds)
     if lower_is_better:  # the ratio of a verdict is candidate / baseline
-        ratio, ends = 1 / ratio, [1 / end for end in reversed(ends)]
+        verdict = verdict.inverse
+    low, high = verdict.low, verdict.high
+    interval = None if low is None or high is None else (low, high)
     word = "" if verdict.verdict in ("faster", "slower") else verdict.verdict
-    interval = (ends[0], ends[1]) if ends else None
-    return Speedup(ratio, interval=interval, rounds=verdict.rounds, verdict=word)
+    return Speedup(verdict.ratio, interval=interval, rounds=verdict.rounds, verdict=word)
 
 
-def _verdict(
-    cell: Cell,
-    reference: Cell,
-    statistic_name: str,
-    observation: Observation,
-    rounds: list[Round],
-) -> Verdict:
+def _verdict(cell: Cell, reference: Cell, observation: Observation, rounds: list[Round]) -> Verdict:
     """Return the verdict of `compare`, or of the rounds alone if it has none on these values."""
-    if cell.metric.name == "time" and statistic_name == "median":
+    if cell.metric.name == "time" and cell.statistic == "median":
         keys = {
             (own.result.run.id, other.result.run.id, own.phase, own.result.device)
             for own, other in zip(cell.measured, reference.measured, strict=False)
@@ -211,13 +201,13 @@ def _differ(some: Collection[Record], others: Collection[Record], name: str) -> 
     return values != of_others and not any(UNKNOWN in value for value in values | of_others)
 
 
-def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
+def _rounds(cell: Cell, reference: Cell) -> list[Round]:
     """Return the rounds in which both cells were measured.
 
     Rounds in which one of the two processes of the baseline failed are left out, as in verdicts,
     and so are rounds with a value that is not positive or not finite.
     """
-    candidates, baselines = (_by_execution(each, statistic_name) for each in (cell, reference))
+    candidates, baselines = _by_execution(cell), _by_execution(reference)
     allocations = {
         (record.block.id, record.block.execution): allocation_of(record)
         for record in cell.records
@@ -241,12 +231,12 @@ def _rounds(cell: Cell, reference: Cell, statistic_name: str) -> list[Round]:
     return rounds
 
 
-def _by_execution(cell: Cell, statistic_name: str) -> _Executions:
+def _by_execution(cell: Cell) -> _Executions:
     """Return the values of a cell by execution of a round, with whether they are of the second."""
     found: _Executions = {}
     for row in cell.measured:
         if row.in_round and row.record is not None and row.samples is not None:
             place = place_of(row.record)
             values = found.setdefault((place.id, place.execution), [])
-            values.append((place.second, statistic(row.samples, statistic_name)))
+            values.append((place.second, statistic(row.samples, cell.statistic)))
     return found
