@@ -12,7 +12,7 @@ from statistics import median
 from jobs.formatting import counted, format_scalar
 from jobs.frame.recorded import recorded_value
 from jobs.results.counting import judged_executions
-from jobs.results.run_states import Observation, TaskState
+from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.verdicts.cell import Cell
@@ -44,11 +44,10 @@ def block_cells(
     There is a cell for each run, baseline, kind of device and phase. A run without times has one
     cell with the phase "".
     """
-    tasks = _by_run(observation.tasks)
+    runs = {task.run.id: task.run for task in observation.tasks}
     pairs = _pairs(observation)
     verdicts = judged(pairs, margin)
-    runs = {run_id: states[0].run for run_id, states in tasks.items()}
-    baselines = _Baselines(observation, runs)
+    labels = _labels(observation, runs)
     # Not those of older code or of an earlier execution: the run may be broken since.
     measured = {
         (record.run, record.device)
@@ -67,14 +66,9 @@ def block_cells(
         if not any(pair.rounds for pair, _ in of_run):
             of_run = [(replace(of_run[0][0], phase=""), None)]
         for pair, verdict in of_run:
-            cell = Cell(
-                runs[pair.candidate],
-                pair.device,
-                pair.phase,
-                "not measured",
-                baselines.label(pair.baseline, pair.candidate),
-                baseline_run=runs[pair.baseline],
-            )
+            run, baseline = runs[pair.candidate], runs[pair.baseline]
+            label = labels.get(baseline.id) or _label(baseline, [baseline, run])
+            cell = Cell(run, pair.device, pair.phase, "not measured", label, baseline_run=baseline)
             if pair.wrong:
                 cells.append(_wrong_cell(cell, pair))
             elif verdict is None:
@@ -82,7 +76,7 @@ def block_cells(
             else:
                 cells.append(_judged_cell(cell, pair, verdict))
     own = [pair for pair, _ in kept]
-    cells += _unmeasured(observation, tasks, own, chosen, baselines)
+    cells += _unmeasured(observation, runs, own, chosen, labels)
     return BlockCells(cells, [pair for pair in own if pair.rounds])
 
 
@@ -93,7 +87,7 @@ def verdicts_of(observation: Observation) -> dict[tuple[str, str, str, str], Ver
     Tables print them, so that they say the same as `compare`.
     """
     pairs = _pairs(observation)
-    verdicts = judged(pairs, sweep_margin(observation) or MARGIN)
+    verdicts = judged(pairs, sweep_margin(observation))
     return {
         (pair.candidate, pair.baseline, pair.phase, pair.device): verdict
         for pair, verdict in zip(pairs, verdicts, strict=True)
@@ -108,10 +102,10 @@ def _pairs(observation: Observation) -> list[Pair]:
     return [pair for pair in found if {pair.candidate, pair.baseline} <= runs]
 
 
-def sweep_margin(observation: Observation) -> float | None:
-    """Return the margin of the latest sweep of a folder that has the key `blocks`."""
+def sweep_margin(observation: Observation) -> float:
+    """Return the margin of the latest sweep of a folder that has the key `blocks`, or 0.01."""
     keys = (manifest.sweep.blocks for manifest in reversed(observation.manifests))
-    return next((blocks.margin for blocks in keys if blocks), None)
+    return next((blocks.margin for blocks in keys if blocks), None) or MARGIN
 
 
 def judged(
@@ -235,76 +229,58 @@ def _reason(pair: Pair) -> str:
 
 def _unmeasured(
     observation: Observation,
-    tasks: dict[str, list[TaskState]],
+    runs: dict[str, Run],
     pairs: list[Pair],
     chosen: Collection[str] | None,
-    baselines: _Baselines,
+    labels: dict[str, str],
 ) -> list[Cell]:
     """Return a cell for each run in a block that has no complete round, or no times at all."""
+    statuses: dict[str, set[Status]] = {}
+    for task in observation.tasks:
+        statuses.setdefault(task.run.id, set()).add(task.status)
     known = {(pair.block, pair.candidate) for pair in pairs}
     # A later submission can compare a run with another baseline. Its earlier block stays as it is.
     latest = {
-        run_id: (block.id, block.baseline)
+        run_id: block
         for manifest in observation.manifests
         for block in manifest.blocks
         for run_id in block.runs
     }
-    cells: dict[tuple[str, str], Cell] = {}
-    for manifest in observation.manifests:
-        for block in manifest.blocks:
-            for run_id in block.runs:
-                key = (block.id, run_id)
-                selected = run_id in tasks and (chosen is None or run_id in chosen)
-                obsolete = latest[run_id] != (block.id, block.baseline)
-                if run_id == block.baseline or key in known or obsolete or not selected:
-                    continue
-                found = {state.status for state in tasks[run_id]}
-                unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}
-                # All rounds are complete, but neither this run nor the baseline has a time.
-                failed = found - unfinished - {Status.ok, Status.not_needed}
-                reason = min(unfinished or failed, default=INCOMPLETE)
-                cells[key] = Cell(
-                    tasks[run_id][0].run,
-                    "",
-                    "",
-                    "not measured",
-                    baselines.label(block.baseline, run_id),
-                    detail=str(reason),
-                    pending=bool(unfinished) or not failed,
-                    baseline_run=tasks[block.baseline][0].run if block.baseline in tasks else None,
-                )
-    return list(cells.values())
+    cells = []
+    for run_id, block in latest.items():
+        selected = run_id in runs and (chosen is None or run_id in chosen)
+        if run_id == block.baseline or (block.id, run_id) in known or not selected:
+            continue
+        found = statuses[run_id]
+        unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}
+        # All rounds are complete, but neither this run nor the baseline has a time.
+        failed = found - unfinished - {Status.ok, Status.not_needed}
+        cell = Cell(
+            runs[run_id],
+            "",
+            "",
+            "not measured",
+            labels[block.baseline],
+            detail=str(min(unfinished or failed, default=INCOMPLETE)),
+            pending=bool(unfinished) or not failed,
+            baseline_run=runs[block.baseline],
+        )
+        cells.append(cell)
+    return cells
 
 
-def _by_run(tasks: list[TaskState]) -> dict[str, list[TaskState]]:
-    states: dict[str, list[TaskState]] = {}
-    for task in tasks:
-        states.setdefault(task.run.id, []).append(task)
-    return states
-
-
-class _Baselines:
-    """Labels the baselines of blocks by what is compared, such as `implementation=sdpa_cudnn`."""
-
-    def __init__(self, observation: Observation, runs: dict[str, Run]):
-        self._runs = runs
-        self._labels: dict[str, str] = {}
-        for manifest in observation.manifests:
-            for block in manifest.blocks:
-                members = [runs[run_id] for run_id in block.runs if run_id in runs]
-                if block.baseline in runs:
-                    self._labels[block.baseline] = _label(runs[block.baseline], members)
-
-    def label(self, baseline: str, candidate: str) -> str:
-        """Return the label of a baseline. `candidate` is a run of its block."""
-        known = self._labels.get(baseline)
-        if known is not None:
-            return known
-        of_run = self._runs[baseline]
-        return _label(of_run, [of_run, self._runs[candidate]])
+def _labels(observation: Observation, runs: dict[str, Run]) -> dict[str, str]:
+    """Return labels of the baselines of blocks, by run id."""
+    return {
+        block.baseline: _label(runs[block.baseline], [runs[id] for id in block.runs if id in runs])
+        for manifest in observation.manifests
+        for block in manifest.blocks
+        if block.baseline in runs
+    }
 
 
 def _label(baseline: Run, members: list[Run]) -> str:
+    """Return what is compared in a block, such as `implementation=sdpa_cudnn`."""
     if baseline.checkout:
         return f"code={baseline.checkout}"
     names = [name for name in varying(members) if name in baseline.params]

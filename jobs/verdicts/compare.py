@@ -19,7 +19,7 @@ from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
-from jobs.verdicts.judge import LEVEL, MARGIN, Verdict, established
+from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
 
 NO_ROUNDS = (
@@ -102,7 +102,7 @@ def compare_blocks(
             f"{folder} cannot be compared with itself: {NO_ROUNDS}. To compare two folders, name "
             "both"
         )
-    used = margin or sweep_margin(observation) or MARGIN
+    used = margin or sweep_margin(observation)
     found = block_cells(observation, used, chosen)
     if not found.cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
@@ -145,7 +145,7 @@ def compare_folders(
     both = [key for key, (a, b) in results.items() if a.statuses and b.statuses]
     if not both:
         raise CommandError(_unrelated(before, after))
-    used = margin or sweep_margin(after.observation) or MARGIN
+    used = margin or sweep_margin(after.observation)
     cells = folder_cells(before.runs | after.runs, results, used, chosen)
     measured = [
         (a.records, b.records)

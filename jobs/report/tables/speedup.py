@@ -23,7 +23,7 @@ from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.sweep.context import Scalar
 from jobs.verdicts.block_cells import sweep_margin, verdicts_of
-from jobs.verdicts.judge import MARGIN, Round, Verdict, judge
+from jobs.verdicts.judge import Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
@@ -179,7 +179,7 @@ def _verdict(cell: Cell, reference: Cell, observation: Observation, rounds: list
             found = found or (other.inverse if other is not None else None)
             if found is not None and found.rounds == len(rounds):
                 return found
-    return judge([rounds], sweep_margin(observation) or MARGIN)[0]
+    return judge([rounds], sweep_margin(observation))[0]
 
 
 def _on_different_gpus(some: Collection[Record], others: Collection[Record]) -> bool:
