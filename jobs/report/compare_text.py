@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from jobs.formatting import UNLIMITED, wrapped
+from collections import Counter
+
+from jobs.code.short_names import short_names
+from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, wrapped
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import ListFormat, render_columns
-from jobs.verdicts.cell import cell_columns, count_text
+from jobs.run import varying
+from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison
+from jobs.verdicts.judge import Verdict
 
 # The columns that a narrow terminal does not show, the first one first
 _LEAST = ("allocations", "rounds", "processes", "95% interval", "before (ms)", "after (ms)")
@@ -21,9 +26,11 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
     chosen = found.cells if every else [cell for cell in found.cells if cell.is_important]
     parts = ["\n".join(_wrapped(found.heading, width))] if found.heading else []
     if chosen:
-        parts.append(markdown_table(cell_columns(chosen, found.cells), "left", width, _LEAST))
-    left_out = len(found.cells) - len(chosen)
-    counts = count_text(found.cells) + (f" ({left_out} not listed; use --all)" if left_out else "")
+        parts.append(markdown_table(_columns(chosen, found.cells), "left", width, _LEAST))
+    verdicts = Counter(cell.verdict for cell in found.cells)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    if left_out := len(found.cells) - len(chosen):
+        counts += f" ({left_out} not listed; use --all)"
     return "\n\n".join([*parts, "\n".join(_wrapped([*found.notes, counts], width))])
 
 
@@ -35,5 +42,81 @@ def _wrapped(lines: list[str], width: int) -> list[str]:
 def csv_comparison(found: Comparison) -> str:
     """Return a comparison as CSV with all cells. Headings and notes are comment lines."""
     comments = "".join(f"# {line}\n" for line in (*found.heading, *found.notes))
-    columns = cell_columns(found.cells, found.cells, exact=True) if found.cells else {}
+    columns = _columns(found.cells, found.cells, exact=True) if found.cells else {}
     return (comments + render_columns(columns, ListFormat.csv)).removesuffix("\n")
+
+
+def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict[str, list[str]]:
+    """Return a table of at least one chosen cell, as texts of each column by header.
+
+    It has a column for each parameter that varies among the runs of all `cells` and their
+    baselines. For programs, `exact` gives all columns, numbers that are not rounded, and full names
+    of code outside this project.
+    """
+    baselines = {cell.baseline_run.id: cell.baseline_run for cell in cells if cell.baseline_run}
+    names = varying([*(cell.run for cell in cells), *baselines.values()])
+    references = set() if exact else {reference for cell in cells for reference in cell.run.code}
+    short = short_names(references, (c.run.params.get(name) for c in cells for name in names))
+    several_benchmarks = exact or len({cell.run.benchmark for cell in cells}) > 1
+    several_devices = exact or len({cell.device for cell in chosen}) > 1
+    several_baselines = exact or len({cell.baseline for cell in chosen if cell.baseline}) > 1
+    any_judged = any(cell.judged for cell in chosen)
+    unit = "rounds" if any(cell.baseline or cell.baseline_run for cell in cells) else "processes"
+    rows = []
+    for cell in chosen:
+        row = {"benchmark": cell.run.benchmark} if several_benchmarks else {}
+        values = {name: cell.run.params.get(name, "") for name in names}
+        row |= {name: short.get(value) or format_scalar(value) for name, value in values.items()}
+        if several_devices:
+            row["device"] = cell.device
+        if several_baselines:
+            row["baseline"] = cell.baseline
+        rows.append(row | (_exact(cell, unit) if exact else _rounded(cell, unit, any_judged)))
+    return {header: [row[header] for row in rows] for header in rows[0]}
+
+
+def _rounded(cell: Cell, unit: str, with_counts: bool) -> dict[str, str]:
+    judged = cell.judged
+    row = {
+        "phase": cell.phase,
+        "before (ms)": "" if cell.before is None else format_number(cell.before),
+        "after (ms)": "" if cell.after is None else format_number(cell.after),
+        "ratio": _ratio(judged) if judged else "",
+        "95% interval": _interval(judged) if judged else "",
+    }
+    if with_counts:
+        row[unit] = str(judged.rounds) if judged else ""
+        row["allocations"] = str(judged.allocations) if judged else ""
+    return row | {"verdict": cell.text}
+
+
+def _ratio(judged: Verdict) -> str:
+    spread = 0.0
+    if judged.verdict == "unsure" and judged.low is not None and judged.high is not None:
+        spread = judged.high - judged.low
+    return format_ratio(judged.ratio, spread, 3, "")
+
+
+def _interval(judged: Verdict) -> str:
+    """Return the interval of a ratio. A bound far above the ratio is not worth its digits."""
+    if judged.low is None or judged.high is None:
+        return ""
+    high = f"{judged.high:.3f}" if judged.high <= max(100, 2 * judged.ratio) else ">100x"
+    return f"{judged.low:.3f} to {high}"
+
+
+def _exact(cell: Cell, unit: str) -> dict[str, str]:
+    judged = cell.judged
+    numbers: dict[str, float | None] = {
+        "before (ms)": cell.before,
+        "after (ms)": cell.after,
+        "ratio": judged.ratio if judged else None,
+        "low": judged.low if judged else None,
+        "high": judged.high if judged else None,
+        unit: judged.rounds if judged else None,
+        "allocations": judged.allocations if judged else None,
+        "p": judged.p if judged else None,
+        "A/A floor" if unit == "rounds" else "floor": judged.floor if judged else None,
+    }
+    texts = {name: "" if value is None else repr(value) for name, value in numbers.items()}
+    return {"phase": cell.phase} | texts | {"verdict": cell.verdict, "detail": cell.detail}

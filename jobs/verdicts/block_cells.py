@@ -171,9 +171,6 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
         verdict=verdict.verdict,
         before=median(time for round in pair.rounds for time in round.baseline),
         after=median(round.candidate for round in pair.rounds),
-        ratio=verdict.ratio,
-        low=verdict.low,
-        high=verdict.high,
         detail="; ".join(details),
         judged=verdict,
     )

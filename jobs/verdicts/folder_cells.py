@@ -167,9 +167,6 @@ def folder_cells(
                     judged.verdict,
                     before=math.exp(fmean(ours.logs)),
                     after=math.exp(fmean(theirs.logs)),
-                    ratio=judged.ratio,
-                    low=judged.low,
-                    high=judged.high,
                     detail=_reasons(b),
                     judged=judged,
                 )

@@ -45,8 +45,9 @@ def test_each_run_is_compared_with_the_baseline_of_its_block(
     found = compared(folder)
     cell = only(found)
     assert (cell.verdict, cell.run.params["mode"], cell.baseline) == (verdict, "fast", "mode=exact")
-    assert cell.judged is not None and cell.judged.rounds == 5 and cell.judged.allocations == 1
-    assert cell.low is not None and cell.high is not None and cell.low < ratio < cell.high
+    judged = cell.judged
+    assert judged is not None and judged.rounds == 5 and judged.allocations == 1
+    assert judged.low is not None and judged.high is not None and judged.low < ratio < judged.high
     done = call("aggregate", "compare", folder.path)
     assert (done.returncode, found.exit_code, done.stderr) == (code, code, "")
     (row,) = [line for line in done.stdout.splitlines() if f"| {verdict} " in line]
@@ -239,12 +240,13 @@ def test_where_selects_runs_but_keeps_their_baseline(tmp_path: Path) -> None:
 
 def test_csv_has_every_cell_with_exact_numbers(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(1.1))
-    cell = only(compared(folder))
+    judged = only(compared(folder)).judged
     done = call("aggregate", "compare", folder.path, "--format", "csv")
     lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
     (row,) = csv.DictReader(lines)
     assert row["verdict"] == "slower" and row["mode"] == "fast" and row["baseline"] == "mode=exact"
-    assert (float(row["ratio"]), float(row["low"])) == (cell.ratio, cell.low)
+    assert judged is not None
+    assert (float(row["ratio"]), float(row["low"])) == (judged.ratio, judged.low)
     assert (row["rounds"], row["allocations"]) == ("5", "1")
 
 

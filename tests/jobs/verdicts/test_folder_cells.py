@@ -66,10 +66,12 @@ def test_a_difference_must_exceed_the_noise_and_the_floor(
     found = pair.compared(margin)
     cell = only(found)
     assert (cell.verdict, found.exit_code) == (verdict, code)
-    assert cell.low is not None and cell.high is not None and cell.judged is not None
+    judged = cell.judged
+    assert judged is not None
     if deviation <= 0.005:
         floor = 0.07 if repeats == 3 else 0.25
-        assert (cell.low, cell.high) == pytest.approx((ratio / (1 + floor), ratio * (1 + floor)))
+        ends = ratio / (1 + floor), ratio * (1 + floor)
+        assert (judged.low, judged.high) == pytest.approx(ends)
 
 
 def test_one_process_beside_repeated_ones_is_judged_by_their_noise(tmp_path: Path) -> None:
@@ -117,7 +119,8 @@ def test_the_same_gpus_have_a_smaller_floor(
     pair = Pair(tmp_path, REPEATED)
     before, after = (spread(1.0, 0.005, gpus=[{"uuid": uuid} if uuid else {}]) for uuid in uuids)
     pair.fill(before, after, (H200, H200))
-    assert only(pair.compared()).high == pytest.approx(1 + floor)
+    judged = only(pair.compared()).judged
+    assert judged is not None and judged.high == pytest.approx(1 + floor)
 
 
 def conditions(clock: int, **throttle: float) -> dict[str, Any]:
