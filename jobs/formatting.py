@@ -56,10 +56,10 @@ def plural(noun: str) -> str:
     return f"{noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def format_range(counts: Collection[int]) -> str:
-    """Return the smallest and the largest count as text, such as `3 to 5`, or `5` if all equal."""
+def format_range(counts: Collection[int], noun: str) -> str:
+    """Return the smallest and the largest count with their noun, such as `3 to 5 rounds`."""
     low, high = min(counts), max(counts)
-    return f"{low} to {high}" if high > low else str(low)
+    return f"{low} to {counted(high, noun)}" if high > low else counted(high, noun)
 
 
 def compact_ids(job_ids: Iterable[str]) -> str:

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from jobs.cli.arguments import RESULTS, WhereParams, flag
-from jobs.cli.output import note, width
+from jobs.cli.output import fail, note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
 from jobs.results.run_states import observe
 from jobs.results.stale import with_stale
 from jobs.run import Run
-from jobs.verdicts.compare import compare_blocks, compare_folders, require_margin
+from jobs.verdicts.compare import compare_blocks, compare_folders
 from jobs.verdicts.folder_cells import read_side
 
 EXAMPLES = """
@@ -82,8 +82,8 @@ def compare(
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
     input is invalid; 3 otherwise.
     """
-    if margin is not None:
-        require_margin(margin)
+    if margin is not None and not 0 < margin < 1:  # False for NaN
+        fail(f"--margin must be greater than 0 and less than 1, got {margin}")
     if after is None:
         observation = with_stale(observe(before.resolve()))
         notes = [*map(str, observation.bad_lines), *observation.notes]

@@ -140,7 +140,7 @@ def _judgements(seen: Observation) -> Iterator[str]:
     found = {block: judgement for block, judgement in seen.judgements.items() if block in blocks}
     decided = [judgement.rounds for judgement in found.values() if judgement.is_decided]
     undecided = {block: each for block, each in found.items() if not each.is_decided}
-    parts = [f"{len(decided)} decided after {format_range(decided)} rounds"] if decided else []
+    parts = [f"{len(decided)} decided after {format_range(decided, 'round')}"] if decided else []
     parts += [f"{len(undecided)} undecided"] if undecided else []
     if new := len(blocks) - len(found):
         parts.append(f"{new} not judged yet")

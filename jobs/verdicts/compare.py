@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import CommandError
-from jobs.formatting import counted, relative
+from jobs.formatting import counted, format_range, relative
 from jobs.frame.recorded import recorded_value
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
@@ -45,39 +45,27 @@ class Comparison:
         that are fixed, new or gone have no influence, and neither have runs that cannot be
         measured.
         """
-        timed = _timed(self.cells)
-        if any(established(_verdicts(timed))):
-            return 1
-        if any(cell.verdict in FAILED for cell in self.cells):
+        verdicts = _verdicts(self.cells)
+        if any(established(verdicts)) or any(cell.verdict in FAILED for cell in self.cells):
             return 1
         if undecided(self.cells) or any(cell.pending for cell in self.cells):
             return 3
-        return 0 if timed or any(cell.verdict == "fixed" for cell in self.cells) else 3
+        return 0 if verdicts or any(cell.verdict == "fixed" for cell in self.cells) else 3
 
 
 def undecided(cells: Iterable[Cell]) -> list[Cell]:
     """Return the cells that may be slower by more than the margin, but are not established to."""
-    timed = _timed(cells)
-    slower = established(_verdicts(timed))
+    timed = [(cell, cell.judged) for cell in cells if cell.judged is not None]
+    slower = established([verdict for _, verdict in timed])
     return [
         cell
-        for cell, is_slower in zip(timed, slower, strict=True)
-        if not is_slower and cell.judged is not None and not cell.judged.not_slower
+        for (cell, verdict), is_slower in zip(timed, slower, strict=True)
+        if not is_slower and not verdict.not_slower
     ]
-
-
-def _timed(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell.judged is not None]
 
 
 def _verdicts(cells: Iterable[Cell]) -> list[Verdict]:
     return [cell.judged for cell in cells if cell.judged is not None]
-
-
-def require_margin(margin: float) -> None:
-    """Raise CommandError if a margin is not valid."""
-    if not 0 < margin < 1:  # also False for NaN
-        raise CommandError(f"--margin must be greater than 0 and less than 1, got {margin}")
 
 
 def compare_blocks(
@@ -95,7 +83,7 @@ def compare_blocks(
         CommandError: if the folder has no records or no blocks, or no chosen run is in a block.
     """
     folder = observation.folder
-    _require_records(folder, len(observation.records))
+    _require_records(observation)
     has_blocks = any(manifest.blocks for manifest in observation.manifests)
     if not has_blocks and all(record.block is None for record in observation.records):
         raise CommandError(
@@ -140,7 +128,7 @@ def compare_folders(
             "the runs of its blocks, name it once"
         )
     for side in (before, after):
-        _require_records(side.observation.folder, len(side.observation.records))
+        _require_records(side.observation)
     results = matched(before, after)
     both = [key for key, (a, b) in results.items() if a.statuses and b.statuses]
     if not both:
@@ -171,11 +159,11 @@ def compare_folders(
     return Comparison(cells, heading, notes)
 
 
-def _require_records(folder: Path, count: int) -> None:
-    if not count:
+def _require_records(observation: Observation) -> None:
+    if not observation.records:
         raise CommandError(
-            f"{folder} has no records, so there is nothing to compare; "
-            f"python -m jobs status {folder} shows why"
+            f"{observation.folder} has no records, so there is nothing to compare; "
+            f"python -m jobs status {observation.folder} shows why"
         )
 
 
@@ -259,15 +247,14 @@ def _commits(observation: Observation, runs: set[str]) -> str:
 
 def _basis(found: BlockCells) -> list[str]:
     """Return the lines that say how much was measured, and where."""
-    judged = [cell.judged for cell in found.cells if cell.judged is not None]
+    judged = _verdicts(found.cells)
     if not judged:  # nothing is measured, or all that is measured is broken
         return []
-    rounds = sorted({verdict.rounds for verdict in judged})
     allocations = {each.allocation for pair in found.pairs for each in pair.rounds}
     records = {id(r): r for pair in found.pairs for round in pair.records for r in round}
     gpus = len({str(gpu.get("uuid")) for record in records.values() for gpu in record.gpus})
     parts = [
-        _span(rounds, "round"),
+        format_range({verdict.rounds for verdict in judged}, "round"),
         f"{len(records)} processes",
         counted(gpus, "GPU") if gpus else "CPU",
         counted(len(allocations), "allocation"),
@@ -316,21 +303,9 @@ def _decision(
     open_cells = undecided(cells)
     if not open_cells:
         return lines
-    single = sum(cell.judged is not None and cell.judged.low is None for cell in open_cells)
-    if single:
+    if single := sum(verdict.low is None for verdict in _verdicts(open_cells)):
         lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")
-    lines.append(
-        f"Undecided: {counted(len(open_cells), 'cell')} may be more than {margin:.2%} slower"
-        + (
-            f". To measure their blocks again: {again}"
-            if (again := command_for_more(open_cells, observation))
-            else "."
-        )
-    )
-    return lines
-
-
-def _span(numbers: list[int], noun: str) -> str:
-    """Return the range of sorted numbers with a noun, such as `3 to 5 rounds`."""
-    last = counted(numbers[-1], noun)
-    return last if len(numbers) == 1 else f"{numbers[0]} to {last}"
+    line = f"Undecided: {counted(len(open_cells), 'cell')} may be more than {margin:.2%} slower."
+    if observation is not None and (command := command_for_more(open_cells, observation)):
+        line += f" To measure their blocks again: {command}"
+    return [*lines, line]

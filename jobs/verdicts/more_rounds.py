@@ -17,13 +17,13 @@ from jobs.verdicts.cell import Cell
 MORE_ROUNDS = 5  # that the command adds
 
 
-def command_for_more(cells: list[Cell], observation: Observation | None) -> str:
+def command_for_more(cells: list[Cell], observation: Observation) -> str:
     """Return the command that measures more rounds of the blocks of some cells, or "".
 
     It is that of the latest submission that has one of the cells, for all the cells that it has.
     """
     runs = {cell.run.id for cell in cells}
-    for manifest in reversed(observation.manifests if observation is not None else ()):
+    for manifest in reversed(observation.manifests):
         words = shlex.split(manifest.command)
         blocks = [block for block in manifest.blocks if not runs.isdisjoint(block.runs)]
         if blocks and {"jobs.submit", "submit"} & set(words):
@@ -37,7 +37,7 @@ def command_for_more(cells: list[Cell], observation: Observation | None) -> str:
         option, equals, given = word.partition("=")
         if option == "--against" and not Path(given if equals else kept[i + 1]).is_dir():
             kept[i : i + 1 if equals else i + 2] = ["--against", *manifest.checkouts]
-    judgements = observation.judgements if observation is not None else {}
+    judgements = observation.judgements
     done = [judgements[b.id].rounds if b.id in judgements else b.rounds for b in blocks]
     done += [cell.judged.rounds for cell in cells if cell.judged is not None]
     kept += ["--rounds", str(max(done) + MORE_ROUNDS), "--out", str(relative(manifest.folder))]

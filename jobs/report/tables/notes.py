@@ -50,8 +50,7 @@ def basis_note(results: Iterable[Result], phases: Sequence[str] = ()) -> str:
     for place in map(place_of, in_rounds):
         rounds.setdefault(place.id, set()).add(place.execution)
     if rounds:
-        counts = list(map(len, rounds.values()))
-        where = f"in {format_range(counts)} {'round' if max(counts) == 1 else 'rounds'}"
+        where = f"in {format_range(list(map(len, rounds.values())), 'round')}"
         text += f" {where}" if len(in_rounds) == len(records) else f" ({len(in_rounds)} {where})"
     return "; ".join([text, *several_of(records), *_slowed_down(records, phases)])
 
@@ -118,8 +117,8 @@ def _sampling(shown: Shown, cells: Collection[Cell]) -> str:
             parts.append(f"±: half of the 95% interval of the mean over {noun}")
     if samples:
         spread = max(statistic(each, "spread") for each in samples)
-        counts = format_range(list(map(len, samples)))
-        text = f"{_MEAN_STD if name == 'mean_std' else name} of {counts} samples"
+        counts = format_range(list(map(len, samples)), "sample")
+        text = f"{_MEAN_STD if name == 'mean_std' else name} of {counts}"
         parts.append(f"not in blocks: {text}" if paired else text)
         parts.append(f"interquartile range at most {spread:.1%} of the median")
     if parts and any(r.run.shape.nproc_per_node for r in shown.results):

@@ -119,7 +119,7 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups without an interval are not paired: {NOT_PAIRED}")
     rounds = [speedup.rounds for speedup in timed if speedup.interval]
     if len(set(rounds)) > 1:
-        notes.append(f"speedups with an interval are of {format_range(rounds)} rounds")
+        notes.append(f"speedups with an interval are of {format_range(rounds, 'round')}")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
     if any(speedup.verdict and speedup.interval for speedup in timed):
