@@ -1,4 +1,4 @@
-"""What the panels of a plot show: lines, colors, axes. `plots` and the report's page draw them.
+"""What the panels of a plot show: lines, colors, axes. `plots` draws them.
 
 A plot has one panel for each value of its `facet` parameters, and in each panel one line for each
 value of its `series` parameters. If x is no number, a line is drawn as bars.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
 from jobs.formatting import format_scalar, is_number
 from jobs.frame.results import Key
@@ -38,6 +38,7 @@ _NAMES = (
 )
 _COLOR_OF = {name: COLORS[i] for i, names in enumerate(_NAMES) for name in names}
 _WORDS = {"seq_len": "sequence length", "context_length": "context length in tokens"}
+_Key = TypeVar("_Key")
 _UNITS = ("mb", "ms", "seconds")  # at the end of the name of a parameter
 
 
@@ -75,7 +76,6 @@ class Panel:
 class Panels:
     """A plot, ready to be drawn."""
 
-    pivot: Pivot
     panels: list[Panel]
     x_label: str
     y_label: str
@@ -116,7 +116,7 @@ def make_panels(shown: Shown) -> Panels | None:
     x_index = pivot.row_names.index(plot.x)
     names = _without(tuple(pivot.row_names), x_index)
     across = None if plot.against is None else _other(shown, plot.against)
-    colors = _colors(pivot)
+    colors = colors_of({key: _COLOR_OF.get(_text(pivot, key)) for key in pivot.column_keys})
     panels = []
     for facet in _facets(pivot, x_index):
         values = zip(map(words, names), facet, strict=True)
@@ -133,7 +133,7 @@ def make_panels(shown: Shown) -> Panels | None:
     if across is None:
         panels = [panel for panel in panels if len(panel.xs) > 1] or panels
     x_label = words(plot.x) if across is None else across.metrics[0].header
-    return Panels(pivot, panels, x_label, metric.header)
+    return Panels(panels, x_label, metric.header)
 
 
 def log_base(xs: list[Any]) -> int | None:
@@ -148,6 +148,12 @@ def log_base(xs: list[Any]) -> int | None:
     if all(float(f"{x:e}".split("e")[0]) == 1 for x in xs):
         return 10
     return None
+
+
+def colors_of(known: dict[_Key, str | None]) -> dict[_Key, str]:
+    """Return known colors by key, with one that no other key has instead of each None."""
+    free = cycle([color for color in COLORS if color not in known.values()] or COLORS)
+    return {key: color or next(free) for key, color in known.items()}
 
 
 def words(name: str) -> str:
@@ -184,16 +190,6 @@ def _name(pivot: Pivot, column: Key) -> str:
 
 def _without(key: Key, index: int) -> Key:
     return key[:index] + key[index + 1 :]
-
-
-def _colors(pivot: Pivot) -> dict[Key, str]:
-    """Return the color of each series: that of its name, or else one that no other has."""
-    colors = {}
-    for key in pivot.column_keys:
-        if (color := _COLOR_OF.get(_text(pivot, key))) is not None:
-            colors[key] = color
-    free = cycle([color for color in COLORS if color not in colors.values()] or COLORS)
-    return {key: colors.get(key) or next(free) for key in pivot.column_keys}
 
 
 def _facets(pivot: Pivot, x_index: int) -> list[Key]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import cycle
 from typing import TYPE_CHECKING
 
-from jobs.report.panels import COLORS
+from jobs.report.panels import colors_of
 from jobs.report.plots import LETTER, arrange, new_figure
 from systems.plot_data import Spans, Stack
 
@@ -48,8 +46,8 @@ def _stack(stack: Stack) -> Figure:
         # The last value lasts as long as the others do on average.
         x = [*stack.x, stack.x[-1] + ((stack.x[-1] - stack.x[0]) / len(stack.x) or 1)]
         values = [[*each, each[-1]] for each in stack.layers.values()]
-        colors = list(_colors(stack.layers).values())
-        layers = axes.stackplot(x, *values, colors=colors, step="post", linewidth=0)
+        colors = colors_of({name: _COLOR_OF.get(name) for name in stack.layers}).values()
+        layers = axes.stackplot(x, *values, colors=list(colors), step="post", linewidth=0)
     for phase in stack.phases:
         axes.axvline(phase.start, color="#888888", linewidth=1, linestyle=":")
         axes.annotate(
@@ -81,7 +79,7 @@ def _spans(spans: Spans) -> Figure:
     longest = max(map(len, spans.rows), default=0)
     height = 0.3 * max(len(spans.rows), 1)
     arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, heading=0.2)
-    colors = _colors(names)
+    colors = colors_of({name: _COLOR_OF.get(name) for name in names})
     found = [span for row in spans.rows.values() for each in row.values() for span in each]
     times = [time for span in found for time in span]
     gap = (max(times, default=0.0) - min(times, default=0.0)) * _NARROWEST
@@ -95,12 +93,6 @@ def _spans(spans: Spans) -> Figure:
     axes.set_xlabel(spans.x_title)
     figure.legend([Patch(color=color) for color in colors.values()], colors, loc="upper right")
     return figure
-
-
-def _colors(names: Iterable[str]) -> dict[str, str]:
-    known = {name: _COLOR_OF.get(name) for name in names}
-    free = cycle([color for color in COLORS if color not in known.values()] or COLORS)
-    return {name: color or next(free) for name, color in known.items()}
 
 
 def _joined(spans: list[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
