@@ -7,7 +7,7 @@ returns in addition to times and memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,8 @@ class ListTable:
 
     dimensions: list[str]  # names of the columns that identify the run, such as parameters
     keys: list[Key]  # for each row, the values of the dimensions
-    columns: dict[str, list[str]]  # cells of the other columns, by header
-    records: list[Record | None]  # for each row, the record of the run
+    columns: list[tuple[str, list[str]]]  # header and cells of the other columns
+    records: list[list[Record]]  # for each row, the record of the run if it has one
     notes: list[str]
 
 
@@ -65,27 +65,26 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     notes = [*notes_of(shown), *cut]
-    records = [by_key[key].record for key in keys]
-    return ListTable(dimensions, keys, _columns(items, view), records, notes)
+    records = [[record] if (record := by_key[key].record) else [] for key in keys]
+    return ListTable(dimensions, keys, list(_columns(items, view)), records, notes)
 
 
-def _columns(items: list[Item | str], view: Table) -> dict[str, list[str]]:
-    """Return the cells of each column: one for each key of the items.
+def _columns(items: list[Item | str], view: Table) -> Iterator[tuple[str, list[str]]]:
+    """Yield the header and the cells of each column: one for each key of the items.
 
     If a run has no items, the first column contains the reason.
     """
     found = [item for item in items if isinstance(item, dict)]
     names = list(dict.fromkeys(name for item in found for name in item)) or [_last_part(view)]
-    columns: dict[str, list[str]] = {}
     for i, name in enumerate(names):
         header, text_of = _column(name, [item.get(name) for item in found], view.unit)
-        while header in columns:
-            header += " "
-        columns[header] = [
-            text_of(item.get(name)) if isinstance(item, dict) else (item if i == 0 else "")
-            for item in items
-        ]
-    return columns
+        yield (
+            header,
+            [
+                text_of(item.get(name)) if isinstance(item, dict) else (item if i == 0 else "")
+                for item in items
+            ],
+        )
 
 
 def _items(result: Result, view: Table) -> list[Item] | str:

@@ -80,10 +80,9 @@ def make_report_table(
         items = make_list_table(shown, view)
         table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
         names = {} if for_programs else names_in(shown.results, items.keys)
-        behind = [[record] if record is not None else [] for record in items.records]
         columns: Iterable[Column] = [
             *_key_columns(items.dimensions, items.keys, names),
-            *((header, cells, behind) for header, cells in items.columns.items()),
+            *((header, cells, items.records) for header, cells in items.columns),
         ]
     else:
         pivot = make_pivot(shown)
