@@ -258,23 +258,22 @@ def _judge(
         if noise.freedom >= ENOUGH:
             t = abs(mean) / error if error else math.inf if mean else 0.0
             p = 2 * float(stdtr(noise.freedom, -t))
+    limit = math.log1p(margin)
     verdict: Decision = "unsure"
     if abs(mean) > half and (p is None or p < LEVEL):
         verdict = "slower" if mean > 0 else "faster"
-    elif abs(mean) + half <= math.log1p(margin):
+    elif abs(mean) + half <= limit:
         verdict = "same"
     ratio, low, high = (math.exp(min(log, 700.0)) for log in (mean, mean - half, mean + half))
-    count, allocations = before.number + after.number, len(before.allocations | after.allocations)
-    limit = math.log1p(margin)
     return Verdict(
         verdict,
         ratio,
         low,
         high,
         p,
-        count,
-        allocations,
-        floor,
+        rounds=before.number + after.number,
+        allocations=len(before.allocations | after.allocations),
+        floor=floor,
         not_slower=mean + half <= limit,
         beyond_margin=mean > limit,
     )

@@ -140,8 +140,8 @@ def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided:
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
     half = (estimate.over_allocations if estimate.are_unlike else estimate).half_width(CONFIDENCE)
-    p_values = [each.p for each in alone]
-    p = None if None in p_values else max(p for p in p_values if p is not None)
+    known = [p for p in (each.p for each in alone) if p is not None]  # all or none, see `error`
+    p = max(known, default=None)
     return Verdict(
         decisions[0] if agree else "unsure",
         ratio=math.exp(estimate.mean),
