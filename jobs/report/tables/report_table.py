@@ -90,15 +90,16 @@ def make_report_table(
             pivot = replace(pivot, names={})
         if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
             heading = pivot.metrics[0].heading(heading)
+        baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
         speedups = {
             column: found
             for column in pivot.column_keys
-            if (found := speedup_column(pivot, column, view.baseline)) is not None
+            if (found := speedup_column(pivot, column, baseline)) is not None
         }
-        notes = [*pivot.notes, *_absent_baseline(pivot, view)]
+        notes = [*pivot.notes, *_absent_baseline(pivot, baseline)]
         notes += speedup_notes(speedup for found in speedups.values() for speedup in found)
         table = ReportTable(heading, pivot.row_names, pivot.row_keys, notes, pivot.warnings)
-        columns = pivot_columns(pivot, view, speedups, for_programs)
+        columns = _pivot_columns(pivot, baseline, speedups, for_programs)
     if not table.keys:
         return None
     for column in columns:
@@ -113,8 +114,8 @@ def _key_columns(dimensions: list[str], keys: list[Key], names: dict[str, str]) 
         yield name, [names.get(key[i]) or format_scalar(key[i]) for key in keys], None
 
 
-def pivot_columns(
-    pivot: Pivot, view: Table, speedups: dict[Key, list[Speedup]], for_programs: bool
+def _pivot_columns(
+    pivot: Pivot, baseline: dict[str, Any], speedups: dict[Key, list[Speedup]], for_programs: bool
 ) -> Iterator[Column]:
     """Yield the header, the cells and the records of each column of a table.
 
@@ -128,20 +129,15 @@ def pivot_columns(
         header = _header(pivot, column)
         cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
         records = [cell.all_records if cell else [] for cell in cells]
-        yield (
-            header,
-            [cell.text(not for_programs) if cell else "" for cell in cells],
-            records,
-        )
+        yield header, [cell.text(not for_programs) if cell else "" for cell in cells], records
         if for_programs:
             intervals = [cell.interval if cell else None for cell in cells]
             yield from _ends(header, intervals, format_number)
         found = speedups.get(column)
         if found is None:
             continue
-        baseline = (view.baseline or {}).items()
-        against = " ".join(_column_text(pivot, name, as_in_runs(value)) for name, value in baseline)
-        header = f"{header} vs {against}"
+        against = [_column_text(pivot, name, value) for name, value in baseline.items()]
+        header = f"{header} vs {' '.join(against)}"
         yield header, [speedup.text(not for_programs) for speedup in found], records
         if for_programs:
             yield from _ends(header, [speedup.interval for speedup in found], "{:.4f}".format)
@@ -160,9 +156,8 @@ def _ends(
             yield f"{header} {end}", [text(each[i]) if each else "" for each in intervals], None
 
 
-def _absent_baseline(pivot: Pivot, view: Table) -> list[str]:
+def _absent_baseline(pivot: Pivot, baseline: dict[str, Any]) -> list[str]:
     """Return a note if no column is that of the baseline, so that there are no speedups."""
-    baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
     for column in pivot.column_keys:
         if baseline.items() <= dict(zip(pivot.column_names, column, strict=True)).items():
             return []

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import geometric_mean
+from typing import Any
 
-from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_range, format_ratio
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
@@ -21,7 +21,6 @@ from jobs.report.tables.pivot import Pivot
 from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
-from jobs.sweep.context import Scalar
 from jobs.verdicts.block_cells import sweep_margin, verdicts_of
 from jobs.verdicts.judge import Round, Verdict, judge
 
@@ -81,31 +80,21 @@ class Speedup:
         return "no: different GPUs or hosts" if self.elsewhere else "no"
 
 
-def speedup_column(
-    pivot: Pivot, column: Key, baseline: dict[str, Scalar] | None
-) -> list[Speedup] | None:
+def speedup_column(pivot: Pivot, column: Key, baseline: dict[str, Any]) -> list[Speedup] | None:
     """Return the speedups of a column relative to the baseline column, one per row.
 
     `baseline` has dimensions and their values in the baseline column, such as {"implementation":
     "naive"}. In all others, it has the values of `column`. None if the table has no baseline
-    column, or if `column` is it.
+    column, or if `column` is it. Without a `baseline`, every column is.
     """
-    if not baseline:
-        return None
-    base = tuple(
-        as_in_runs(baseline.get(name, own))
-        for name, own in zip(pivot.column_names, column, strict=True)
-    )
+    named = zip(pivot.column_names, column, strict=True)
+    base = tuple(baseline.get(name, own) for name, own in named)
     if base == column or base not in pivot.column_keys:
         return None
-    return [
-        speedup_of(
-            pivot.cells.get((row, column)),
-            pivot.cells.get((row, base)),
-            pivot.shown.observation,
-        )
-        for row in pivot.row_keys
+    cells = [
+        (pivot.cells.get((row, column)), pivot.cells.get((row, base))) for row in pivot.row_keys
     ]
+    return [speedup_of(cell, other, pivot.shown.observation) for cell, other in cells]
 
 
 def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
