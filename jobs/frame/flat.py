@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +158,9 @@ def _completed(results: list[Result]) -> tuple[list[Result], list[str]]:
     return completed, notes
 
 
-@cache
 def _parameter_column(name: str, by_process: bool) -> str:
     """Return the column of a parameter. It differs from all other columns."""
-    taken = name in OWN or (by_process and name in PROCESS | CONDITIONS)
+    taken = name in OWN or (by_process and (name in PROCESS or name in CONDITIONS))
     return PARAMETER + name if taken or name.startswith((PARAMETER, FACT)) else name
 
 

@@ -147,12 +147,12 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
     A candidate that failed in more rounds than it was measured in is broken. Failures that were
     repaired do not count, see `Pair`.
     """
-    left_out = sum(pair.left_out.values())
+    left_out = pair.left_out.total()
     details = []
     if left_out:
         details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {_reason(pair)}")
     failed = sum(
-        count - pair.repaired.get(reason, 0)
+        count - pair.repaired[reason]
         for reason, count in pair.left_out.items()
         if reason in _LASTING
     )

@@ -15,7 +15,7 @@ from jobs.results.counting import Execution, code_of, judged_executions, place_o
 from jobs.results.record import Record
 from jobs.verdicts.judge import RESOLUTION_MS, Round
 
-_Key = tuple[str, str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
+_Key = tuple[str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 
 TOO_SHORT = "time of 0 ms"
 
@@ -25,20 +25,19 @@ class Pair:
     """The rounds of a candidate and the baseline of its block, for one phase and device."""
 
     candidate: str  # run id
-    candidate_checkout: str  # name of the checkout of the code, empty for the present code
-    baseline: str
-    baseline_checkout: str
+    baseline: str  # run id
+    baseline_checkout: str  # name of the checkout of its code, empty for the present code
     block: str  # id of the block
     phase: str
     device: str
     rounds: tuple[Round, ...]
     # Complete rounds without both times: their number by reason, e.g. {"baseline: oom": 1}. A
     # reason is the status of the run that has no time, "no such phase" or "time of 0 ms".
-    left_out: dict[str, int]
+    left_out: Counter[str]
     # Those of `left_out` that count no longer: they are of an allocation in which the candidate was
     # never measured, for example because a library was missing, and in the latest allocation it was
     # measured in every round.
-    repaired: dict[str, int]
+    repaired: Counter[str]
     records: tuple[tuple[Record, ...], ...]  # of the baseline, and last the candidate, by round
     wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
 
@@ -71,26 +70,23 @@ def paired_rounds(records: Sequence[Record]) -> list[Pair]:
         )
         if not twice:
             continue  # the record of the baseline cannot be read
-        first = twice[0]
-        for phase in phases[place_of(first).id]:
+        candidates = [record for record in execution if not place_of(record).baseline]
+        first, block = twice[0], place_of(twice[0]).id
+        for phase in phases[block]:
             baseline = [_value(record, phase) for record in twice]
-            for record in execution:
-                if place_of(record).baseline:
-                    continue
-                key = (
-                    *(record.run, record.checkout, first.run, first.checkout),
-                    *(place_of(first).id, phase, first.device),
-                )
-                of_pair = found.setdefault(key, {}).setdefault(allocation, [])
-                round = _round(allocation, baseline, record, phase)
-                of_pair.append(_Outcome(round, (*twice, record)))
+            for record in candidates:
+                key = (record.run, first.run, first.checkout, block, phase, first.device)
+                values = [*baseline, _value(record, phase)]
+                outcome = _outcome(allocation, (*twice, record), values)
+                found.setdefault(key, {}).setdefault(allocation, []).append(outcome)
     return [_pair(key, outcomes, wrong) for key, outcomes in found.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    round: Round | str  # the reason why one of the values is missing
     records: tuple[Record, ...]  # of the baseline, and last the candidate
+    round: Round | None  # None: one of the values is missing
+    reason: str = ""  # why it is missing
 
 
 def _pair(
@@ -102,24 +98,21 @@ def _pair(
     allocation. Allocations are ordered by their first round.
     """
     every = [outcome for found in outcomes.values() for outcome in found]
-    both = [outcome for outcome in every if isinstance(outcome.round, Round)]
-    left_out = Counter(outcome.round for outcome in every if isinstance(outcome.round, str))
     *earlier, latest = outcomes.values()
     repaired: Counter[str] = Counter()
-    if all(isinstance(outcome.round, Round) for outcome in latest):
+    if not any(outcome.reason for outcome in latest):
         for found in earlier:
-            reasons = [outcome.round for outcome in found if isinstance(outcome.round, str)]
-            if len(reasons) == len(found):
-                repaired.update(reasons)
+            if all(outcome.reason for outcome in found):
+                repaired.update(outcome.reason for outcome in found)
     baseline, *_, candidate = every[-1].records
     sides = {"candidate": candidate, "baseline": baseline}
     bad = (side for side, record in sides.items() if code_of(record) in wrong)
     return Pair(
         *key,
-        tuple(outcome.round for outcome in both if isinstance(outcome.round, Round)),
-        dict(left_out),
-        dict(repaired),
-        tuple(outcome.records for outcome in both),
+        tuple(outcome.round for outcome in every if outcome.round is not None),
+        Counter(outcome.reason for outcome in every if outcome.reason),
+        repaired,
+        tuple(outcome.records for outcome in every if outcome.round is not None),
         next(bad, ""),
     )
 
@@ -138,18 +131,19 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     }
 
 
-def _round(
-    allocation: str, baseline: list[float | str], candidate: Record, phase: str
-) -> Round | str:
-    """Return a round, or the reason why one of its values is missing."""
-    value = _value(candidate, phase)
-    if isinstance(value, str):
-        return value
-    values = tuple(each for each in baseline if not isinstance(each, str))
-    if len(values) < len(baseline):
-        return next(f"baseline: {reason}" for reason in baseline if isinstance(reason, str))
-    step = RESOLUTION_MS if candidate.gpus else 0.0
-    return Round(allocation, values, value, step)
+def _outcome(
+    allocation: str, records: tuple[Record, ...], values: Sequence[float | str]
+) -> _Outcome:
+    """Return a round, or the reason why one of the values of its records is missing."""
+    *baseline, candidate = values
+    if isinstance(candidate, str):
+        return _Outcome(records, None, candidate)
+    for value in baseline:
+        if isinstance(value, str):
+            return _Outcome(records, None, f"baseline: {value}")
+    times = tuple(value for value in baseline if not isinstance(value, str))
+    step = RESOLUTION_MS if records[-1].gpus else 0.0
+    return _Outcome(records, Round(allocation, times, candidate, step))
 
 
 def _value(record: Record, phase: str) -> float | str:
