@@ -6,8 +6,6 @@ Only the records contain these values, so they are unknown before a run has been
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jobs.results.record import Record
@@ -23,7 +21,16 @@ _UUID_START = re.compile(r"[0-9a-f]{8}", re.IGNORECASE)
 
 def recorded_value(record: Record, name: str) -> str:
     """Return a value of a record, of those in `RECORDED`, as tables show it."""
-    return _VALUES[name](record)
+    match name:
+        case "commit":
+            return _commit(record)
+        case "host":
+            return str(record.environment.get("host") or UNKNOWN)
+        case "gpu":
+            return _gpu(record)
+    # The version of a package that was loaded, or else installed
+    installed = environment_value(record, "packages", name)
+    return loaded_version(record, name) or str(installed or UNKNOWN)
 
 
 def _commit(record: Record) -> str:
@@ -44,10 +51,6 @@ def shown_commit(state: dict[str, Any]) -> str:
     if not commit:
         return UNKNOWN
     return f"{str(commit)[:COMMIT_DIGITS]}{_SUFFIXES.get(str(state.get('dirty')), '')}"
-
-
-def _host(record: Record) -> str:
-    return str(record.environment.get("host") or UNKNOWN)
 
 
 def _gpu(record: Record) -> str:
@@ -75,15 +78,3 @@ def loaded_version(record: Record, package: str) -> str:
     The part after "+" is left out if it only names the CUDA of a release.
     """
     return _LOCAL.sub("", str(environment_value(record, "loaded", package) or ""))
-
-
-def _version(package: str, record: Record) -> str:
-    """Return the version that was loaded, or else installed."""
-    installed = environment_value(record, "packages", package)
-    return loaded_version(record, package) or str(installed or UNKNOWN)
-
-
-_VALUES: dict[str, Callable[[Record], str]] = {
-    "commit": _commit, "host": _host, "gpu": _gpu,
-    **{package: partial(_version, package) for package in ("torch", "triton")},
-}  # fmt: skip
