@@ -42,7 +42,7 @@ class Round:
     @property
     def log_ratio(self) -> float:
         """Logarithm of candidate / baseline. The baseline is the geometric mean of its times."""
-        return _log(self.candidate) - _mean([_log(time) for time in self.baseline])
+        return math.log(self.candidate) - _mean([math.log(time) for time in self.baseline])
 
     @property
     def aa_log_ratio(self) -> float | None:
@@ -50,7 +50,7 @@ class Round:
         if len(self.baseline) < 2:
             return None
         first, second = self.baseline
-        return _log(second) - _log(first)
+        return math.log(second) - math.log(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Verdict:
 
 def judge(
     cells: Sequence[Sequence[Round]],
-    margin: float = MARGIN,
-    floors: Sequence[float | None] | None = None,
+    margin: float,
+    floors: Sequence[float | None],
     one_sided: float = ONE_SIDED,
 ) -> list[Verdict]:
     """Compare each of several candidates with its baseline.
@@ -114,22 +114,11 @@ def judge(
             difference up to the floor is never faster or slower. None: unknown; the margin is used
             instead.
         one_sided: level of the tests for the verdict same.
-
-    Raises:
-        ValueError: if a cell has no round, or a time, the margin or a floor is not valid.
     """
-    if not all(cells):
-        raise ValueError("each cell must contain at least one round, got none")
-    if not 0 < margin < 1:
-        raise ValueError(f"margin must be greater than 0 and less than 1, got {margin}")
-    known = [None] * len(cells) if floors is None else floors
-    for floor in known:
-        if floor is not None and not (0 <= floor < math.inf):
-            raise ValueError(f"floor must be finite and at least 0, got {floor}")
     estimates = _shared([_Estimate.of(rounds) for rounds in cells])
     return [
         _verdict(estimate, margin, floor, one_sided)
-        for estimate, floor in zip(estimates, known, strict=True)
+        for estimate, floor in zip(estimates, floors, strict=True)
     ]
 
 
@@ -405,12 +394,6 @@ def _trigamma_inverse(value: float) -> float:
         if abs(step) < 1e-8 * x:
             break
     return x
-
-
-def _log(time: float) -> float:
-    if not 0 < time < math.inf:
-        raise ValueError(f"time must be finite and greater than 0, got {time}")
-    return math.log(time)
 
 
 def _exp(value: float) -> float:

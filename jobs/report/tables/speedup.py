@@ -168,7 +168,7 @@ def _verdict(cell: Cell, reference: Cell, observation: Observation, rounds: list
             found = found or (other.inverse if other is not None else None)
             if found is not None and found.rounds == len(rounds):
                 return found
-    return judge([rounds], sweep_margin(observation))[0]
+    return judge([rounds], sweep_margin(observation), [None])[0]
 
 
 def _on_different_gpus(some: Collection[Record], others: Collection[Record]) -> bool:
