@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 from statistics import median
 
 from jobs.formatting import counted, format_scalar
@@ -60,24 +59,25 @@ def block_cells(
         for pair, verdict in zip(pairs, verdicts, strict=True)
         if chosen is None or pair.candidate in chosen
     ]
-    cells: list[Cell] = []
-    for _, group in groupby(kept, lambda each: _run_of(each[0])):
-        of_run = list(group)
-        if not any(pair.rounds for pair, _ in of_run):
-            of_run = [(replace(of_run[0][0], phase=""), None)]
-        for pair, verdict in of_run:
-            run, baseline = runs[pair.candidate], runs[pair.baseline]
-            label = labels.get(baseline.id) or _label(baseline, [baseline, run])
-            cell = Cell(run, pair.device, pair.phase, "not measured", label, baseline_run=baseline)
-            if pair.wrong:
-                cells.append(_wrong_cell(cell, pair))
-            elif verdict is None:
-                cells.append(_cell_without_rounds(cell, pair, measured))
-            else:
-                cells.append(_judged_cell(cell, pair, verdict))
+    with_rounds = {_run_of(pair) for pair, _ in kept if pair.rounds}
+    cells: dict[tuple[tuple[str, ...], str], Cell] = {}  # by run and phase
+    for pair, verdict in kept:
+        phase = pair.phase if _run_of(pair) in with_rounds else ""
+        key = (_run_of(pair), phase)
+        if key in cells:
+            continue
+        run, baseline = runs[pair.candidate], runs[pair.baseline]
+        label = labels.get(baseline.id) or _label(baseline, [baseline, run])
+        cell = Cell(run, pair.device, phase, "not measured", label, baseline_run=baseline)
+        if pair.wrong:
+            cells[key] = _wrong_cell(cell, pair)
+        elif verdict is None:
+            cells[key] = _cell_without_rounds(cell, pair, measured)
+        else:
+            cells[key] = _judged_cell(cell, pair, verdict)
     own = [pair for pair, _ in kept]
-    cells += _unmeasured(observation, runs, own, chosen, labels)
-    return BlockCells(cells, [pair for pair in own if pair.rounds])
+    unmeasured = _unmeasured(observation, runs, own, chosen, labels)
+    return BlockCells([*cells.values(), *unmeasured], [pair for pair in own if pair.rounds])
 
 
 @lru_cache(maxsize=1)

@@ -175,6 +175,21 @@ def test_runs_without_times(
     assert found.exit_code == code
 
 
+def test_a_run_without_times_has_one_cell_for_all_phases_beside_others(tmp_path: Path) -> None:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        if (params["size"], params["mode"]) == (1, "fast"):
+            return failed("error")
+        times = {"forward": [1.0], "backward": [2.0]}
+        return {"status": "ok", "measurements": {"samples_ms": times}}
+
+    keys = "blocks: {interleave: [mode, size], baseline: {mode: exact, size: 1}, rounds: 2}\n"
+    found = compared(
+        blocks(tmp_path, outcome, "grid: {size: [1, 2], mode: [fast, exact]}\n" + keys)
+    )
+    assert [cell.phase for cell in found.cells if cell.verdict == "broken"] == [""]
+    assert len(found.cells) == 5  # two phases of two others
+
+
 def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
