@@ -26,7 +26,7 @@ from jobs.verdicts.judge import Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
-_Executions = dict[tuple[str, str], list[tuple[bool, float]]]  # by block and execution
+_Measured = list[tuple[Record, float]]  # in one execution of a round
 
 
 @dataclass(frozen=True)
@@ -197,35 +197,31 @@ def _rounds(cell: Cell, reference: Cell) -> list[Round]:
     and so are rounds with a value that is not positive or not finite.
     """
     candidates, baselines = _by_execution(cell), _by_execution(reference)
-    allocations = {
-        (record.block.id, record.block.execution): allocation_of(record)
-        for record in cell.records
-        if record.block is not None
-    }
     # The reference is the baseline of some blocks, and has two processes in their rounds (A/A). In
     # rounds of blocks with another baseline, it has one.
-    of_blocks = {
-        (record.block.id, record.block.execution)
-        for record in reference.records
-        if record.block is not None and record.block.baseline
-    }
-    twice = max((len(values) for key, values in baselines.items() if key in of_blocks), default=1)
+    twice = max(map(len, filter(_of_baseline, baselines.values())), default=1)
     rounds = []
     for key, found in candidates.items():
-        baseline = tuple(value for _, value in sorted(baselines.get(key, [])))
+        others = sorted(baselines.get(key, []), key=lambda each: place_of(each[0]).second)
+        baseline = tuple(value for _, value in others)
         candidate = [value for _, value in found]
-        is_whole = len(baseline) == (twice if key in of_blocks else 1)
+        is_whole = len(baseline) == (twice if _of_baseline(others) else 1)
         if is_whole and all(0 < value < math.inf for value in (*baseline, *candidate)):
-            rounds.append(Round(allocations[key], baseline, geometric_mean(candidate)))
+            allocation = allocation_of(found[0][0])
+            rounds.append(Round(allocation, baseline, geometric_mean(candidate)))
     return rounds
 
 
-def _by_execution(cell: Cell) -> _Executions:
-    """Return the values of a cell by execution of a round, with whether they are of the second."""
-    found: _Executions = {}
+def _of_baseline(measured: _Measured) -> bool:
+    return any(place_of(record).baseline for record, _ in measured)
+
+
+def _by_execution(cell: Cell) -> dict[tuple[str, str], _Measured]:
+    """Return the records and values of a cell by block and execution of a round."""
+    found: dict[tuple[str, str], _Measured] = {}
     for row in cell.measured:
         if row.in_round and row.record is not None and row.samples is not None:
             place = place_of(row.record)
-            values = found.setdefault((place.id, place.execution), [])
-            values.append((place.second, statistic(row.samples, cell.statistic)))
+            value = statistic(row.samples, cell.statistic)
+            found.setdefault((place.id, place.execution), []).append((row.record, value))
     return found
