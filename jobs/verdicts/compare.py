@@ -184,33 +184,29 @@ def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
     """Return the lines that say what is compared with what, and which commit is which."""
     baselines = list(dict.fromkeys(cell.baseline for cell in found.cells))
     checkouts = {
-        name: checkout
+        f"code={name}": checkout
         for manifest in observation.manifests
         for name, checkout in manifest.checkouts.items()
     }
     lines = []
     for label in baselines:
-        other = checkouts.get(label.removeprefix("code="))
+        other = checkouts.get(label)
         if other is None:
             continue
-        pairs = [pair for pair in found.pairs if pair.baseline_checkout == other.name]
         state = other.state.get("commit")
         where = f"commit {state[:10]}" if isinstance(state, str) else "commit unknown"
         changed = ", with changes" if other.state.get("dirty") else ""
         name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
-        candidates = {pair.candidate for pair in pairs}
-        since = (
-            " It has changed since." if candidates & {run for run, _ in observation.stale} else ""
-        )
+        candidates = {p.candidate for p in found.pairs if p.baseline_checkout == other.name}
+        stale = {run for run, _ in observation.stale}
+        since = " It has changed since." if candidates & stale else ""
         lines.append(
             f"before: the other checkout ({name}{where}{changed}); "
             f"after: the working tree as measured ({_commits(observation, candidates)}).{since}"
         )
-    plain = [label for label in baselines if label.removeprefix("code=") not in checkouts]
-    if len(plain) == 1:
-        lines.append(f"before: the baseline of the block ({plain[0]}); after: the run.")
-    elif plain:
-        lines.append("before: the baseline of the block; after: the run.")
+    if plain := [label for label in baselines if label not in checkouts]:
+        which = f" ({plain[0]})" if len(plain) == 1 else ""
+        lines.append(f"before: the baseline of the block{which}; after: the run.")
     return lines
 
 
