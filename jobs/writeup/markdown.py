@@ -27,10 +27,10 @@ def markdown_report(document: Document, folder: Path) -> str:
     Raises:
         OSError: if a file cannot be written.
     """
-    lines = [f"# {TITLE}", "", *_summary(document), ""]
+    blocks = [f"# {TITLE}", *_summary(document)]
     for result in document.problems:
-        lines += _problem(result, folder)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+        blocks += _problem(result, folder)
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def names_of(problem: Problem) -> str:
@@ -48,45 +48,34 @@ def left_out_text(document: Document) -> str:
 
 
 def _summary(document: Document) -> Iterator[str]:
+    """Yield blocks of Markdown, between which the document has blank lines."""
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     yield f"Parts: {counts}."
-    yield ""
     yield (
         "This file has short tables and plots of one kind of GPU. The page index.html, made with "
         "it by `make report`, has all tables and figures, and the records of each number."
     )
     if document.left_out:
-        yield ""
         yield left_out_text(document)
-    yield ""
-    for state in document.counts():
-        yield f"- {state}: {state.meaning}"
-    yield ""
+    yield "\n".join(f"- {state}: {state.meaning}" for state in document.counts())
     headings = ["problem", "editions", "status", *(f"on {escaped(d)}" for d in document.devices)]
-    yield f"| {' | '.join(headings)} |"
-    yield "|" + len(headings) * " --- |"
+    rows = [headings, ["---"] * len(headings)]
     for result in document.problems:
         problem = result.problem
-        title = escaped(problem.title)
         names = names_of(problem) or "beyond the assignment"
         states = [result.states_of_parts, *(result.states_on(d) for d in document.devices)]
-        cells = [f"[{title}](#{problem.id})", names.replace("_", chr(92) + "_"), *states]
-        yield f"| {' | '.join(cells)} |"
-    yield ""
+        link = f"[{escaped(problem.title)}](#{problem.id})"
+        rows.append([link, names.replace("_", chr(92) + "_"), *states])
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
     yield "<details><summary>Terms</summary>"
-    yield ""
-    for term, meaning in TERMS.items():
-        yield f"- {escaped(term)}: {escaped(meaning)}"
-    yield ""
+    yield "\n".join(f"- {escaped(term)}: {escaped(meaning)}" for term, meaning in TERMS.items())
     yield "</details>"
 
 
 def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
     problem = result.problem
     anchors = "".join(f'<a id="{anchor}"></a>' for anchor in problem.anchors)
-    yield ""
     yield f"## {anchors}{escaped(problem.title)}"
-    yield ""
     names = names_of(problem)
     status = f"Status: {result.states_of_parts}."
     yield f"{escaped(names)}. {status}" if names else status
@@ -97,55 +86,43 @@ def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
 def _part(part: PartResult, plots: Path, folder: Path) -> Iterator[str]:
     question = escaped(part.part.question)
     letter = f"({escaped(part.part.part)}) " if part.part.part else ""
-    yield ""
     yield f"**{letter}{question}**" if question else f"### {escaped(part.part.part)}"
-    yield ""
     if part.command:
         yield f"`{part.command}`"
-        yield ""
-    if part.not_measured:
-        yield escaped(part.not_measured)
-        yield ""
-    for i, view in enumerate(part.views):
-        if i:
-            yield f"<details><summary>On {escaped(view.heading)}</summary>"
-            yield ""
-        elif view.heading:
-            yield f"On {escaped(view.heading)}:"
-            yield ""
-        text = "" if part.not_measured else without_marks(view.text)
-        yield from _view(view, text, has_exhibits=i == 0)
-        for figure in view.drawn if i == 0 else ():
-            yield f"**{escaped(figure.title)}**"
-            yield ""
-            # With the device, so that no link shows another one when results are added.
-            path = plots / file_stem(view.device) / figure.name
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(figure.content)
-            yield f"![{escaped(figure.title)}]({path})"
-            yield ""
-        for note in view.notes if i == 0 else ():  # on exhibits
-            yield escaped(note)
-            yield ""
-        if i:
-            yield "</details>"
-            yield ""
+    yield escaped(part.not_measured)
+    first, *others = part.views
+    if first.heading:
+        yield f"On {escaped(first.heading)}:"
+    yield from _answer(part, first)
+    yield from _exhibits(first, plots, folder)
+    for view in others:
+        yield f"<details><summary>On {escaped(view.heading)}</summary>"
+        yield from _answer(part, view)
+        yield "</details>"
 
 
-def _view(view: View, text: str, has_exhibits: bool) -> Iterator[str]:
-    yield text
-    yield ""
-    for note in view.basis if text else ():
-        yield f"*{escaped(note)}*"
-        yield ""
-    for shown in view.tables if has_exhibits else ():
+def _answer(part: PartResult, view: View) -> Iterator[str]:
+    if view.text and not part.not_measured:
+        yield without_marks(view.text)
+        for note in view.basis:
+            yield f"*{escaped(note)}*"
+
+
+def _exhibits(view: View, plots: Path, folder: Path) -> Iterator[str]:
+    for shown in view.tables:
         if not shown.folded:  # those are in the page
             yield f"**{escaped(shown.table.heading)}**"
-            yield ""
             yield _compact(markdown_table(shown.table.columns))
-            yield ""
             yield escaped(". ".join(shown.table.notes))
-            yield ""
+    for figure in view.drawn:
+        yield f"**{escaped(figure.title)}**"
+        # With the device, so that no link shows another one when results are added.
+        path = plots / file_stem(view.device) / figure.name
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(figure.content)
+        yield f"![{escaped(figure.title)}]({path})"
+    for note in view.notes:
+        yield escaped(note)
 
 
 def _compact(table: str) -> str:
