@@ -29,15 +29,15 @@ class Staleness:
         return is_stale(record, self.now)
 
 
-def with_stale(observation: Observation, staleness: Staleness | None = None) -> Observation:
+def with_stale(observation: Observation) -> Observation:
     """Return the state of a results folder with its stale tasks, and a note that tells them."""
     measured = {
         task.key: task
         for task in observation.tasks
         if task.record is not None and not task.status.is_live
     }
-    staleness = staleness or Staleness(task.run for task in measured.values())
-    found = replace(observation, source_hashes=staleness.now)
+    now = Staleness(task.run for task in measured.values()).now
+    found = replace(observation, source_hashes=now)
     records = [record for key in found.stale if (record := measured[key].record) is not None]
     if not records:
         return found

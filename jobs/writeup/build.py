@@ -9,12 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+from jobs.formatting import relative
 from jobs.writeup.assemble import make_document
 from jobs.writeup.document import Document
 from jobs.writeup.markdown import PLOTS, markdown_report
 from jobs.writeup.page import html_report
 from jobs.writeup.problem import read_problems
-from jobs.writeup.studies import read_studies, results_folders, shown_path
+from jobs.writeup.studies import read_studies, results_folders
 
 PAGE, MARKDOWN = "index.html", "report.md"
 
@@ -33,7 +34,8 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
     """
     folders = results_folders(given)
     studies, notes = read_studies(folders)
-    document = make_document(read_problems(), studies, list(map(shown_path, folders)), notes)
+    shown = [str(relative(folder)) for folder in folders]
+    document = make_document(read_problems(), studies, shown, notes)
     out.mkdir(parents=True, exist_ok=True)
     # The report is made in a folder beside its files, so that a failure leaves the older one.
     with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:

@@ -6,19 +6,19 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
-from jobs.formatting import format_number, format_scalar, is_number
+from jobs.formatting import format_number, format_scalar, is_number, relative
 from jobs.frame.metrics import metric_named, metric_samples
 from jobs.frame.recorded import recorded_value
 from jobs.frame.statistics import statistic
 from jobs.results.record import Record
-from jobs.writeup.studies import Study, shown_path
+from jobs.writeup.studies import Study
 
 _CONDITIONS = ("sm_clock_mhz", "power_w", "temperature_c", "throttle", "energy_j")
 
 
 def details(study: Study, record: Record) -> dict[str, Any]:
     """Return what the document shows of a record, as JSON values. All texts are plain texts."""
-    folder = shown_path(study.folder_of(record))
+    folder = str(relative(study.folder_of(record)))
     environment = record.environment
     facts: dict[str, str] = {
         "study": study.name,

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
-from jobs.results.record import Record
+from jobs.results.latest import folders_in
+from jobs.results.manifest import SUBMISSIONS
+from jobs.results.record import Record, is_stale
 from jobs.results.run_states import Observation, TaskState, observe
-from jobs.results.stale import Staleness, with_stale
+from jobs.results.stale import Staleness
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 from jobs.sweep.load import load_sweep
@@ -29,8 +32,6 @@ class Study:
     sweep: Sweep
     observation: Observation
     results: list[Result]
-    folders: dict[str, Path]  # results folder of each submission, by its id
-    staleness: Staleness  # tells which records are from older code
     is_stock: bool  # whether the sweep is one of this project
 
     @property
@@ -48,11 +49,12 @@ class Study:
 
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
-        return self.staleness.is_stale(record)
+        return is_stale(record, self.observation.source_hashes)
 
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""
-        return self.folders.get(record.submission, self.observation.folder)
+        folders = {manifest.id: manifest.folder for manifest in self.observation.manifests}
+        return folders.get(record.submission, self.observation.folder)
 
 
 Studies = dict[str, dict[str, Study]]  # by kind of device ("" if none is known) and name
@@ -61,18 +63,17 @@ Studies = dict[str, dict[str, Study]]  # by kind of device ("" if none is known)
 def results_folders(given: Iterable[Path]) -> list[Path]:
     """Return the results folders among some folders.
 
-    If a folder is none, those of its subfolders are returned, or else of the subfolders of these.
+    If a folder is none, those of its subfolders and of the subfolders of these are returned.
 
     Raises:
         FileNotFoundError: if a folder does not exist, or has no results at these levels.
+        UnreadableResults: if a folder cannot be read.
     """
     found: list[Path] = []
     for folder in given:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is not a folder")
-        below = sorted(folder.iterdir())
-        inside = [each for each in (folder, *below) if _has_results(each)]
-        inside = inside or [each for each in sorted(folder.glob("*/*")) if _has_results(each)]
+        inside = [folder] if (folder / SUBMISSIONS).is_dir() else folders_in(folder)
         if not inside:
             raise FileNotFoundError(
                 f"{folder} is not a results folder and contains none (a results folder has a "
@@ -80,16 +81,6 @@ def results_folders(given: Iterable[Path]) -> list[Path]:
             )
         found += inside
     return list(dict.fromkeys(path.resolve() for path in found))
-
-
-def shown_path(folder: Path) -> str:
-    """Return the path of a folder, relative to the current folder if it is inside."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
-
-
-def _has_results(folder: Path) -> bool:
-    return (folder / "submissions").is_dir()
 
 
 def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
@@ -108,7 +99,7 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
         try:
             observation = observe(folder)
         except UnreadableResults as error:
-            notes.append(f"{shown_path(folder)}: not in this report: {error}")
+            notes.append(f"{relative(folder)}: not in this report: {error}")
             unreadable.append(error)
             continue
         by_name.setdefault(_name_of(observation, by_name), []).append(observation)
@@ -116,15 +107,15 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
         raise unreadable[0]
     studies: Studies = {}
     for name, found in by_name.items():
-        staleness = Staleness(task.run for each in found for task in each.tasks)
-        told = [with_stale(each, staleness) for each in found]
+        now = Staleness(task.run for each in found for task in each.tasks).now
         notes += [
-            f"{shown_path(each.folder)}: {note}"
-            for each in found  # answers tell what is of older code
+            f"{relative(each.folder)}: {note}"
+            for each in found
             for note in (*each.bad_lines, *each.notes)
         ]
-        for device, seen in _devices(told).items():
-            studies.setdefault(device, {})[name] = _study(name, seen, staleness, device)
+        for device, seen in _devices(found).items():
+            observation = replace(merged([_on(each, device) for each in seen]), source_hashes=now)
+            studies.setdefault(device, {})[name] = _study(name, observation)
     return studies, notes
 
 
@@ -146,7 +137,7 @@ def _name_of(observation: Observation, known: Mapping[str, Sequence[Observation]
             == (sweep.benchmark, sweep.tables, sweep.plots)
             for other in others
         )
-    return name if is_known else f"{name} ({shown_path(observation.folder)})"
+    return name if is_known else f"{name} ({relative(observation.folder)})"
 
 
 def _stock_sweep(name: str) -> Path | None:
@@ -155,20 +146,10 @@ def _stock_sweep(name: str) -> Path | None:
     return path if "/" not in name and path.is_file() else None
 
 
-def _study(
-    name: str, observations: Sequence[Observation], staleness: Staleness, device: str
-) -> Study:
+def _study(name: str, observation: Observation) -> Study:
     stock = _stock_sweep(name)
-    observation = merged([_on(each, device) for each in observations])
-    return Study(
-        name,
-        observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep,
-        observation,
-        list_results(observation),
-        {manifest.id: each.folder for each in observations for manifest in each.manifests},
-        staleness,
-        stock is not None,
-    )
+    sweep = observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep
+    return Study(name, sweep, observation, list_results(observation), stock is not None)
 
 
 def _on(seen: Observation, device: str) -> Observation:
