@@ -52,7 +52,10 @@ def make_document(
         notes: notes on what could not be read.
     """
     registry = Registry()
-    every = [_problem(problem, studies, registry) for problem in problems]
+    every = [
+        ProblemResult(problem, [_part(problem, part, studies, registry) for part in problem.parts])
+        for problem in problems
+    ]
     with_results = [result for result in every if result.has_results]
     found = [r for r in every if with_results and (r.has_results or r.state is State.derived)]
     left_out = len(every) - len(found)
@@ -79,12 +82,6 @@ def _remove_dead_links(found: Iterable[ProblemResult]) -> None:
         view.answer.text = re.sub(r"\[([^]]+)]\(#([^)]+)\)", linked, view.answer.text)
 
 
-def _problem(problem: Problem, studies: Studies, registry: Registry) -> ProblemResult:
-    return ProblemResult(
-        problem, [_part(problem, part, studies, registry) for part in problem.parts]
-    )
-
-
 def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) -> PartResult:
     name = part.sweep or problem.sweep
     names = {name, *(exhibit.sweep for exhibit in part.show)}
@@ -99,10 +96,12 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         answer = render_answer(part, study, studies, device, registry)
         view = View(device, answer)
         for exhibit in part.show:
-            _show(view, exhibit, here.get(exhibit.sweep or name or ""))
+            if (source := here.get(exhibit.sweep or name or "")) is not None:
+                _show(view, exhibit, source)
         if study is not None:
             for table in part.more:
-                _add_table(view, study, study.tables.get(table), None, folded=True)
+                if table in study.tables:
+                    _add_table(view, study, study.tables[table], folded=True)
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
             is_derived = state_of_answer(answer) is State.derived
             view.cells = None if is_derived else cells_on(study, part.filter)
@@ -147,13 +146,10 @@ def _command(study: str, part: Part) -> str:
     return f"python -m jobs.submit sweeps/{study}.yaml{chosen}"
 
 
-def _show(view: View, exhibit: Exhibit, study: Study | None) -> None:
-    if study is None:
-        return
-    if exhibit.table is not None:
-        table = study.tables.get(exhibit.table)
-        _add_table(view, study, table, exhibit.where, folded=False)
-    elif exhibit.plot is not None and exhibit.plot in study.plots:
+def _show(view: View, exhibit: Exhibit, study: Study) -> None:
+    if exhibit.table in study.tables:
+        _add_table(view, study, _only(study.tables[exhibit.table], exhibit.where))
+    elif exhibit.plot in study.plots:
         _add_plot(view, study, _only(study.plots[exhibit.plot], exhibit.where))
     elif exhibit.images is not None:
         _add_pictures(view, study, exhibit.images, exhibit.where)
@@ -182,12 +178,7 @@ def _add_pictures(view: View, study: Study, name: str | None, where: str | None)
     view.notes += problems
 
 
-def _add_table(
-    view: View, study: Study, table: Table | None, where: str | None, folded: bool
-) -> None:
-    if table is None:
-        return
-    table = _only(table, where)
+def _add_table(view: View, study: Study, table: Table, folded: bool = False) -> None:
     try:
         made = make_report_table(study.observation, table, study.results)
     except TableError as error:
@@ -229,7 +220,7 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
                 continue
             view = View(device, Answer(""), of_sweep=_state_of_sweep(study))
             for table in study.tables.values():
-                _add_table(view, study, table, None, folded=False)
+                _add_table(view, study, table)
             for plot in study.plots.values():
                 _add_plot(view, study, plot)
             _add_pictures(view, study, None, None)

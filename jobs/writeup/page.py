@@ -10,7 +10,6 @@ import gzip
 import json
 import re
 from importlib.resources import files
-from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
@@ -62,13 +61,6 @@ def html_report(document: Document) -> str:
     )
     script = (here / "page.js").read_text()
     return body.replace("<!-- scripts -->", f'{scripts}<script type="module">{script}</script>')
-
-
-def unpacked(page: str, name: str) -> Any:
-    """Return figures and the data of records ("data") or the HTML of tables ("cells") of a page."""
-    found = re.search(rf'id="packed-{name}">([^<]*)<', page)
-    assert found is not None
-    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 class _Page:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs import ROOT
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
@@ -20,7 +21,7 @@ from jobs.sweep.load import load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.views import Plot, Table
 
-STOCK = Path(__file__).resolve().parents[2] / "sweeps"
+STOCK = ROOT / "sweeps"
 SMALL = "cpu-"  # prefix of the names of the small variants in sweeps/cpu
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from jobs.writeup.document import (
     State,
 )
 from jobs.writeup.markdown import markdown_report
-from jobs.writeup.page import html_report, unpacked
+from jobs.writeup.page import html_report
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
 from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import without_marks
@@ -69,6 +72,13 @@ def answer_of(answer: str, folder: ResultsFolder, **keys: object) -> Answer:
 
 def texts(part: PartResult) -> dict[str, str]:
     return {view.device: without_marks(view.text) for view in part.views}
+
+
+def unpacked(page: str, name: str) -> Any:
+    """Return figures and the data of records ("data") or the HTML of tables ("cells") of a page."""
+    found = re.search(rf'id="packed-{name}">([^<]*)<', page)
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
 @pytest.fixture
