@@ -152,20 +152,21 @@ def _is_plain(value: Any) -> bool:
 
 def _n(number: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits and mark its records."""
-    is_number = isinstance(number, (int, float))
-    return shown(number, format_number(number, digits) if is_number else str(number))
+    return _shown(number, lambda: format_number(number, digits))
 
 
 def _pct(number: Any, digits: int = 3) -> str:
     """Format a fraction as a percentage and mark its records."""
-    is_number = isinstance(number, (int, float))
-    return shown(number, f"{format_number(100 * number, digits)}%" if is_number else str(number))
+    return _shown(number, lambda: f"{format_number(100 * number, digits)}%")
 
 
 def _sci(number: Any, digits: int = 2) -> str:
     """Format a small number with an exponent, such as 2.3e-06, and mark its records."""
-    is_number = isinstance(number, (int, float))
-    return shown(number, f"{number:.{digits - 1}e}" if is_number else str(number))
+    return _shown(number, lambda: f"{number:.{digits - 1}e}")
+
+
+def _shown(value: Any, format: Callable[[], str]) -> str:
+    return shown(value, format() if isinstance(value, (int, float)) else str(value))
 
 
 class _Accounting:

@@ -11,12 +11,13 @@ from jobs.frame.metrics import metric_named, phases_with
 from jobs.frame.results import Result
 from jobs.frame.rows import NO_VALUE, Cell, rows_of
 from jobs.published.figures import published_figure
-from jobs.run import Run, varying
-from jobs.status import Status
+from jobs.run import varying
 from jobs.sweep.views import STATISTICS, units_of, unknown_value
+from jobs.writeup.traced import Recorded
 
 ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
-BESIDE_PARAMETERS = ("device", "repeat")  # select a run in addition to its parameters
+# Select a run in addition to its parameters
+BESIDE_PARAMETERS = ("benchmark", "device", "repeat")
 
 
 def cell_of(
@@ -27,15 +28,16 @@ def cell_of(
     unit: str | None,
     params: Mapping[str, Any],
 ) -> Cell | None:
-    """Return the cell of a metric of one run. None if there is no such run.
+    """Return the cell of a metric of one run, from its results. None if there are none.
 
     Args:
+        results: one for each repeat.
         name: name of the metric, such as time or fact.weights_bytes. The prefix `fact.` marks a
             value that the benchmark returned in addition to times and memory.
         phase: phase of the run, such as forward. It can be None if the metric exists in one phase
             only.
         unit: unit of the number. None means the default unit of the metric.
-        params: parameters that select the run.
+        params: parameters that select the run, for error messages.
 
     Raises:
         TableError: if the metric, statistic or unit is unknown, or if several runs or phases have
@@ -44,35 +46,28 @@ def cell_of(
     problem = _value_problem(name, statistic, unit)
     if problem:
         raise TableError(problem)
-    found = runs_with(f"value({name!r})", results, params)
-    phases = {id(result): _phase(name, result, phase) for result in found}
-    rows = list(rows_of(found, [metric_named(name, unit)], lambda r, _: [phases[id(r)]]))
+    require_one_run(f"value({name!r})", results, params)
+    rows = list(rows_of(results, [metric_named(name, unit)], lambda r, _: [_phase(name, r, phase)]))
     return Cell(rows, statistic) if rows else None
 
 
-def state_of(results: list[Result], params: Mapping[str, Any]) -> Status:
-    """Return the status of one run. It is missing if there is no such run.
+def require_one_run(call: str, results: list[Result], params: Mapping[str, Any]) -> None:
+    """Raise TableError if the results that a lookup selects are of several runs or devices.
 
-    If a run has several repeats, its status is ok if at least one repeat is ok.
+    The message lists the parameters in which the runs differ. `call` is the lookup.
     """
-    states = [result.status for result in runs_with("state()", results, params)]
-    return Status.ok if Status.ok in states else (states or [Status.missing])[0]
-
-
-def runs_with(call: str, results: list[Result], params: Mapping[str, Any]) -> list[Result]:
-    """Return the results of the run that a lookup selects, one result per repeat.
-
-    Return [] if no run has the given parameters. `call` is the lookup, for messages.
-
-    Raises:
-        TableError: if several runs have these parameters.
-    """
-    found = [result for result in results if has(result, params)]
-    runs = list({result.run.id: result.run for result in found}.values())
-    problem = _ambiguity(runs, params, [result.device for result in found])
-    if problem:
-        raise TableError(f"{call}: {problem}")
-    return found
+    runs = list({result.run.id: result.run for result in results}.values())
+    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
+    devices = list(dict.fromkeys(result.device for result in results))
+    if len(devices) > 1:
+        differ["device"] = devices
+    if differ:
+        names = "; ".join(
+            f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items()
+        )
+        which = f"have {_format_params(params)}" if params else "match"
+        what = f"{len(runs)} runs {which}; add a parameter in which they differ ({names})"
+        raise TableError(f"{call}: {what}")
 
 
 def _phase(name: str, result: Result, given: str | None) -> str:
@@ -93,14 +88,14 @@ def _phase(name: str, result: Result, given: str | None) -> str:
 
 
 def has(result: Result, params: Mapping[str, Any]) -> bool:
-    """Return whether a result has the given parameters, device and repeat."""
-    return all(result.coordinate(name) == given for name, given in params.items())
+    """Return whether a result has the given parameters, benchmark, device and repeat."""
+    known = {"benchmark": result.run.benchmark, "device": result.device, "repeat": result.repeat}
+    known |= result.run.params
+    return all(known[name] == given for name, given in params.items())
 
 
-def value_of(cell: Cell | None) -> float | str | None:
+def value_of(cell: Cell) -> float | str | None:
     """Return the number of a cell, or its value that is text. None if it has neither."""
-    if cell is None:
-        return None
     texts = (text for text in cell.texts if text != NO_VALUE)
     return next(texts, None) if cell.number is None else cell.number
 
@@ -122,7 +117,7 @@ def published(file: str, column: str, **params: Any) -> Any:
     try:
         return float(found)
     except ValueError:
-        return found
+        return Recorded(found)
 
 
 def _value_problem(name: Any, statistic: Any, unit: Any) -> str | None:
@@ -136,24 +131,6 @@ def _value_problem(name: Any, statistic: Any, unit: Any) -> str | None:
         valid = ", ".join(units_of(name)) or "only the default unit"
         return f"value {name!r} cannot be shown in {unit!r} (valid: {valid})"
     return None
-
-
-def _ambiguity(runs: list[Run], params: Mapping[str, Any], devices: list[str]) -> str | None:
-    """Return an error message if parameters in a template select several runs or devices.
-
-    Return None if they select one run on one device.
-    The message lists the parameters in which the selected runs differ.
-    """
-    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
-    if len(set(devices)) > 1:
-        differ["device"] = devices
-    if not differ:
-        return None
-    names = "; ".join(f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items())
-    which = (
-        f"{len(runs)} runs have {_format_params(params)}" if params else f"{len(runs)} runs match"
-    )
-    return f"{which}; add a parameter in which they differ ({names})"
 
 
 def _format_params(params: Mapping[str, Any]) -> str:

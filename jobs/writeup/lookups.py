@@ -15,12 +15,13 @@ from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
 from jobs.run import Run
+from jobs.status import Status
 from jobs.writeup.cell_lookup import (
     BESIDE_PARAMETERS,
     cell_of,
     has,
     published,
-    state_of,
+    require_one_run,
     value_of,
 )
 from jobs.writeup.cells import ONCE, asked_cells
@@ -61,7 +62,7 @@ class AnswerLookups:
             "speed": self.speed,
             "items": self.items,
             "failure": self.failure,
-            "published": _published,
+            "published": published,
         }
 
     def value(
@@ -80,15 +81,21 @@ class AnswerLookups:
         """
         study = self._named(sweep)
         cell = self._cell(study, name, phase, statistic, unit, params)
-        found = value_of(cell)
+        found = None if cell is None else value_of(cell)
         if study is None or cell is None or found is None:
             return self._none(study, params)
         numbers = self._use(study, cell.all_records)
         return Recorded(found) if isinstance(found, str) else Traced(found, numbers)
 
     def state(self, sweep: str | None = None, **params: Any) -> Any:
-        """Return how one run ended, see `state_of`. NotMeasured if it did not end by itself."""
-        state = state_of(self._results(self._named(sweep), params), _chosen(params))
+        """Return how one run ended. NotMeasured if it did not end by itself.
+
+        If a run has several repeats, its status is ok if at least one repeat is ok.
+        """
+        results = self._results(self._named(sweep), params)
+        require_one_run("state()", results, params)
+        states = [result.status for result in results]
+        state = Status.ok if Status.ok in states else (states or [Status.missing])[0]
         is_open = state.is_live or state.runs_again_on_submit
         return self.missing_number() if is_open else str(state)
 
@@ -104,7 +111,7 @@ class AnswerLookups:
             A list of dicts whose numbers know their record. NotMeasured if there is none.
         """
         study = self._named(sweep)
-        record = self._record(f"items({path!r})", study, params, lambda r: r.status == "ok")
+        record = self._record(f"items({path!r})", study, params, "ok")
         if study is None or record is None or record.measurements is None:
             return self._none(study, params)
         fact = fact_at(record.measurements.facts, path.split("."))
@@ -122,7 +129,7 @@ class AnswerLookups:
         ok, nothing is missing.
         """
         study = self._named(sweep)
-        record = self._record("failure()", study, params, lambda r: r.status == status)
+        record = self._record("failure()", study, params, status)
         if study is None or record is None or record.failure is None:
             return self._none(study, params, ends=("ok",))
         (number,) = self._use(study, [record])
@@ -209,22 +216,15 @@ class AnswerLookups:
         unit: str | None,
         params: dict[str, Any],
     ) -> Cell | None:
-        results = self._results(study, params)
-        if not results:
-            return None
-        cell = cell_of(results, name, phase, statistic, unit, _chosen(params))
+        cell = cell_of(self._results(study, params), name, phase, statistic, unit, params)
         if cell is not None:
             self._cells.append(cell)
         return cell
 
     def _record(
-        self,
-        call: str,
-        study: Study | None,
-        params: dict[str, Any],
-        is_wanted: Callable[[Result], bool],
+        self, call: str, study: Study | None, params: dict[str, Any], status: str
     ) -> Record | None:
-        """Return the first wanted record of one run.
+        """Return the first record of one run with a status.
 
         Raises:
             TableError: if several runs have one.
@@ -232,14 +232,14 @@ class AnswerLookups:
         found = {
             result.run.id: result.record
             for result in reversed(self._results(study, params))
-            if has(result, _chosen(params)) and result.record and is_wanted(result)
+            if result.record and result.status == status
         }
         if len(found) > 1:
             raise TableError(f"{call}: {len(found)} runs have {params}")
         return next(iter(found.values()), None)
 
     def _results(self, study: Study | None, params: dict[str, Any]) -> list[Result]:
-        """Return the results of the device that have all parameters that a lookup names.
+        """Return the results of the device that a lookup selects, one for each repeat of its run.
 
         If the stock sweep has a run with the values, others, such as those with other steps, do not
         count, also if it was not executed. A variant of the sweep, with other runs only, counts.
@@ -247,25 +247,26 @@ class AnswerLookups:
         if study is None:
             return []
         benchmark = params.get("benchmark")
-        named = [name for name in _chosen(params) if name not in BESIDE_PARAMETERS]
+        values = {name: params[name] for name in params if name not in BESIDE_PARAMETERS}
         having = [
             result
             for result in study.results
-            if all(name in result.run.params for name in named)
+            if result.run.params.keys() >= values.keys()
             and benchmark in (None, result.run.benchmark)
         ]
         asked = [run for run in _stock_runs(study) if benchmark in (None, run.benchmark)]
-        is_known = any(run.params.keys() >= set(named) for run in asked)
+        is_known = any(run.params.keys() >= values.keys() for run in asked)
         if study.results and not having and not is_known:
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
         ids = {run.id for run in asked}
-        values = {name: params[name] for name in named}
         has_such_runs = any(run.params | values == run.params for run in asked)
         is_variant = not any(each.record and each.run.id in ids for each in study.results)
-        if is_variant or not has_such_runs:
-            return having
-        return [each for each in having if each.run.id in ids]
+        return [
+            each
+            for each in having
+            if has(each, params) and (is_variant or not has_such_runs or each.run.id in ids)
+        ]
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
@@ -277,8 +278,7 @@ class AnswerLookups:
         self, study: Study | None, *runs: dict[str, Any], ends: Collection[str] = ONCE
     ) -> Missing:
         """Return that runs have no such number. It is missing unless one of them `ends` so."""
-        found = {str(r.status) for params in runs for r in self._results(study, params)
-                 if has(r, _chosen(params))}  # fmt: skip
+        found = {str(r.status) for params in runs for r in self._results(study, params)}
         if found.isdisjoint(ends):
             return self.missing_number()
         self.impossible += 1
@@ -299,13 +299,3 @@ def _traced(value: Any, record: int) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return Traced(value, {record})
     return Recorded(value) if isinstance(value, str) else value
-
-
-def _chosen(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a lookup that are parameters of runs."""
-    return {name: value for name, value in params.items() if name != "benchmark"}
-
-
-def _published(file: str, column: str, **params: Any) -> Any:
-    found = published(file, column, **params)
-    return Recorded(found) if isinstance(found, str) else found
