@@ -34,157 +34,141 @@ sweeps/flash.yaml 'seq_len=[128,256]' --out logs/mine
 """
 CLUSTER_FILE = "cluster.yaml"
 
-Sweep = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SWEEP",
-        help="Sweep file, for example sweeps/flash.yaml.",
-        parser=as_path,
-        autocompletion=sweep_files,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Overrides: a benchmark parameter (dtype=bf16, or 'seq_len=[128,256]' for every "
-        "value) or a key of the sweep file (repeats=3, slurm.partition=h100).",
-    ),
-]
-Cluster = Annotated[
-    Executor | None,
-    typer.Option(
-        help="Where to run the jobs: Slurm, this machine, or the foreground. [default: slurm]"
-    ),
-]
-Local = Annotated[
-    bool,
-    flag(
-        "--local",
-        "Same as --cluster local: run the jobs on this machine, one or more per GPU at a time.",
-    ),
-]
-Debug = Annotated[
-    bool,
-    flag(
-        "--debug",
-        "Same as --cluster debug: execute the runs in the foreground and stop at the first "
-        "failure. A run without torchrun executes in this process and has no timeout.",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    flag("--dry-run", "Print runs, jobs, the expected time and GPU-hours, and write nothing."),
-]
-Sbatch = Annotated[
-    bool, flag("--sbatch", "With --dry-run, also print the sbatch script of each job array.")
-]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        "--filter",
-        metavar="CONDITION",
-        help="Keep only runs that satisfy this condition on parameters and benchmark, for example "
-        "'seq_len > 4096 and dtype in [bf16, fp16]'. [default: all runs]",
-    ),
-]
-Rounds = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|auto",
-        help="How often the runs of blocks are executed, see blocks.rounds. [default: that of the "
-        "sweep]",
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Results folder. Runs that already have a result in it are skipped. [default: "
-        "logs/<sweep name>]",
-        **RESULTS,
-    ),
-]
-RetryFailed = Annotated[
-    bool,
-    flag(
-        "--retry-failed",
-        "Also repeat runs that ended as oom, timeout, error or wrong. Killed, preempted, cancelled "
-        "and missing runs are always repeated.",
-    ),
-]
-Force = Annotated[
-    bool,
-    flag("--force", "Execute all runs, also those that have a result or are queued or running."),
-]
-RepeatUnknown = Annotated[
-    bool,
-    flag(
-        "--repeat-unknown",
-        "Submit also runs for whose jobs Slurm does not answer. They may be executed twice.",
-    ),
-]
-KeepStale = Annotated[
-    bool,
-    flag(
-        "--keep-stale",
-        "Skip also runs whose results are from older code, instead of measuring them again.",
-    ),
-]
-Parallel = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="With --local, the maximum number of jobs at the same time. [default: as many as the "
-        "GPUs allow; a job without GPUs runs alone]",
-    ),
-]
-Snapshot = Annotated[
-    bool,
-    flag(
-        "--snapshot",
-        "Copy the files that git tracks, here and in this project, with uncommitted changes into "
-        "the results folder, and run the jobs from the copy. You can then edit while jobs wait.",
-    ),
-]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        metavar="REV|DIR",
-        help="Measure each run also with another checkout of the code: a git revision such as "
-        "HEAD, which is the code without uncommitted edits, or a folder. The two are measured in "
-        "turn. The command compare compares them.",
-    ),
-]
-ClusterFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="YAML file with the keys 'slurm' and 'resources', over which the sweep file takes "
-        "precedence. [default: $JOBS_CLUSTER, else ./cluster.yaml if it exists]",
-        parser=as_path,
-    ),
-]
-
 
 def submit(
-    sweep: Sweep,
-    overrides: Overrides = None,
-    cluster: Cluster = None,
-    local: Local = False,
-    debug: Debug = False,
-    dry_run: DryRun = False,
-    sbatch: Sbatch = False,
-    where: Where = None,
-    rounds: Rounds = None,
-    out: Out = None,
-    retry_failed: RetryFailed = False,
-    force: Force = False,
-    repeat_unknown: RepeatUnknown = False,
-    keep_stale: KeepStale = False,
-    parallel: Parallel = None,
-    snapshot: Snapshot = False,
-    against: Against = None,
-    cluster_file: ClusterFile = None,
+    sweep: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SWEEP",
+            help="Sweep file, for example sweeps/flash.yaml.",
+            parser=as_path,
+            autocompletion=sweep_files,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Overrides: a benchmark parameter (dtype=bf16, or 'seq_len=[128,256]' for every "
+            "value) or a key of the sweep file (repeats=3, slurm.partition=h100).",
+        ),
+    ] = None,
+    cluster: Annotated[
+        Executor | None,
+        typer.Option(
+            help="Where to run the jobs: Slurm, this machine, or the foreground. [default: slurm]"
+        ),
+    ] = None,
+    local: Annotated[
+        bool,
+        flag(
+            "--local",
+            "Same as --cluster local: run the jobs on this machine, one or more per GPU at a time.",
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        flag(
+            "--debug",
+            "Same as --cluster debug: execute the runs in the foreground and stop at the first "
+            "failure. A run without torchrun executes in this process and has no timeout.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        flag("--dry-run", "Print runs, jobs, the expected time and GPU-hours, and write nothing."),
+    ] = False,
+    sbatch: Annotated[
+        bool, flag("--sbatch", "With --dry-run, also print the sbatch script of each job array.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            "--filter",
+            metavar="CONDITION",
+            help="Keep only runs that satisfy this condition on parameters and benchmark, for "
+            "example 'seq_len > 4096 and dtype in [bf16, fp16]'. [default: all runs]",
+        ),
+    ] = None,
+    rounds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="How often the runs of blocks are executed, see blocks.rounds. [default: that of "
+            "the sweep]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Results folder. Runs that already have a result in it are skipped. [default: "
+            "logs/<sweep name>]",
+            **RESULTS,
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool,
+        flag(
+            "--retry-failed",
+            "Also repeat runs that ended as oom, timeout, error or wrong. Killed, preempted, "
+            "cancelled and missing runs are always repeated.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        flag(
+            "--force", "Execute all runs, also those that have a result or are queued or running."
+        ),
+    ] = False,
+    repeat_unknown: Annotated[
+        bool,
+        flag(
+            "--repeat-unknown",
+            "Submit also runs for whose jobs Slurm does not answer. They may be executed twice.",
+        ),
+    ] = False,
+    keep_stale: Annotated[
+        bool,
+        flag(
+            "--keep-stale",
+            "Skip also runs whose results are from older code, instead of measuring them again.",
+        ),
+    ] = False,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --local, the maximum number of jobs at the same time. [default: as many as "
+            "the GPUs allow; a job without GPUs runs alone]",
+        ),
+    ] = None,
+    snapshot: Annotated[
+        bool,
+        flag(
+            "--snapshot",
+            "Copy the files that git tracks, here and in this project, with uncommitted changes "
+            "into the results folder, and run the jobs from the copy. You can then edit while jobs "
+            "wait.",
+        ),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV|DIR",
+            help="Measure each run also with another checkout of the code: a git revision such as "
+            "HEAD, which is the code without uncommitted edits, or a folder. The two are measured "
+            "in turn. The command compare compares them.",
+        ),
+    ] = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with the keys 'slurm' and 'resources', over which the sweep file takes "
+            "precedence. [default: $JOBS_CLUSTER, else ./cluster.yaml if it exists]",
+            parser=as_path,
+        ),
+    ] = None,
 ) -> None:
     """Run a sweep: expand its file into runs, group them into jobs, and start the jobs.
 
