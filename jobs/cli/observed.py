@@ -1,4 +1,4 @@
-"""Read what a command is about, and print to stderr what in it cannot be read."""
+"""Find and read what a command is about, and print to stderr what in it cannot be read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from jobs.cli.output import fail, note
 from jobs.errors import CommandError
 from jobs.printing import waiting_for
-from jobs.results import find
-from jobs.results.latest import LOGS, folders_in
-from jobs.results.manifest import SUBMISSIONS
+from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
+from jobs.results.manifest import SHOWN_BELOW, SUBMISSIONS
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
+from jobs.status import Status
 
 
 def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
@@ -21,11 +21,23 @@ def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
 
     `shows_bad_lines` tells that the caller shows the bad lines of the observation itself.
     """
-    path = (folder or find.last_folder()).resolve()
+    path = (folder or _last_folder()).resolve()
     with waiting_for(f"the results in {path} to be read"):
         seen = observe(path)
     note_bad_lines([] if shows_bad_lines else seen.bad_lines)
     return seen
+
+
+def _last_folder() -> Path:
+    """Return the results folder of the last accepted submission."""
+    folder = latest_folder()
+    if folder is None:
+        known = [str(path) for path in folders_in(LOGS)]
+        such = f", such as {', '.join(known[:SHOWN_BELOW])}" if known else ""
+        fail(f"no results folder given, and no submission was made here; pass a folder{such}")
+    if not os.path.exists(folder):
+        fail(f"the last submission went to {folder}, which no longer exists; pass a folder")
+    return folder
 
 
 def observed_in(places: list[Path]) -> Iterator[Observation]:
@@ -58,11 +70,56 @@ def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
 
 
 def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
-    """Return a run and the state of its results folder. See `find.find_run`."""
+    """Return the run whose id begins with `run`, and the state of its results folder.
+
+    Without a folder, it is that of the last accepted submission if it has the run, otherwise all
+    folders in ./logs. Of several repeats, one that failed is preferred, then one that was executed,
+    then the last.
+    """
+    found: list[tuple[Observation, TaskState]] = []
     with waiting_for("the results of the run to be read"):
-        seen, task = find.find_run(run, folder)
+        for path in [folder] if folder else _folders_with(run):
+            seen = observe(path.resolve())
+            found += [(seen, task) for task in seen.tasks if task.run.id.startswith(run)]
+    ids = sorted({task.run.id for _, task in found})
+    if not ids:
+        fail(
+            f"no run whose id begins with {run!r} in {folder or f'./{LOGS}'}; name another folder "
+            "with --in FOLDER; 'python -m jobs status FOLDER --json' lists the ids of all runs"
+        )
+    if len(ids) > 1:
+        fail(
+            f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
+        )
+    seen, task = max(found, key=lambda item: _preference(item[1]))
     note_bad_lines(seen.bad_lines)
     return seen, task
+
+
+def _folders_with(run: str) -> list[Path]:
+    """Return the results folders whose records are read to find a run. ./logs/replay is last."""
+    latest = latest_folder()
+    folders = [path.resolve() for path in ([latest] if latest else []) + folders_in(LOGS)]
+    # Manifests that cannot be read are left out. Reading the records, too, would take long.
+    ids = {
+        path: {one for manifest in manifests for one in manifest.runs if one.startswith(run)}
+        for path, manifests in manifests_of(dict.fromkeys(folders)).items()
+    }
+    holding = [path for path in ids if ids[path]]
+    if len(set().union(*ids.values())) > 1:
+        return holding  # the run is ambiguous, unless some of the ids are of outdated versions
+    if latest and latest.resolve() in holding:
+        return [latest.resolve()]
+    return [path for path in holding if path != REPLAY.resolve()] or holding
+
+
+def _preference(task: TaskState) -> tuple[bool, bool, float]:
+    """Return a sort key of the repeats of a run. The last one is shown."""
+    record = task.record
+    bad = record is not None and record.status not in (Status.ok, Status.unsupported)
+    # Rounds after the one that failed are recorded as failed, too, but not executed.
+    executed = bad and record is not None and record.log is not None
+    return bad, executed, record.finished_at if record else 0.0
 
 
 def note_bad_lines(bad_lines: Iterable[BadLine]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NoReturn
 
 from jobs.formatting import UNLIMITED, wrapped
@@ -37,11 +35,6 @@ def columns(rows: Iterable[tuple[str, ...]], start: str = "") -> str:
         begin = start + "".join(f"{cell}  " for cell in cells[:-1])
         lines += broken((begin + row[-1]).rstrip(), len(begin))
     return lines
-
-
-def follow_up(words: str, folder: Path) -> None:
-    """Print a command with the results folder as its last argument, on one line for copying."""
-    print(f"  {words} {shlex.quote(str(folder))}")
 
 
 def note(text: object) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from jobs.cli.output import fail, follow_up, note
+from jobs.cli.output import fail, note
 from jobs.errors import CommandError
 from jobs.formatting import compact_ids, counted, relative
 from jobs.launch.lock import SubmitLock
@@ -113,8 +113,7 @@ def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[st
         print(f"{kinds(records)}; results are in {relative(manifest.folder)}")
     _follow_up(manifest, *reports)
     if failed:
-        _follow_up(manifest, "status")
-        follow_up(f"python -m jobs logs {failed[0].run[:8]} --in", relative(manifest.folder))
+        _follow_up(manifest, "status", f"logs {failed[0].run[:8]} --in")
     recorded = {(r.run, r.repeat) for r in records}
     if left_out := not_needed(manifest) - recorded:
         print(f"{counted(len(left_out), 'run')} not needed, because their blocks are decided")
@@ -146,6 +145,7 @@ def kinds(records: list[Record]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
-def _follow_up(manifest: Manifest, *names: str) -> None:
-    for name in names:
-        follow_up(f"python -m jobs {name}", relative(manifest.folder))
+def _follow_up(manifest: Manifest, *commands: str) -> None:
+    """Print commands whose last argument is the results folder, each on one line for copying."""
+    for command in commands:
+        print(f"  python -m jobs {command} {shlex.quote(str(relative(manifest.folder)))}")
