@@ -20,7 +20,7 @@ from jobs.sweep.messages import problems_of
 from jobs.sweep.overrides import apply_override, remove_parameters, repeated_overrides
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
-from jobs.sweep.strict_yaml import DataPath, Document, PlacedDict, decode, entries, parse
+from jobs.sweep.strict_yaml import DataPath, Document, PlacedDict, entries, parse
 from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
@@ -127,15 +127,13 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     source = str(path)
     if (invalid := invalid_path(source)) is None:
         try:
-            text, wrong = decode(path.read_bytes(), source)
+            content = path.read_bytes()
         except OSError as error:
             invalid = str(error.strerror)
     if invalid is not None:
-        text, wrong = "", Problem(Position(source), f"cannot be read: {invalid}")
-    if wrong:
-        problems.append(wrong)
+        problems.append(Problem(Position(source), f"cannot be read: {invalid}"))
         return Document(source=source)
-    document = parse(text, source)
+    document = parse(content, source)
     problems.extend(document.problems)
     if document.data is None and not document.problems:
         document.data = PlacedDict()

@@ -97,14 +97,20 @@ _TRAPS = {
 }
 
 
-def parse(text: str, source: str) -> Document:
+def parse(content: str | bytes, source: str) -> Document:
     """Parse one YAML document. Errors are not raised, but listed in its `problems`.
 
-    The `data` is None if the text is empty or cannot be parsed.
+    The `data` is None if the content is empty or cannot be parsed.
     """
     document = Document(None, source, Position(source, 1, 1))
     try:
+        text = content.decode() if isinstance(content, bytes) else content
         loader = yaml.SafeLoader(text)
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode()
+        what = f"byte 0x{error.object[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
+        document.problems.append(Problem(_place(source, before), what))
+        return document
     except yaml.reader.ReaderError as error:
         what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
         document.problems.append(Problem(_place(source, text[: error.position]), what))
@@ -131,16 +137,6 @@ def parse(text: str, source: str) -> Document:
 
 class _TooManyNodes(Exception):
     """Raised with the position of the first node after MAX_NODES nodes."""
-
-
-def decode(data: bytes, source: str) -> tuple[str, Problem | None]:
-    """Decode the content of a file as UTF-8. Return the text, or "" and the error."""
-    try:
-        return data.decode("utf-8"), None
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8")
-        what = f"byte 0x{data[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
-        return "", Problem(_place(source, before), what)
 
 
 def entries(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
