@@ -32,20 +32,17 @@ def apply_override(
     known = sorted({*Sweep.model_fields, *fields} - {"filter"})
     if key in fields:
         path = ["grid" if isinstance(given.data, list) else "fixed", key]
-        # A case would replace the new value.
-        for _, case in entries(data.get("cases")):
-            remove_parameters(case, {key})
         # A parameter in grid keeps its position, so the order of runs is unchanged.
         remove_parameters(data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
     elif path[0] not in known:
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
         problems.append(Problem(where, what + nearest(path[0], known)))
         return
-    elif path[0] in AXES and len(path) == 2:
-        for _, case in entries(data.get("cases")):
+    for _, case in entries(data.get("cases")):  # which would replace the new value
+        if path[0] in AXES and len(path) == 2:
             remove_parameters(case, {path[1]})
-    elif path[0] in ("resources", "launch", "timeout_s"):
-        _remove_from_cases(data, path)
+        elif path[0] in ("resources", "launch", "timeout_s"):
+            _remove(case, path)
     wrong = _set(data, path, given.data, where)
     if wrong:
         problems.append(Problem(where, wrong))
@@ -96,11 +93,10 @@ def _set(data: PlacedDict, path: list[str], value: Any, where: Position) -> str 
     return None
 
 
-def _remove_from_cases(data: PlacedDict, path: list[str]) -> None:
-    """Remove a key such as `resources.mem_gb` from all cases, which would replace its new value."""
-    for _, case in entries(data.get("cases")):
-        inner: Any = case
-        for parent in path[:-1]:
-            inner = inner.get(parent) if isinstance(inner, dict) else None
-        if isinstance(inner, dict):
-            inner.pop(path[-1], None)
+def _remove(case: dict[str, Any], path: list[str]) -> None:
+    """Remove a key such as `resources.mem_gb` from a case."""
+    inner: Any = case
+    for parent in path[:-1]:
+        inner = inner.get(parent) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.pop(path[-1], None)
