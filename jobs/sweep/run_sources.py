@@ -32,15 +32,13 @@ class RunSources:
         Comments, docstrings, blank lines and trailing spaces do not count. None if it is unknown,
         because code cannot be read or the run is executed with another checkout.
         """
-        key = self._key(run)
-        files = None if key is None else self._files_of(key)
+        files = self.files(run)
         return None if files is None else self._tree.hash_of(files)
 
-    def files(self, run: Run) -> list[Path] | None:
-        """Return the files that count for the hash of a run, sorted. None if they are unknown."""
+    def files(self, run: Run) -> frozenset[Path] | None:
+        """Return the files that count for the hash of a run. None if they are unknown."""
         key = self._key(run)
-        files = None if key is None else self._files_of(key)
-        return None if files is None else sorted(files)
+        return None if key is None else self._files_of(key)
 
     def _key(self, run: Run) -> _Key | None:
         """Return what determines the files of a run. None if it is unknown."""

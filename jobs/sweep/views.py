@@ -142,13 +142,9 @@ class _View(BaseModel):
         for i, value in enumerate(values):
             if value in values[:i]:
                 yield fault(f"value: {value!r} is listed twice", "value", i)
-            unknown = unknown_value(value)
-            if unknown:
-                yield fault(f"value: {unknown}", "value", i)
+            if wrong := _not_shown(benchmark, value):
+                yield fault(f"value: {wrong}", "value", i)
                 return
-            if value.startswith(PREDICTED) and not benchmark.predicts:
-                what = f"value: benchmark {benchmark.name!r} has no function predict(params)"
-                yield fault(what, "value", i)
         can = {unit: None for value in values for unit in units_of(value)}
         if self.unit is not None and self.unit not in can:
             given = " and ".join(values)
@@ -169,6 +165,13 @@ class _View(BaseModel):
                 elif name in seen:
                     yield fault(f"{key}: {name!r} is already in {seen[name]}", key, i)
                 seen[name] = key
+
+
+def _not_shown(benchmark: Benchmark, value: str) -> str | None:
+    """Return an error message if tables cannot show a value of a benchmark, else None."""
+    if value.startswith(PREDICTED) and value != PREDICTED and not benchmark.predicts:
+        return f"benchmark {benchmark.name!r} has no function predict(params)"
+    return unknown_value(value)
 
 
 def _wrong(benchmark: Benchmark, name: str, value: Any) -> str | None:
@@ -238,11 +241,8 @@ class Plot(_View):
         yield from self._dimension_faults(benchmark, "x", "series", "facet")
         if self.against is None:
             return
-        if unknown := unknown_value(self.against):
-            yield fault(f"against: {unknown}", "against")
-        elif self.against.startswith(PREDICTED) and not benchmark.predicts:
-            what = f"against: benchmark {benchmark.name!r} has no function predict(params)"
-            yield fault(what, "against")
+        if wrong := _not_shown(benchmark, self.against):
+            yield fault(f"against: {wrong}", "against")
         elif not isinstance(self.phase, str):
             yield fault("against: name one phase, such as phase: forward", "against")
 
