@@ -19,14 +19,12 @@ UNKNOWN_S = 86400.0
 def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     """Return the state of every job, by submission id and job index. Problems go to `notes`."""
     slurm = [manifest for manifest in manifests if manifest.executor is Executor.slurm]
-    states = {m.id: _local_states(m) for m in manifests if m.executor is not Executor.slurm}
-    if slurm:
-        states |= slurm_job_states(slurm, notes)
-    return states
-
-
-def _local_states(manifest: Manifest) -> dict[int, JobState]:
-    return dict.fromkeys((job.index for job in manifest.jobs), _local_state(manifest))
+    states = {
+        manifest.id: dict.fromkeys((job.index for job in manifest.jobs), _local_state(manifest))
+        for manifest in manifests
+        if manifest.executor is not Executor.slurm
+    }
+    return states | (slurm_job_states(slurm, notes) if slurm else {})
 
 
 def _local_state(manifest: Manifest) -> JobState:

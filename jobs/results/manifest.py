@@ -26,7 +26,14 @@ from pydantic import TypeAdapter, ValidationError
 from jobs.block import Block
 from jobs.processes import ProcessHandle
 from jobs.results.slurm_job import SlurmJob
-from jobs.results.unreadable import BadLine, NoResults, UnreadableResults, first_problem, names_in
+from jobs.results.unreadable import (
+    BadLine,
+    NoResults,
+    UnreadableResults,
+    first_problem,
+    names_in,
+    read_json,
+)
 from jobs.run import Run, Shape
 from jobs.sweep.schema import Sweep
 from jobs.whole_files import is_own, write_json
@@ -245,27 +252,20 @@ def _read_handles(
 ) -> dict[int, SlurmJob | ProcessHandle]:
     """Read handles.json. `old` has what is known about a job of an earlier version."""
     handles: dict[int, SlurmJob | ProcessHandle] = {}
-    problems: list[str] = []
-    try:
-        data = _OBJECT.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return handles
-    except OSError as error:
-        data, problems = {}, [str(error.strerror)]
-    except ValidationError as error:
-        data, problems = {}, [first_problem(error)]
-    for index, entry in data.items():
+    problems: list[BadLine] = []
+    for index, entry in (read_json(path, _OBJECT, problems) or {}).items():
         try:
             if isinstance(entry, dict) and "slurm" in entry:
                 handles[int(index)] = _SLURM_JOB.validate_python(old.entry() | entry)
             else:
                 handles[int(index)] = _PROCESS.validate_python(entry)
         except ValidationError as error:
-            problems.append(f"job {index}: {first_problem(error)}")
+            problems.append(BadLine(path, 0, f"job {index}: {first_problem(error)}"))
         except ValueError:
-            problems.append(f"the key must be the index of a job, got {index!r}")
+            wrong = f"the key must be the index of a job, got {index!r}"
+            problems.append(BadLine(path, 0, wrong))
     unknown = "; whether its jobs are queued or running is unknown"
-    bad += [BadLine(path, 0, problem + unknown) for problem in problems]
+    bad += [replace(problem, reason=problem.reason + unknown) for problem in problems]
     return handles
 
 

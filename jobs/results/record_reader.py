@@ -63,17 +63,6 @@ def _later_version(line: bytes) -> str | None:
     )
 
 
-def iter_records(folder: Path) -> Iterator[Record | BadLine]:
-    """Yield the records of a results folder, and a `BadLine` for each line that cannot be read."""
-    shared: dict[str, Any] = {}
-    for path in _record_files(folder / RECORDS):
-        try:
-            data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
-            yield from parse_lines(data, path, shared)
-        except (OSError, EOFError, zlib.error) as error:
-            yield BadLine(path, 0, getattr(error, "strerror", None) or str(error))
-
-
 def _record_files(records: Path) -> list[Path]:
     """Return the files of records. Of a file and its compressed copy, only the former."""
     names = dict.fromkeys(names_in(records))
@@ -110,12 +99,19 @@ def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
     """Return all records of a results folder, oldest first, and the lines that cannot be read."""
     records: list[Record] = []
     bad: list[BadLine] = []
+    shared: dict[str, Any] = {}
     with garbage_collection_paused():
-        for item in iter_records(folder):
-            if isinstance(item, Record):
-                records.append(item)
-            else:
-                bad.append(item)
+        for path in _record_files(folder / RECORDS):
+            try:
+                data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
+            except (OSError, EOFError, zlib.error) as error:
+                bad.append(BadLine(path, 0, getattr(error, "strerror", None) or str(error)))
+                continue
+            for item in parse_lines(data, path, shared):
+                if isinstance(item, Record):
+                    records.append(item)
+                else:
+                    bad.append(item)
     records.sort(key=lambda record: record.finished_at)
     return records, bad
 
