@@ -13,7 +13,7 @@ from typing import Any
 from jobs.code.measured_files import find
 from jobs.code.sources import SourceTree
 from jobs.run import Run
-from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
+from jobs.sweep.benchmarks import load_benchmark
 
 _Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
@@ -55,10 +55,19 @@ class RunSources:
             return None
 
     def _find_function(self, name: str, module: str) -> Callable[[dict[str, Any]], Any] | None:
-        """Return the function `sources` of a benchmark. Without one, it is not imported."""
+        """Return the function `sources` of a benchmark, as a function of the parameters in JSON.
+
+        Without one, the result is None, and the benchmark is not imported.
+        """
         path = find(module)
         source = None if path is None else self._tree.source(path)
-        return _sources_of(name) if source and "sources" in source.functions else None
+        if source is None or "sources" not in source.functions:
+            return None
+        benchmark = load_benchmark(name)
+        function, model = benchmark.sources, benchmark.params
+        assert function is not None
+        # The parameters are valid, and validation would take most of the time for many runs.
+        return lambda params: function(model.model_construct(**params))
 
     def _find_files(self, key: _Key) -> frozenset[Path] | None:
         module, modules, left_out, references = key
@@ -66,21 +75,3 @@ class RunSources:
         found += [self._tree.files(name) for name in references]
         known = [files for files in found if files is not None]
         return frozenset().union(*known) if len(known) == len(found) else None
-
-
-def _sources_of(name: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the function `sources` of a benchmark, as a function of the parameters in JSON."""
-    benchmark = load_benchmark(name)
-    function = benchmark.sources
-    if function is None:
-        raise NoBenchmark(f"{name}: sources must be a function")
-    model = benchmark.params
-    defaults = vars(model.model_construct())
-
-    def sources(params: dict[str, Any]) -> Any:
-        # The parameters are valid, and validation would take most of the time for many runs.
-        made = model.__new__(model)
-        vars(made).update(defaults | params)
-        return function(made)
-
-    return sources
