@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar
-from jobs.published.figures import FigureFile, Published, read_figures, same_value
+from jobs.published.figures import FigureFile, Published, is_allowed, read_figures, same_value
 
 _UNSTATED = "unstated"  # in the CSV files: the source does not give this value
 
@@ -43,10 +43,9 @@ def _by_origin(
     """
     # The figures have the values in `where`. A table row with another value gets no figure.
     for name, given in published.where.items():
-        if name in place and name not in published.on:
-            wanted = given if isinstance(given, list) else [given]
-            if not any(same_value(place[name], format_scalar(value)) for value in wanted):
-                return {}
+        is_fixed = name in place and name not in published.on
+        if is_fixed and not is_allowed(given, format_scalar(place[name])):
+            return {}
     found: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         fits = all(

@@ -55,8 +55,7 @@ class FigureFile:
         rows = self.rows
         for name, given in fixed.items():
             column = self.check_column(name)
-            wanted = given if isinstance(given, list) else [given]
-            rows = [row for row in rows if any(same_value(value, row[column]) for value in wanted)]
+            rows = [row for row in rows if is_allowed(given, row[column])]
         return rows
 
     def ambiguity(self, what: str, rows: list[dict[str, str]]) -> str:
@@ -96,6 +95,11 @@ def same_value(value: Any, text: str) -> bool:
         return float(own) == float(text)
     except ValueError:
         return False
+
+
+def is_allowed(given: Any, text: str) -> bool:
+    """Return True if a text is the required value, or one of a list of them, see `same_value`."""
+    return any(same_value(value, text) for value in (given if isinstance(given, list) else [given]))
 
 
 def published_figure(file: str, column: str, **where: Any) -> str | None:
