@@ -25,9 +25,8 @@ DEAD_S = 120.0
 class RunsHere:
     """Records in the `with` block that this process runs the jobs of a submission."""
 
-    def __init__(self, manifest: Manifest, every_s: float = BEAT_S):
+    def __init__(self, manifest: Manifest):
         self._manifest = manifest
-        self._every_s = every_s
         self._file = manifest.path / HEARTBEAT
         self._over = threading.Event()
         # A thread, because a debug submission executes its runs in the main thread.
@@ -62,5 +61,5 @@ class RunsHere:
         while True:
             with suppress(OSError):  # a full disk must not stop the jobs
                 self._file.touch()
-            if self._over.wait(self._every_s):
+            if self._over.wait(BEAT_S):
                 return

@@ -102,9 +102,12 @@ def submission(tmp_path: Path) -> Manifest:
     return write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
 
 
-def test_the_heartbeat_goes_on_until_the_end(submission: Manifest) -> None:
+def test_the_heartbeat_goes_on_until_the_end(
+    submission: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.results.heartbeat.BEAT_S", 0.01)
     heartbeat = submission.path / HEARTBEAT
-    with pytest.raises(KeyboardInterrupt), RunsHere(submission, every_s=0.01):
+    with pytest.raises(KeyboardInterrupt), RunsHere(submission):
         await_true(heartbeat.exists, "the first beat")
         for _ in range(2):
             grow_old(heartbeat, 300)
