@@ -31,21 +31,19 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.families import by
-from jobs.writeup.language import Missing, NotMeasured, environment
+from jobs.writeup.language import Missing, NotMeasured, by, environment
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
-from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Studies, Study
-from jobs.writeup.traced import Recorded, shown
+from jobs.writeup.traced import Recorded, Registry, shown
 from systems import accounting
 
 # Exceptions that the expressions of a template can raise.
@@ -101,11 +99,11 @@ def render_answer(
     lookups = AnswerLookups(study, studies.get(device, {}), registry)
     jinja = environment()
     jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
-    jinja.finalize = lambda value: _n(value) if _is_plain(value) else value
+    jinja.finalize = lambda value: _n(value) if isinstance(value, (float, Recorded)) else value
     known: dict[str, Any] = {
         **lookups.functions,
         "by": by(lookups.value),
-        "accounting": _Accounting(lookups),
+        "accounting": _accounting(lookups),
         "sizes": list(accounting.MODEL_SIZES),
         "device": device or None,
         "devices": list(studies),
@@ -146,10 +144,6 @@ def _complete(jinja: Environment, text: str, known: Mapping[str, Any]) -> str:
     return "\n\n".join(complete)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (float, Recorded))
-
-
 def _n(number: Any, digits: int = 4) -> str:
     """Format a number with `digits` significant digits and mark its records."""
     return _shown(number, lambda: format_number(number, digits))
@@ -169,24 +163,19 @@ def _shown(value: Any, format: Callable[[], str]) -> str:
     return shown(value, format() if isinstance(value, (int, float)) else str(value))
 
 
-class _Accounting:
-    """Public names of `systems.accounting`, for templates.
+def _accounting(lookups: AnswerLookups) -> SimpleNamespace:
+    """Return the public names of `systems.accounting`, for templates.
 
     What a function does not know, such as the bandwidth of an unknown GPU, is a missing number.
     """
 
-    def __init__(self, lookups: AnswerLookups):
-        self._lookups = lookups
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        found = getattr(accounting, name)
-        return self._known(found) if isinstance(found, FunctionType) else found
-
-    def _known(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def known(function: Callable[..., Any]) -> Callable[..., Any]:
         def of_known(*args: Any, **kwargs: Any) -> Any:
             found = function(*args, **kwargs)
-            return self._lookups.missing_number() if found is None else found
+            return lookups.missing_number() if found is None else found
 
         return of_known
+
+    public = {name: found for name, found in vars(accounting).items() if not name.startswith("_")}
+    functions = {name: known(f) for name, f in public.items() if isinstance(f, FunctionType)}
+    return SimpleNamespace(**(public | functions))

@@ -29,8 +29,8 @@ from jobs.writeup.document import (
     state_of_answer,
 )
 from jobs.writeup.problem import Exhibit, Part, Problem
-from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Studies, Study
+from jobs.writeup.traced import Registry
 
 AnyView = TypeVar("AnyView", Table, Plot)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with what no problem shows

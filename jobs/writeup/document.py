@@ -19,8 +19,8 @@ from jobs.report.tables.report_table import ReportTable
 from jobs.writeup.answer import Answer, paragraphs_of
 from jobs.writeup.cells import Cells
 from jobs.writeup.problem import Part, Problem
-from jobs.writeup.registry import Registry
 from jobs.writeup.studies import Study
+from jobs.writeup.traced import Registry
 
 # Stand for, or follow, an answer without its numbers
 IMPOSSIBLE = "The runs of this answer have no numbers: memory ran out, or they are not supported."
