@@ -37,8 +37,6 @@ Samples = Annotated[
     AfterValidator(partial(array, "d")),
     PlainSerializer(list),
 ]
-# Messages of a run may contain bytes that are not UTF-8, e.g. in a file name.
-Text = Annotated[str, BeforeValidator(lambda v: _encodable(v) if isinstance(v, str) else v)]
 
 
 def _encodable(value: Any) -> Any:
@@ -50,6 +48,10 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, list):
         return [_encodable(item) for item in value]
     return value
+
+
+# Messages of a run may contain bytes that are not UTF-8, e.g. in a file name.
+Text = Annotated[str, BeforeValidator(_encodable)]
 
 
 def _shared(value: Any, info: ValidationInfo) -> Any:

@@ -181,16 +181,14 @@ def load_benchmark(name: str) -> Benchmark:
             f"{name}: parameter {taken[0]!r} must have another name; "
             f"tables reserve the names {', '.join(RESERVED)}"
         )
-    defaults = {
-        k: f.get_default(call_default_factory=True)
-        for k, f in params.model_fields.items()
-        if not f.is_required()
-    }
-    shown = params.model_construct(**defaults).model_dump(mode="json", include=set(defaults))
-    version = int(getattr(module, "VERSION", 1))
-    sources = getattr(module, "sources", None)
-    predicts = hasattr(module, "predict")
-    return Benchmark(short_name(name), version, params, shown, predicts, sources)
+    return Benchmark(
+        short_name(name),
+        int(getattr(module, "VERSION", 1)),
+        params,
+        json_defaults=params.model_construct().model_dump(mode="json"),
+        predicts=hasattr(module, "predict"),
+        sources=getattr(module, "sources", None),
+    )
 
 
 class _TorchImport(BaseException):
