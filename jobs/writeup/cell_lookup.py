@@ -58,9 +58,11 @@ def require_one_run(call: str, results: list[Result], params: Mapping[str, Any])
     """
     runs = list({result.run.id: result.run for result in results}.values())
     differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
-    devices = list(dict.fromkeys(result.device for result in results))
-    if len(devices) > 1:
-        differ["device"] = devices
+    beside = {
+        "benchmark": {run.benchmark for run in runs},
+        "device": {result.device for result in results},
+    }
+    differ |= {name: sorted(values) for name, values in beside.items() if len(values) > 1}
     if differ:
         names = "; ".join(
             f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items()
