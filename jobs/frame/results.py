@@ -12,10 +12,9 @@ from typing import Any
 from jobs.errors import TableError
 from jobs.results.counting import (
     Selection,
-    allocation_of,
     is_thrown_away,
-    place_of,
     select_attempts,
+    tried,
 )
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
@@ -130,14 +129,14 @@ def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> Non
     The round has the same run, block, allocation and sources. Facts that it has itself are kept.
     """
     trials = {
-        _trial_key(r): r.measurements.facts for r in records if is_thrown_away(r) and r.measurements
+        tried(r): r.measurements.facts for r in records if is_thrown_away(r) and r.measurements
     }
     if not trials:
         return
     shown = [record for found in selection.shown.values() for record in found]
     shown = [record for record in shown if selection.is_in_round(record)]
     latest_first = sorted(shown, key=lambda record: record.started_at, reverse=True)
-    for place, record in {_trial_key(record): record for record in latest_first}.items():
+    for place, record in {tried(record): record for record in latest_first}.items():
         if record.measurements is not None:
             record.measurements.facts.update(trials.get(place, {}) | record.measurements.facts)
 
@@ -149,17 +148,13 @@ def with_artifacts(
 
     For the first round of a run in an allocation, this is the record of the trial before it.
     """
-    trials = {_trial_key(r): r for r in records if is_thrown_away(r) and r.artifacts is not None}
+    trials = {tried(r): r for r in records if is_thrown_away(r) and r.artifacts is not None}
     for result in results:
         record = result.record
         if record is not None and record.artifacts is None and result.in_round:
-            record = trials.pop(_trial_key(record), None)
+            record = trials.pop(tried(record), None)
         if record is not None and record.artifacts is not None:
             yield result, record
-
-
-def _trial_key(record: Record) -> Key:
-    return record.run, place_of(record).id, allocation_of(record), record.source_hash
 
 
 def _as_observed(task: TaskState, device: str) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jobs.results.counting import allocation_of, is_thrown_away, results_of
+from jobs.results.counting import is_thrown_away, results_of, tried
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 
@@ -58,9 +58,9 @@ def hours(observation: Observation) -> list[Hours]:
 
     An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
     device, or the latest of all if none was ok. In a block, all attempts of the latest complete
-    execution of each round are, those of a round that a job is executing, and those of the trials
-    on the same GPUs. Attempts with a status that is a failure, and those of an outdated version of
-    a benchmark, are not.
+    execution of each round are, those of a round that a job is executing, and those of trials of
+    the same code on the same GPUs. Attempts with a status that is a failure, and those of an
+    outdated version of a benchmark, are not.
     """
     names = dict.fromkeys(manifest.sweep.name for manifest in observation.manifests)
     rows = {name: Hours(name) for name in names}
@@ -104,12 +104,8 @@ def _in_results(observation: Observation) -> set[int]:
     }
     now = [r for r in records if r.block and r.block.execution in executing.values()]
     kept = [*results_of(records), *now]
-    measured = {(allocation_of(r), r.block.id) for r in kept if r.block}
-    trials = [
-        r
-        for r in records
-        if is_thrown_away(r) and r.block and (allocation_of(r), r.block.id) in measured
-    ]
+    measured = {tried(record) for record in kept if record.block}
+    trials = [r for r in records if is_thrown_away(r) and tried(r) in measured]
     return {id(r) for r in [*kept, *trials] if not r.status.is_failure}
 
 

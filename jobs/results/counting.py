@@ -106,6 +106,11 @@ def place_of(record: Record) -> BlockPlace:
     return record.block
 
 
+def tried(record: Record) -> tuple[str, str, str, str | None]:
+    """Return what a trial and the rounds after it have in common."""
+    return record.run, place_of(record).id, allocation_of(record), record.source_hash
+
+
 def allocation_of(record: Record) -> str:
     """Return the allocation of an attempt. Without the id of the boot, each job has its own."""
     return record.allocation or f"{record.submission}/{record.job}"

@@ -181,11 +181,12 @@ def load_benchmark(name: str) -> Benchmark:
             f"{name}: parameter {taken[0]!r} must have another name; "
             f"tables reserve the names {', '.join(RESERVED)}"
         )
+    optional = {field for field, info in params.model_fields.items() if not info.is_required()}
     return Benchmark(
         short_name(name),
         int(getattr(module, "VERSION", 1)),
         params,
-        json_defaults=params.model_construct().model_dump(mode="json"),
+        json_defaults=params.model_construct().model_dump(mode="json", include=optional),
         predicts=hasattr(module, "predict"),
         sources=getattr(module, "sources", None),
     )

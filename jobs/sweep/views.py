@@ -144,7 +144,8 @@ class _View(BaseModel):
                 yield fault(f"value: {value!r} is listed twice", "value", i)
             if wrong := _not_shown(benchmark, value):
                 yield fault(f"value: {wrong}", "value", i)
-                return
+                if unknown_value(value):
+                    return
         can = {unit: None for value in values for unit in units_of(value)}
         if self.unit is not None and self.unit not in can:
             given = " and ".join(values)

@@ -14,6 +14,7 @@ from pathlib import Path
 from jobs.errors import CommandError
 from jobs.formatting import counted, format_range, relative
 from jobs.frame.recorded import recorded_value
+from jobs.results.record import is_stale
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
@@ -98,7 +99,7 @@ def compare_blocks(
         found.cells,
         [*_block_heading(observation, found), *_only_run(observation, found.cells)],
         [
-            *_basis(found),
+            *_basis(observation, found),
             *_decision(found.cells, used, observation),
             *_broken(found.cells, folder),
         ],
@@ -241,7 +242,7 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(found: BlockCells) -> list[str]:
+def _basis(observation: Observation, found: BlockCells) -> list[str]:
     """Return the lines that say how much was measured, and where."""
     judged = _verdicts(found.cells)
     if not judged:  # nothing is measured, or all that is measured is broken
@@ -255,6 +256,8 @@ def _basis(found: BlockCells) -> list[str]:
         counted(gpus, "GPU") if gpus else "CPU",
         counted(len(allocations), "allocation"),
     ]
+    if stale := sum(is_stale(record, observation.source_hashes) for record in records.values()):
+        parts.append(f"{stale} of {len(records)} processes with older code")
     columns = (
         "ratio: after / before, the geometric mean over rounds; before, after: medians over "
         "processes. Their quotient can differ from the ratio."

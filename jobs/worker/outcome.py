@@ -151,7 +151,8 @@ def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
     if out_of_memory and exit_code == -signal.SIGKILL:
         message = (
             "host memory ran out: the kernel killed the process because its memory cgroup was "
-            "full; make the run smaller or, on Slurm, raise resources.mem_gb in the sweep"
+            "full; make the run smaller or, on Slurm, submit the sweep again with --retry-failed "
+            "and a larger resources.mem_gb, such as resources.mem_gb=16"
         )
         return failed(Status.oom, name, message, traces, memory="host")
     message = f"the process was terminated by {name}; see `python -m jobs logs`"

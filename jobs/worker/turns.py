@@ -3,8 +3,8 @@
 Before the first round that a worker executes, it executes each run once in a trial. The trial
 checks the output, so that no round includes the check, and finds the longest hold and the values
 that all rounds share. Its times are thrown away: its first process starts from another state of the
-GPU, and its processes have holds of their own. On GPUs where an earlier worker tried runs of the
-same code, only the baseline and the other runs are tried.
+GPU, and its processes have holds of their own. On GPUs where an earlier worker tried the same code
+with the same libraries, it tries only the baseline, and runs that were not tried there.
 """
 
 from __future__ import annotations
@@ -46,16 +46,20 @@ class KnownResults:
 
     def is_result(self, record: Record) -> bool:
         """Return whether the worker keeps a record instead of executing its run again."""
-        return is_done_in_job(record, self._manifest.id, usable=self.is_usable(record))
-
-    def is_usable(self, record: Record) -> bool:
-        """Return whether another submission's record is of what this job measures."""
         manifest, recorder = self._manifest, self._recorder
-        return (
-            not manifest.force
+        return is_done_in_job(
+            record,
+            manifest.id,
+            usable=not manifest.force
             and record.device == recorder.device
-            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record))
+            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record)),
         )
+
+    def is_earlier_trial(self, record: Record) -> bool:
+        """Return whether a record is of a trial of the code that this worker executes."""
+        now = self._recorder.code.staleness.now.get(record.run)
+        allowed = not self._manifest.force or record.submission == self._manifest.id
+        return is_trial(record) and allowed and now is not None and record.source_hash == now
 
 
 class Turns:
@@ -104,7 +108,7 @@ class Turns:
         return next((record for record in mine if record.status in _LASTING), None)
 
     def was_tried(self, run: str) -> bool:
-        """Return whether a run was executed in a trial on the GPUs that this worker has used."""
+        """Return whether a run was ok in a trial, of this worker or of an earlier one here."""
         return any(record.run == run and is_trial(record) for record in self._successes())
 
     def options(self, run: str, place: BlockPlace) -> dict[str, Any]:
@@ -125,16 +129,26 @@ class Turns:
         }
 
     def _successes(self) -> list[Record]:
-        """Return the successful attempts of this worker, and earlier trials on the same GPUs."""
+        """Return the successful attempts of this worker, and earlier trials on the same GPUs.
+
+        Before its first success, a worker does not know its GPUs. So it always tries the baseline.
+        """
         ok = [record for record in self._own() if record.status is Status.ok]
         mine = [r for r in ok if r.submission == self._submission and r.started_at >= self._since]
-        here = {record.allocation for record in mine} - {None}
-        trials = (r for r in ok if is_trial(r) and self._known.is_usable(r))
-        return [*mine, *(r for r in trials if r.allocation in here)]
+        if not mine or not self._has_trial:
+            return mine
+        here = _machine(mine[0])
+        trials = (r for r in ok if self._known.is_earlier_trial(r) and r.allocation is not None)
+        return [*mine, *(record for record in trials if _machine(record) == here)]
 
     def _own(self) -> list[Record]:
         records = self._known.records
         return [r for r in records if r.block is not None and r.block.id == self._block.id]
+
+
+def _machine(record: Record) -> tuple[Any, ...]:
+    """Return the GPUs and the libraries with which a record was measured."""
+    return record.allocation, *(record.environment.get(name) for name in ("driver", "packages"))
 
 
 def _fact(record: Record, name: str) -> Any:

@@ -216,10 +216,7 @@ class Worker:
         return self.started + 60 * limit_min - time.monotonic() - min(WARNING_S, 15 * limit_min)
 
     def _run_trial(self, turns: Turns, round: int) -> None:
-        """Execute and record the runs of a block once, except those that its rounds leave out.
-
-        The first run, the baseline, is always executed: the GPU may be in another state.
-        """
+        """Execute and record the runs of a block once, except those that its rounds leave out."""
         for task, place in turns.places(round, trial=True):
             self.known.refresh()
             if not turns.lasting_failure(task[0]) and not turns.was_tried(task[0]):
@@ -260,7 +257,8 @@ class Worker:
         if self.slurm and exceeded_memory(self.manifest, job_id(self.slurm)):
             message = (
                 f"Slurm ended the job step {MAX_DEATHS} times during this run, because it exceeded "
-                "its memory limit; raise resources.mem_gb in the sweep"
+                "its memory limit; submit the sweep again with --retry-failed and a larger "
+                "resources.mem_gb, such as resources.mem_gb=16"
             )
             return failed(Status.oom, "OutOfMemory", message, memory="host")
         message = (

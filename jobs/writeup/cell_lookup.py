@@ -57,7 +57,10 @@ def require_one_run(call: str, results: list[Result], params: Mapping[str, Any])
     The message lists the parameters in which the runs differ. `call` is the lookup.
     """
     runs = list({result.run.id: result.run for result in results}.values())
-    differ = {name: [format_scalar(run.params[name]) for run in runs] for name in varying(runs)}
+    differ = {
+        name: [format_scalar(run.params[name]) for run in runs if name in run.params]
+        for name in varying(runs)
+    }
     beside = {
         "benchmark": {run.benchmark for run in runs},
         "device": {result.device for result in results},
@@ -65,7 +68,7 @@ def require_one_run(call: str, results: list[Result], params: Mapping[str, Any])
     differ |= {name: sorted(values) for name, values in beside.items() if len(values) > 1}
     if differ:
         names = "; ".join(
-            f"{name}: {', '.join(dict.fromkeys(has))}" for name, has in differ.items()
+            f"{name}: {', '.join(dict.fromkeys(values))}" for name, values in differ.items()
         )
         which = f"have {_format_params(params)}" if params else "match"
         what = f"{len(runs)} runs {which}; add a parameter in which they differ ({names})"

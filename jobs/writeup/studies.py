@@ -64,7 +64,7 @@ Studies = dict[str, dict[str, Study]]  # by kind of device ("" if none is known)
 def results_folders(given: Iterable[Path]) -> list[Path]:
     """Return the results folders among some folders.
 
-    If a folder is none, those of its subfolders and of the subfolders of these are returned.
+    If a folder is none, those of its subfolders are returned, or else of their subfolders.
 
     Raises:
         FileNotFoundError: if a folder does not exist, or has no results at these levels.
@@ -74,7 +74,8 @@ def results_folders(given: Iterable[Path]) -> list[Path]:
     for folder in given:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is not a folder")
-        inside = [folder] if (folder / SUBMISSIONS).is_dir() else folders_in(folder)
+        below = [folder] if (folder / SUBMISSIONS).is_dir() else folders_in(folder)
+        inside = [path for path in below if path.parent == folder] or below
         if not inside:
             raise FileNotFoundError(
                 f"{folder} is not a results folder and contains none (a results folder has a "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
+from jobs.results.counting import is_trial
 from jobs.results.manifest import Executor, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
@@ -37,6 +39,24 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     assert "skipping 1 run with a result" in submit(own)
     hashes = [record.source_hash for record in records(out)]
     assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
+
+
+@pytest.mark.slow
+def test_other_code_is_tried_again(tmp_path: Path) -> None:
+    """So its output is checked, also if old results are kept. Only the baseline is always tried."""
+    own = own_repository(tmp_path / "own", "0, 1")
+
+    def tried(rounds: int, *options: str) -> list[Any]:
+        blocks = f"blocks={{interleave: [index], baseline: {{index: 0}}, rounds: {rounds}}}"
+        before = len(records(own.folder / "logs/own")) if rounds > 2 else 0
+        submit(own, blocks, *options)
+        new = records(own.folder / "logs/own")[before:]
+        return [record.params["index"] for record in new if is_trial(record)]
+
+    assert tried(2) == [0, 1]
+    assert tried(3) == [0]
+    (own.folder / "helper.py").write_text("VALUE = 'edited'\n")
+    assert tried(4, "--keep-stale") == [0, 1]
 
 
 @pytest.mark.parametrize("keep_stale", [False, True])

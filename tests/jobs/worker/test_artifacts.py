@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.jobs.harness import artifacts_of, call, only_record, records, write_sweep
+from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, write_sweep
 
 LEFT = {"trace": "a trace"}
 
@@ -39,7 +39,8 @@ def test_each_attempt_that_leaves_files_has_a_folder_of_its_own(tmp_path: Path) 
 def test_a_debug_run_and_its_replay_leave_files_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # for logs/replay
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     sweep, out = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}]), tmp_path / "out"
     assert call("jobs.submit", sweep, "--debug", "--out", out).returncode == 1
     first = only_record(out)
