@@ -38,8 +38,8 @@ _NAMES = (
 )
 _COLOR_OF = {name: COLORS[i] for i, names in enumerate(_NAMES) for name in names}
 _WORDS = {"seq_len": "sequence length", "context_length": "context length in tokens"}
-_Key = TypeVar("_Key")
 _UNITS = ("mb", "ms", "seconds")  # at the end of the name of a parameter
+_Name = TypeVar("_Name")
 
 
 @dataclass
@@ -150,7 +150,7 @@ def log_base(xs: list[Any]) -> int | None:
     return None
 
 
-def colors_of(known: dict[_Key, str | None]) -> dict[_Key, str]:
+def colors_of(known: dict[_Name, str | None]) -> dict[_Name, str]:
     """Return known colors by key, with one that no other key has instead of each None."""
     free = cycle([color for color in COLORS if color not in known.values()] or COLORS)
     return {key: color or next(free) for key, color in known.items()}

@@ -269,7 +269,9 @@ def _unmeasured(
 def _labels(observation: Observation, runs: dict[str, Run]) -> dict[str, str]:
     """Return labels of the baselines of blocks, by run id."""
     return {
-        block.baseline: _label(runs[block.baseline], [runs[id] for id in block.runs if id in runs])
+        block.baseline: _label(
+            runs[block.baseline], [runs[run] for run in block.runs if run in runs]
+        )
         for manifest in observation.manifests
         for block in manifest.blocks
         if block.baseline in runs

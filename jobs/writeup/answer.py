@@ -159,8 +159,8 @@ def _sci(number: Any, digits: int = 2) -> str:
     return _shown(number, lambda: f"{number:.{digits - 1}e}")
 
 
-def _shown(value: Any, format: Callable[[], str]) -> str:
-    return shown(value, format() if isinstance(value, (int, float)) else str(value))
+def _shown(value: Any, text_of: Callable[[], str]) -> str:
+    return shown(value, text_of() if isinstance(value, (int, float)) else str(value))
 
 
 def _accounting(lookups: AnswerLookups) -> SimpleNamespace:

@@ -85,7 +85,7 @@ def speedup_column(pivot: Pivot, column: Key, baseline: dict[str, Any]) -> list[
 
     `baseline` has dimensions and their values in the baseline column, such as {"implementation":
     "naive"}. In all others, it has the values of `column`. None if the table has no baseline
-    column, or if `column` is it. Without a `baseline`, every column is.
+    column, or if `column` is it, as every column is if `baseline` is empty.
     """
     named = zip(pivot.column_names, column, strict=True)
     base = tuple(baseline.get(name, own) for name, own in named)
