@@ -69,7 +69,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 # Without this default a job takes all the memory of its node.
-DefMemPerCPU=1000
+DefMemPerCPU=1500
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 # Without this a request that no node can satisfy stays pending forever.
 EnforcePartLimits=ALL
