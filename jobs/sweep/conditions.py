@@ -19,7 +19,7 @@ from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
-from jobs.formatting import is_number
+from jobs.formatting import format_scalar, is_number
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
@@ -132,9 +132,9 @@ class Condition:
                 return None
             value = run[name]
             if is_ordered and not (is_number(value) and is_number(wanted)):
-                shown = ["null" if each is None else repr(each) for each in (value, wanted)]
+                shown = " with ".join(map(format_scalar, (value, wanted)))
                 raise ConditionError(
-                    f"{self.text!r} compares {' with '.join(shown)}, which have no order"
+                    f"{self.text!r} compares {shown}, which have no order"
                     + (f"; write {name} != null and {self.text}" * (None in (value, wanted)))
                 )
             return compare(value, wanted)

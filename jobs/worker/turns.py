@@ -131,15 +131,17 @@ class Turns:
     def _successes(self) -> list[Record]:
         """Return the successful attempts of this worker, and earlier trials on the same GPUs.
 
-        Before its first success, a worker does not know its GPUs. So it always tries the baseline.
+        Of each run, only the latest trial counts. Before its first success, a worker does not know
+        its GPUs, so it always tries the baseline.
         """
         ok = [record for record in self._own() if record.status is Status.ok]
         mine = [r for r in ok if r.submission == self._submission and r.started_at >= self._since]
         if not mine or not self._has_trial:
             return mine
-        here = _machine(mine[0])
+        here, again = _machine(mine[0]), {record.run for record in mine if is_trial(record)}
         trials = (r for r in ok if self._known.is_earlier_trial(r) and r.allocation is not None)
-        return [*mine, *(record for record in trials if _machine(record) == here)]
+        latest = {record.run: record for record in trials if _machine(record) == here}
+        return [*mine, *(record for run, record in latest.items() if run not in again)]
 
     def _own(self) -> list[Record]:
         records = self._known.records

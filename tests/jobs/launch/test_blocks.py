@@ -122,7 +122,10 @@ def test_what_the_next_submission_of_a_block_measures(tmp_path: Path) -> None:
     assert Counter(n for n, _ in executions(records(out))) == {0: 4, 1: 1, 2: 1}
     block_sweep(tmp_path, OK)
     assert measured() == [0] * 4 + [1] * 4
-    assert not any(options(record)["check"] for record in records(out)[-8:])
+    rounds = [options(record) for record in records(out)[-8:]]
+    holds = {r.run: facts(r)["hold_ms"] for r in records(out) if r.block and r.block.trial}
+    assert not any(round["check"] for round in rounds)
+    assert {round["hold_ms"] for round in rounds} == {max(holds.values())}
     assert measured("--force") == [0] * 4 + [1] * 4
     assert [tags for tags in tried if tags] == [[0, 1], [0], [0, 2], [0, 1, 2]]
 
