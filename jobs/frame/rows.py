@@ -91,7 +91,7 @@ class Cell:
         """The rows with samples: one per process."""
         return [row for row in self.rows if row.samples is not None]
 
-    @property
+    @cached_property
     def samples(self) -> list[np.ndarray]:
         """The samples of each process."""
         return [row.samples for row in self.rows if row.samples is not None]

@@ -94,7 +94,8 @@ def mean_times(
 def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
     """Return an estimate of the total run time of a planned submission, as text.
 
-    It is a range if workers choose the number of rounds.
+    It is a range if workers choose the number of rounds. Trials count as whole ones, although a
+    worker leaves out runs that were tried on its GPUs.
     """
     runs, most, least = manifest.runs, list[Run](), list[Run]()
     for job in manifest.jobs:

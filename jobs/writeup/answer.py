@@ -42,8 +42,8 @@ from jobs.writeup.language import Missing, NotMeasured, by, environment
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
-from jobs.writeup.studies import Studies, Study
-from jobs.writeup.traced import Recorded, Registry, shown
+from jobs.writeup.studies import Registry, Studies, Study
+from jobs.writeup.traced import Recorded, shown
 from systems import accounting
 
 # Exceptions that the expressions of a template can raise.

@@ -29,8 +29,7 @@ from jobs.writeup.document import (
     state_of_answer,
 )
 from jobs.writeup.problem import Exhibit, Part, Problem
-from jobs.writeup.studies import Studies, Study
-from jobs.writeup.traced import Registry
+from jobs.writeup.studies import Registry, Studies, Study
 
 AnyView = TypeVar("AnyView", Table, Plot)
 OWN_SWEEPS = "own_sweeps"  # anchor of the section with what no problem shows

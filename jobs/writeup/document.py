@@ -19,8 +19,7 @@ from jobs.report.tables.report_table import ReportTable
 from jobs.writeup.answer import Answer, paragraphs_of
 from jobs.writeup.cells import Cells
 from jobs.writeup.problem import Part, Problem
-from jobs.writeup.studies import Study
-from jobs.writeup.traced import Registry
+from jobs.writeup.studies import Registry, Study
 
 # Stand for, or follow, an answer without its numbers
 IMPOSSIBLE = "The runs of this answer have no numbers: memory ran out, or they are not supported."

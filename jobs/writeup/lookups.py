@@ -26,8 +26,8 @@ from jobs.writeup.cell_lookup import (
 )
 from jobs.writeup.cells import ONCE, asked_cells
 from jobs.writeup.language import Missing
-from jobs.writeup.studies import Study
-from jobs.writeup.traced import Recorded, Registry, Traced, marked
+from jobs.writeup.studies import Registry, Study
+from jobs.writeup.traced import Recorded, Traced, marked
 
 # Numbers in the message of torch's OutOfMemoryError, in GiB
 _OUT_OF_MEMORY = {

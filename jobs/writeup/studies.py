@@ -61,6 +61,22 @@ class Study:
 Studies = dict[str, dict[str, Study]]  # by kind of device ("" if none is known) and name
 
 
+class Registry:
+    """The records that a document shows, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Study, Record]] = []
+        self._numbers: dict[int, int] = {}  # by identity of the record
+
+    def number(self, study: Study, record: Record) -> int:
+        """Return the number of a record. A record that is not known gets the next number."""
+        known = self._numbers.get(id(record))
+        if known is None:
+            known = self._numbers[id(record)] = len(self.entries)
+            self.entries.append((study, record))
+        return known
+
+
 def results_folders(given: Iterable[Path]) -> list[Path]:
     """Return the results folders among some folders.
 

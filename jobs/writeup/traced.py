@@ -1,4 +1,4 @@
-"""Numbers that know the records from which they were computed, and the numbers of records.
+"""Numbers that know the records from which they were computed.
 
 A template computes with them as with floats. The text of such a number is enclosed in marks, from
 which a page makes a button that shows the records.
@@ -11,33 +11,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jobs.results.record import Record
-from jobs.writeup.studies import Study
-
 # Characters of the Unicode private use area. They occur in no text of a record.
 OPEN, MIDDLE, CLOSE = "\ue000", "\ue001", "\ue002"
 MARK = re.compile(f"{OPEN}([0-9,]*){MIDDLE}([^{CLOSE}]*){CLOSE}")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&])")
 
 
-class Registry:
-    """The records that a document shows, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[Study, Record]] = []
-        self._numbers: dict[int, int] = {}  # by identity of the record
-
-    def number(self, study: Study, record: Record) -> int:
-        """Return the number of a record. A record that is not known gets the next number."""
-        known = self._numbers.get(id(record))
-        if known is None:
-            known = self._numbers[id(record)] = len(self.entries)
-            self.entries.append((study, record))
-        return known
-
-
 class Traced(float):
-    """A number with the numbers of the records from which it was computed, see `Registry`."""
+    """A number with those that `studies.Registry` gave the records it was computed from."""
 
     records: frozenset[int]
 

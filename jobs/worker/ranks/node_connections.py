@@ -121,7 +121,6 @@ def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
 
 
 def _write_secretly(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     previous = os.umask(0o077)  # with the secret, others could take the place of a node
     try:
         write_json(path, value)

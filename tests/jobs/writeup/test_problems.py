@@ -12,7 +12,8 @@ from jobs.sweep.load import load_sweep
 from jobs.writeup.answer import render_answer
 from jobs.writeup.document import NO_NUMBERS, SOME_NUMBERS
 from jobs.writeup.problem import Part, Problem, read_problems
-from jobs.writeup.traced import Registry, escaped, without_marks
+from jobs.writeup.studies import Registry
+from jobs.writeup.traced import escaped, without_marks
 from systems import accounting
 from tests.jobs.harness import ROOT
 
