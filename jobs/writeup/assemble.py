@@ -103,7 +103,7 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
                     _add_table(view, study, study.tables[table], folded=True)
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
             is_derived = state_of_answer(answer) is State.derived
-            view.cells = None if is_derived else cells_on(study, part.filter)
+            view.cells = None if is_derived else cells_on(study, part.filter, part.override)
             view.notes += _other_runs(view.tables)
         views.append(view)
     shown = [
@@ -122,7 +122,8 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         str(record.status)
         for study in own
         for record in study.observation.records
-        if not study.is_stock or record.run in asked_cells(study.name, part.filter)[0]
+        if not study.is_stock
+        or record.run in asked_cells(study.name, part.filter, part.override)[0]
     )
     if statuses and "ok" not in statuses:
         result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -141,8 +142,9 @@ def _other_runs(tables: Iterable[ShownTable]) -> list[str]:
 
 
 def _command(study: str, part: Part) -> str:
+    override = f" {shlex.quote(part.override)}" if part.override else ""
     chosen = f" --filter {shlex.quote(part.filter)}" if part.filter else ""
-    return f"python -m jobs.submit sweeps/{study}.yaml{chosen}"
+    return f"python -m jobs.submit sweeps/{study}.yaml{override}{chosen}"
 
 
 def _show(view: View, exhibit: Exhibit, study: Study) -> None:

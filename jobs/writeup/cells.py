@@ -95,13 +95,17 @@ class Cells:
             ]
             others = sum(of_all[value] - count for value, count in given.items())
             if len(chosen) == 1 or not mixed:
-                found.append((mixed, len(texts), others, f"{' '.join(chosen)} {', '.join(texts)}"))
+                name = f"{chosen[0]} " if len(chosen) == 1 else ""
+                found.append((mixed, len(texts), others, name + ", ".join(texts)))
         return min(found, key=lambda each: each[:3])[3]
 
 
 def _values(run: Run, names: Sequence[str]) -> str:
     known = {"benchmark": run.benchmark, **run.params}
-    return " ".join(format_scalar(known[name]) if name in known else "none" for name in names)
+    values = [format_scalar(known[name]) if name in known else "none" for name in names]
+    if len(names) == 1:
+        return values[0]
+    return " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
 def _number(text: str) -> float:
@@ -109,9 +113,12 @@ def _number(text: str) -> float:
 
 
 @cache
-def asked_cells(sweep: str, filter: str | None) -> tuple[dict[str, Run], dict[str, int]]:
+def asked_cells(
+    sweep: str, filter: str | None, override: str | None = None
+) -> tuple[dict[str, Run], dict[str, int]]:
     """Return the runs of a stock sweep by id, and how often each is executed at least."""
-    loaded = load_sweep(STOCK / f"{sweep}.yaml", filter=filter)
+    overrides = [override] if override else []
+    loaded = load_sweep(STOCK / f"{sweep}.yaml", overrides, filter)
     expansion = expand(loaded)
     often = {run.id: loaded.sweep.repeats for run in expansion.runs}
     for block in expansion.blocks:
@@ -120,9 +127,9 @@ def asked_cells(sweep: str, filter: str | None) -> tuple[dict[str, Run], dict[st
     return {run.id: run for run in expansion.runs}, often
 
 
-def cells_on(study: Study, filter: str | None) -> Cells:
+def cells_on(study: Study, filter: str | None, override: str | None = None) -> Cells:
     """Return the cells of a stock sweep, as measured on its kind of GPU."""
-    asked, often = asked_cells(study.name, filter)
+    asked, often = asked_cells(study.name, filter, override)
     found: dict[str, list[Result]] = {}
     for result in study.results:
         if result.record is not None and result.status in ("ok", *ONCE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from jobs.errors import TableError
@@ -194,10 +195,11 @@ class AnswerLookups:
             if len(each) > 1
         ]
         if samples:
-            spreads = sorted(statistic(each, "spread") for each in samples)
-            typical = spreads[len(spreads) // 2]
-            notes.append(f"Interquartile range {typical:.1%} of the median in a typical process, "
-                         f"at most {spreads[-1]:.1%}")  # fmt: skip
+            spreads = [statistic(each, "spread") for each in samples]
+            notes.append(
+                f"Interquartile range {median(spreads):.1%} of the median in a typical process, "
+                f"at most {max(spreads):.1%}"
+            )
         return ". ".join(notes)
 
     def stale(self) -> int:

@@ -46,6 +46,7 @@ class Part(_Model):
     question: str
     sweep: str | None = None  # None: that of the problem
     filter: str | None = None  # condition that selects the runs of this part
+    override: str | None = None  # KEY=VALUE with which this part submits the sweep
     show: list[Exhibit] = []
     more: list[str] = []  # tables that are folded away
     whole: bool = False  # whether a page opens with the whole answer, and not its first paragraph

@@ -5,8 +5,8 @@ from __future__ import annotations
 TERMS = {
     "stale": (
         "A record is of older code if the source files that the run measured have changed since. "
-        "Its numbers are those of the commit that its record names. The same command measures "
-        "them again."
+        "Its numbers are those of the commit that its record names. The command of the answer "
+        "measures them again, into logs/NAME unless --out names another results folder."
     ),
     "process, execution": (
         "Each run is executed in a new process, or in one process for each rank. Samples are the "
