@@ -159,23 +159,27 @@ def _runs(seen: Observation, any_state: bool, most: int | None) -> Iterator[str]
     label = run_labels([task.run for task in seen.tasks])
     chosen = [task for task in seen.tasks if any_state or task.status not in HIDDEN]
     chosen.sort(key=lambda task: (*URGENT, task.status).index(task.status))
-    similar: Counter[tuple[Status, str]] = Counter()
-    left: Counter[Status] = Counter()
-    shown = 0
+    several = seen.manifests[-1].sweep.repeats > 1
+    lines: Counter[tuple[Status, str, str]] = Counter()  # rounds of a run often have the same line
     for task in chosen:
         failure = task.record.failure if task.record and not task.status.is_live else None
         why = failure.summary if failure else task.detail
+        repeat = f" repeat={task.repeat}" if several else ""
+        older = "  older code" if task.key in seen.stale else ""
+        lines[task.status, f"{task.run.id}  {label(task.run)}{repeat}{older}", why] += 1
+    similar: Counter[tuple[Status, str]] = Counter()
+    left: Counter[Status] = Counter()
+    shown = 0
+    for (status, run, why), count in lines.items():
         # The reasons of many runs differ only in the number of a Slurm job or of a process.
-        kind = (task.status, re.sub(r"\d+", "N", why))
+        kind = (status, re.sub(r"\d+", "N", why))
         similar[kind] += 1
         if most is not None and ((similar[kind] > SHOWN_SIMILAR and why) or shown == most):
-            left[task.status] += 1
+            left[status] += count
             continue
         shown += 1
-        repeat = f" repeat={task.repeat}" if seen.manifests[-1].sweep.repeats > 1 else ""
-        older = "  older code" if task.key in seen.stale else ""
-        text = f"  {task.status:11} {task.run.id}  {label(task.run)}{repeat}{older}  {why}"
-        yield broken(text.rstrip(), indent=14)
+        times = f"  x {count}" if count > 1 else ""
+        yield broken(f"  {status:11} {run}{times}  {why}".rstrip(), indent=14)
     for status, count in left.items():
         yield f"  {status:11} … and {count} more; --all lists them\n"
 

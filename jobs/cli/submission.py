@@ -66,7 +66,8 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
         _report_interrupt(manifest)
         return 130
     if not manifest.jobs:
-        print(f"nothing to submit; results are in {relative(manifest.folder)}")
+        here = relative(manifest.folder)
+        print(f"nothing to submit; results are in {here}. --force executes all runs again")
     reports = ("compare", "tables") if manifest.blocks else ("tables",)
     if options.executor is not Executor.slurm:
         return _report_here(prepared, records, reports)

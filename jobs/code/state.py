@@ -22,6 +22,7 @@ CARRIED = ".code_state.json"
 FORMAT = 1
 MAX_NAMES = 100  # maximum number of file names in a state
 DIFFS = "diffs"  # folder of diffs inside a results folder
+_SWEEPS = (".yaml", ".yml")
 # Installed packages are not part of a repository around the virtual environment.
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -35,7 +36,8 @@ class CodeState:
     """Commit of a source tree, and what differs from it."""
 
     commit: str | None = None
-    dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
+    # True also if there are untracked files, except YAML: a record has its sweep
+    dirty: bool | Literal["unknown"] = "unknown"
     untracked: tuple[str, ...] | None = None  # names of untracked files
     diff: bytes = b""  # changes of tracked files
     source: Literal["git", "carried", "unknown"] = "unknown"
@@ -137,7 +139,7 @@ def _from_git(root: Path, ignored: list[str]) -> CodeState:
     digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
     return CodeState(
         commit=tree.commit,
-        dirty=tree.changed or bool(tree.untracked),
+        dirty=tree.changed or not all(name.endswith(_SWEEPS) for name in tree.untracked),
         untracked=tuple(tree.untracked),
         diff=diff,
         source="git",

@@ -113,7 +113,8 @@ def expected_text(manifest: Manifest, earlier: EarlierTimes) -> str:
     cost = earlier.cost(most, least)
     if cost is None:
         return "unknown: these runs have no earlier records"
-    return f"{cost} (from records of {known} of {len(most)} runs in {relative(earlier.folder)})"
+    of = f"{known} of {len(most)} runs in {relative(earlier.folder)}"
+    return f"{cost}, one run after another (from records of {of})"
 
 
 def _point(of: Run | Record) -> str:

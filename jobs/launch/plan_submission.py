@@ -141,6 +141,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     notes += [*map(str, seen.bad_lines), *_stale_notes(records, older, todo, done, options)]
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
+        notes += _measured_elsewhere(records, todo, ignored)
     else:
         notes += _without_gpus([runs[run] for run, _ in todo], sweep_path)
     if (options.snapshot or other is not None) and (how := weakness(folder)):
@@ -244,6 +245,22 @@ def _stale_notes(
     if options.keep_stale:
         return [f"{count} of older code{which} kept"]
     return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
+
+
+def _measured_elsewhere(records: list[Record], todo: list[TaskKey], ignored: set[int]) -> list[str]:
+    """Return a note on tasks with results of a device that Slurm may choose for them."""
+    asked = set(todo)
+    found = [
+        record
+        for record in records
+        if (record.run, record.repeat) in asked and record.status == "ok"
+        if id(record) not in ignored and not is_trial(record)
+    ]
+    if not found:
+        return []
+    count = counted(len({(record.run, record.repeat) for record in found}), "run")
+    devices = ", ".join(dict.fromkeys(record.device for record in found))
+    return [f"{count} to run have results of {devices}; a job that gets this device skips them"]
 
 
 def _without_gpus(todo: list[Run], sweep_path: str) -> list[str]:

@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from jobs.errors import Position, Problem, nearest, shown
-from jobs.sweep.schema import AXES, Sweep
+from jobs.sweep.resources import Launch, Resources, Slurm
+from jobs.sweep.schema import AXES, Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, PlacedDict, entries, parse
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "resources": Resources,
+    "launch": Launch,
+    "slurm": Slurm,
+    "blocks": Blocks,
+}
 
 
 def apply_override(
@@ -35,8 +45,10 @@ def apply_override(
         # A parameter in grid keeps its position, so the order of runs is unchanged.
         remove_parameters(data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
     elif path[0] not in known:
+        inside = [f"{name}.{key}" for name, keys in SECTIONS.items() if key in keys.model_fields]
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
-        problems.append(Problem(where, what + nearest(path[0], known)))
+        hint = f"; did you mean {inside[0]!r}?" if inside else nearest(path[0], known)
+        problems.append(Problem(where, what + hint))
         return
     for _, case in entries(data.get("cases")):  # which would replace the new value
         if path[0] in AXES and len(path) == 2:

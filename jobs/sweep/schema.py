@@ -112,7 +112,7 @@ class Blocks(_Strict):
                 yield fault(what + nearest(name, fields), "interleave", i)
             elif name in self.interleave[:i]:
                 yield fault(f"blocks.interleave: {name!r} is listed twice", "interleave", i)
-        for name in self.baseline:
+        for name in self.baseline if set(self.interleave) <= set(fields) else ():
             if name not in self.interleave:
                 what = "blocks.baseline must set parameters that blocks.interleave lists"
                 hint = nearest(name, self.interleave)

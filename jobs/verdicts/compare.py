@@ -24,8 +24,9 @@ from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
 
 NO_ROUNDS = (
-    "it has no paired rounds. To measure runs in turn, add the key `blocks` to the sweep, or "
-    "submit it with --against REV to compare with another version of the code"
+    "it has no paired rounds. The command tables shows times that were not measured in turn. To "
+    "measure runs in turn, add the key `blocks` to the sweep, or submit it with --against REV to "
+    "compare with another version of the code"
 )
 FAILED = ("broken", "wrong")  # verdicts on the whole run, for which the exit code is 1
 

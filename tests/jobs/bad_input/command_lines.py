@@ -18,6 +18,7 @@ _OVERRIDES = [
     (["size"], "command line: size: expected key=value"),
     (["=5"], "command line: =5: expected key=value"),
     (["sise=5"], "did you mean 'size'?"),
+    (["partition=a"], "did you mean 'slurm.partition'?"),
     (["slrum.partition=a"], "'slrum' is neither a parameter nor a key of a sweep"),
     (["size=[1,large]"], "command line: size=[1,large]: size: got 'large', expected a valid"),
     (["causal=on"], "boolean"),
