@@ -178,7 +178,7 @@ def _runs(seen: Observation, any_state: bool, most: int | None) -> Iterator[str]
             left[status] += count
             continue
         shown += 1
-        times = f"  x {count}" if count > 1 else ""
+        times = f"  ({counted(count, 'process')})" if count > 1 else ""
         yield broken(f"  {status:11} {run}{times}  {why}".rstrip(), indent=14)
     for status, count in left.items():
         yield f"  {status:11} … and {count} more; --all lists them\n"

@@ -96,7 +96,7 @@ def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Rec
 
 def _show_skipped(prepared: Prepared, options: Options) -> None:
     before = prepared.failed_before
-    if not options.leave_out:
+    if options.leave_out is None:
         if kept := len(prepared.done) - len(before):
             print(f"skipping {counted(kept, 'run')} with a result")
         if before:

@@ -10,7 +10,7 @@ import typer
 
 from jobs.cli.arguments import RESULTS, as_path, flag
 from jobs.cli.completion import sweep_files
-from jobs.cli.output import fail
+from jobs.cli.output import fail, note
 from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.launch.against import find
@@ -195,6 +195,8 @@ def submit(
     settings = cluster_file or _default_cluster_file()
     in_blocks = [] if rounds is None else [f"blocks.rounds={rounds}"]
     loaded = load_sweep(sweep, [*(overrides or []), *in_blocks], where, settings)
+    if loaded.sweep.blocks and any(text.startswith("rounds=") for text in overrides or []):
+        note("rounds is a parameter of the benchmark; --rounds sets the rounds of blocks")
     options = Options(
         executor,
         out or LOGS / loaded.sweep.name,

@@ -22,7 +22,6 @@ CARRIED = ".code_state.json"
 FORMAT = 1
 MAX_NAMES = 100  # maximum number of file names in a state
 DIFFS = "diffs"  # folder of diffs inside a results folder
-_SWEEPS = (".yaml", ".yml")
 # Installed packages are not part of a repository around the virtual environment.
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -36,8 +35,7 @@ class CodeState:
     """Commit of a source tree, and what differs from it."""
 
     commit: str | None = None
-    # True also if there are untracked files, except YAML: a record has its sweep
-    dirty: bool | Literal["unknown"] = "unknown"
+    dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
     untracked: tuple[str, ...] | None = None  # names of untracked files
     diff: bytes = b""  # changes of tracked files
     source: Literal["git", "carried", "unknown"] = "unknown"
@@ -139,7 +137,7 @@ def _from_git(root: Path, ignored: list[str]) -> CodeState:
     digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
     return CodeState(
         commit=tree.commit,
-        dirty=tree.changed or not all(name.endswith(_SWEEPS) for name in tree.untracked),
+        dirty=tree.changed or bool(tree.untracked),
         untracked=tuple(tree.untracked),
         diff=diff,
         source="git",

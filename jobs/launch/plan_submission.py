@@ -20,6 +20,7 @@ from jobs.launch.against import OtherCode, require_benchmarks, same_sources, wit
 from jobs.launch.expected_time import mean_times
 from jobs.launch.packing import local_slots, pack, too_short
 from jobs.launch.protection import weakness
+from jobs.launch.ranks import require_ranks, unlike_gpus
 from jobs.launch.resume import Counts, split_done, split_rounds, tasks_of
 from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
@@ -49,7 +50,7 @@ class Options:
     snapshot: bool = False  # whether the jobs run from a copy of the code
     keep_stale: bool = False  # whether results of older code count as done
     only: frozenset[TaskKey] | None = None  # (run id, repeat) to execute; None: all
-    leave_out: frozenset[TaskKey] = frozenset()  # (run id, repeat) not to execute
+    leave_out: frozenset[TaskKey] | None = None  # those not to execute; only `retry` sets it
     repeat_unknown: bool = False  # whether to execute runs of which Slurm does not know the state
     against: OtherCode | None = None  # other checkout with which the runs are compared
 
@@ -117,6 +118,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     counting = (record for record in records if id(record) not in ignored)
     outcome = best(counting, lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
+    wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
+    if options.leave_out is None:
+        require_ranks(loaded, wanted)
     slots = None  # unknown for Slurm, and one after another for debug
     if options.executor is Executor.local:
         gpus = len(provenance.visible_gpus())
@@ -139,22 +143,23 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         keep_stale=options.keep_stale,
     )
     notes += [*map(str, seen.bad_lines), *_stale_notes(records, older, todo, done, options)]
+    notes += unlike_gpus(wanted)
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
-        notes += _measured_elsewhere(records, todo, ignored)
+        notes += [] if options.force else _measured_before(records, todo, ignored)
     else:
-        notes += _without_gpus([runs[run] for run, _ in todo], sweep_path)
+        notes += _without_gpus(wanted, sweep_path)
     if (options.snapshot or other is not None) and (how := weakness(folder)):
         raise CommandError(
             f"others could replace the copy of the code that the jobs run, because {how}; "
             "with --snapshot or --against, use a results folder of your own"
         )
     if options.snapshot:
-        notes += snapshot.check([runs[run] for run, _ in todo], folder)
+        notes += snapshot.check(wanted, folder)
     is_new = bool(todo) or _is_new(manifest, seen.manifests)
     failed = failed_records(before)
     flying: set[TaskKey] = set()
-    if not options.leave_out:  # `retry` repeats no such runs
+    if options.leave_out is None:  # `retry` repeats no such runs
         notes += _unsupported_note(before)
         flying = unknown.keys() & in_flight
     if flying:
@@ -215,7 +220,7 @@ def _split(
     how = ([] if options.force else records, counts, options.retry_failed)
     single, done = split_done(tasks, *how)
     rounds, done_in_rounds = split_rounds(free, *how, decided)
-    left_out = flying | options.leave_out
+    left_out = flying | (options.leave_out or frozenset())
     todo = [
         task
         for together in [*([task] for task in single), *rounds]
@@ -247,8 +252,8 @@ def _stale_notes(
     return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
 
 
-def _measured_elsewhere(records: list[Record], todo: list[TaskKey], ignored: set[int]) -> list[str]:
-    """Return a note on tasks with results of a device that Slurm may choose for them."""
+def _measured_before(records: list[Record], todo: list[TaskKey], ignored: set[int]) -> list[str]:
+    """Return a note on tasks that have results of a device that Slurm may choose for them."""
     asked = set(todo)
     found = [
         record
@@ -258,9 +263,9 @@ def _measured_elsewhere(records: list[Record], todo: list[TaskKey], ignored: set
     ]
     if not found:
         return []
-    count = counted(len({(record.run, record.repeat) for record in found}), "run")
-    devices = ", ".join(dict.fromkeys(record.device for record in found))
-    return [f"{count} to run have results of {devices}; a job that gets this device skips them"]
+    number = len({(record.run, record.repeat) for record in found})
+    devices = " or ".join(dict.fromkeys(record.device for record in found))
+    return [f"{number} of those to run have results of {devices}; a job may skip them there"]
 
 
 def _without_gpus(todo: list[Run], sweep_path: str) -> list[str]:

@@ -106,8 +106,7 @@ class _Expander:
         where = None if text is None else self.condition(text, "blocks", "sustained", "where")
         formed = form_blocks(ordered, self.sweep, where, self.document)
         counts = (self.excluded, self.filtered, self.duplicates)
-        warnings = [*self.without_effect(), *self.idle_gpus(), *self.two_kinds_of_rounds()]
-        return Expansion(ordered, *counts, warnings, formed)
+        return Expansion(ordered, *counts, list(self.without_effect()), formed)
 
     def error(self) -> InputError:
         return InputError([_with_examples(*item) for item in self.problems.items()])
@@ -128,10 +127,6 @@ class _Expander:
             return
         identity = run_id(benchmark.name, benchmark.version, params, benchmark.json_defaults)
         shape = self.shape(case, params, path)
-        nodes, ranks = shape.nodes, shape.nproc_per_node
-        if "world_size" in params and nodes and ranks and params["world_size"] != nodes * ranks:
-            product = f"nodes x nproc_per_node = {nodes} x {ranks}"
-            self.refuse(path, f"world_size must be {product}, got {params['world_size']}", point)
         if identity in self.runs:
             self.duplicates += 1
             if shape != self.runs[identity].shape:
@@ -194,34 +189,16 @@ class _Expander:
 
         An override of a parameter in the entry may have removed the excluded values.
         """
-        overridden = self.overridden()
-        for i, held in enumerate(self.has_excluded):
-            if not held and not self.exclusions[i].parameters & overridden:
-                what = "exclude: no run matches this entry, so it has no effect"
-                yield Problem(self.document.at(("exclude", i)), what)
-
-    def idle_gpus(self) -> Iterator[Problem]:
-        """Yield a warning if processes on a node are fewer than its GPUs: each uses one."""
-        for shape in dict.fromkeys(run.shape for run in self.runs.values()):
-            if shape.nproc_per_node and shape.nproc_per_node < shape.gpus_per_node:
-                given = f"{shape.gpus_per_node} GPUs and {shape.nproc_per_node} processes per node"
-                what = f"resources.gpus_per_node: {given}, so some GPUs have no process"
-                yield Problem(self.document.at(("resources", "gpus_per_node")), what)
-
-    def two_kinds_of_rounds(self) -> Iterator[Problem]:
-        """Yield a warning if the command line sets a parameter `rounds` of a sweep with blocks."""
-        if self.sweep.blocks is not None and "rounds" in self.overridden():
-            what = "this is a parameter of the benchmark; --rounds sets those of blocks"
-            yield Problem(self.document.at(("fixed", "rounds")), what)
-
-    def overridden(self) -> set[str]:
-        """Return the parameters that the command line sets."""
-        return {
+        overridden = {
             name
             for axis in AXES
             for name in getattr(self.sweep, axis)
             if not self.document.at((axis, name), key=True).line
         }
+        for i, held in enumerate(self.has_excluded):
+            if not held and not self.exclusions[i].parameters & overridden:
+                what = "exclude: no run matches this entry, so it has no effect"
+                yield Problem(self.document.at(("exclude", i)), what)
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:
         """Collect the errors of a combination that the benchmark rejects."""

@@ -143,15 +143,8 @@ def _other_runs(tables: Iterable[ShownTable]) -> list[str]:
 
 def _command(study: str, part: Part) -> str:
     override = f" {shlex.quote(part.override)}" if part.override else ""
-    chosen = f" --where {_quoted(part.filter)}" if part.filter else ""
+    chosen = f" --where {shlex.quote(part.filter)}" if part.filter else ""
     return f"python -m jobs.submit sweeps/{study}.yaml{override}{chosen}"
-
-
-def _quoted(condition: str) -> str:
-    """Quote a condition for a shell, in double quotes if it has single ones and nothing special."""
-    if "'" in condition and not set('"$`\\!') & set(condition):
-        return f'"{condition}"'
-    return shlex.quote(condition)
 
 
 def _show(view: View, exhibit: Exhibit, study: Study) -> None:

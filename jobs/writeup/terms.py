@@ -47,10 +47,10 @@ TERMS = {
     ),
     "alone, exposed": (
         "The step of one GPU without communication, and without sharding, so it updates all "
-        "weights, is called alone. The exposed "
-        "communication is the time by which a step is longer than alone: the mean over rounds of "
-        "steps within a process. Profiled exposed time is another quantity: the time in a profile "
-        "in which only communication kernels run."
+        "weights, is called alone. The exposed communication is the time by which a step is longer "
+        "than alone: in answers by the medians over all processes, in tables by the mean over the "
+        "rounds of a process. Profiled exposed time is another quantity: the time in a profile in "
+        "which only communication kernels run."
     ),
     "cell": "One configuration of a sweep, such as a size, a length and a precision.",
     "peer": (

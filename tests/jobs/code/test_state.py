@@ -38,10 +38,6 @@ def test_the_state_of_a_repository(tmp_path: Path) -> None:
     commit = own.commit(old="x = 1\n")
     clean = read_state(own.folder, tmp_path)
     assert (clean.commit, clean.dirty, clean.untracked, clean.diff) == (commit, False, (), b"")
-    own.write("my_sweep.yaml", "name: mine\n")  # a record has its sweep
-    with_sweep = read_state(own.folder, tmp_path)
-    assert (with_sweep.dirty, with_sweep.untracked) == (False, ("my_sweep.yaml",))
-    (own.folder / "my_sweep.yaml").unlink()
     own.write(".git/index.lock", "")  # reading the state takes no lock
     (own.folder / "old.py").touch()
     own.write("logs/out/records.jsonl", "{}")

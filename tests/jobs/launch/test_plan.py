@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.errors import InputError
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack
 from jobs.launch.plan_submission import Options, prepare
 from jobs.launch.resume import tasks_of
@@ -56,7 +57,34 @@ def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
     assert todo() == [(3, 0), (4, 0)]
     # Slurm chooses the device, so the plan has all runs, and tells that jobs may skip some.
     notes = prepare(loaded, Options(Executor.slurm, folder.path), "sweep.yaml").notes
-    assert any(note.startswith("12 runs") and "cpu: another" in note for note in notes)
+    assert any(note.startswith("12 of those") and "cpu: another" in note for note in notes)
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def test_processes_that_do_not_fit_world_size_are_refused_before_the_start(tmp_path: Path) -> None:
+    text = """\
+name: ranks
+benchmark: all_reduce
+fixed: {backend: nccl, size_mb: 1, world_size: 2}
+resources: {gpus_per_node: $world_size}
+launch: {nproc_per_node: $world_size}
+"""
+
+    def notes(*overrides: str, **options: Any) -> list[str]:
+        given = Options(Executor.slurm, tmp_path / "out", **options)
+        return prepare(load(tmp_path, text, *overrides), given, "sweep.yaml").notes
+
+    assert notes("world_size=4") == []
+    (told,) = notes("resources.gpus_per_node=4")
+    assert "4 GPUs but 2 processes" in told
+    for override in ("launch.nproc_per_node=4", "resources.nodes=2"):
+        with pytest.raises(
+            InputError, match=r"nproc_per_node must be world_size / resources.nodes"
+        ):
+            notes(override)
+        notes(override, leave_out=frozenset())  # retry repeats the other runs of the submission
 
 
 # ---- packing -------------------------------------------------------------------------------------

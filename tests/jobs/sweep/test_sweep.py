@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.jobs.harness import call
@@ -125,25 +124,6 @@ def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
     text = "fixed: {size: 9}\ngrid: {window: [null, 4, 8]}\nexclude: [{window: null}, window > 5]\n"
     assert params_of(load(tmp_path, TOY + text), "window") == [(4,)]
     assert warnings(tmp_path, text) == []
-
-
-def test_overrides_that_do_not_fit_together(tmp_path: Path) -> None:
-    text = """\
-name: ranks
-benchmark: all_reduce
-fixed: {backend: nccl, size_mb: 1, world_size: 2}
-resources: {gpus_per_node: $world_size}
-launch: {nproc_per_node: $world_size}
-"""
-    assert expand(load(tmp_path, text, "world_size=4")).warnings == []
-    (idle,) = expand(load(tmp_path, text, "resources.gpus_per_node=4")).warnings
-    assert "4 GPUs and 2 processes" in str(idle)
-    with pytest.raises(InputError, match=r"world_size must be .* = 1 x 4, got 2"):
-        expand(load(tmp_path, text, "launch.nproc_per_node=4"))
-    with pytest.raises(InputError, match=r"world_size must be .* = 2 x 2, got 2"):
-        expand(load(tmp_path, text, "resources.nodes=2"))
-    (both,) = expand(load_sweep(SWEEPS / "ddp.yaml", ["rounds=3"])).warnings
-    assert "--rounds" in str(both)
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--local"])
