@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from examples.cs336.adapters import get_flashattention_autograd_function_triton
+from systems.kernels.flash_attention.call import Call
 from tests.systems.kernels.flash_cases import (
     F32,
     assert_right,
@@ -24,4 +25,4 @@ def test_attention_in_triton(lengths: tuple[int, int], is_causal: bool) -> None:
     function = get_flashattention_autograd_function_triton()
     assert issubclass(function, torch.autograd.Function)
     by = partial(by_function, function=function)
-    assert_right(*inputs(lengths, 64, F32, (4,)), is_causal, by=by)
+    assert_right(*inputs(lengths, 64, F32, (4,)), Call(is_causal), by=by)

@@ -18,8 +18,9 @@ from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
+    BF16,
+    F16,
     assert_right,
-    assert_right_packed,
     by_hopper,
     inputs,
     packed_inputs,
@@ -28,12 +29,12 @@ from tests.systems.kernels.selection import matrix, slow
 
 pytestmark = pytest.mark.usefixtures("outputs_hold_nan", "blocks_of_96_keys")
 
-BF16, F16 = torch.bfloat16, torch.float16
+CAUSAL = Call(True)
 MASKS = {
-    "full": (False, PLAIN),
-    "causal": (True, PLAIN),
-    "window": (False, Call(130, 65, lower_right=True)),
-    "softcap": (True, Call(softcap=2.0)),
+    "full": PLAIN,
+    "causal": CAUSAL,
+    "window": Call(window_left=130, window_right=65, lower_right=True),
+    "softcap": Call(True, softcap=2.0),
 }
 # (head_dim, value_dim): each kernel, with and without padded columns
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (136, 136), (192, 192), (192, 128), (256, 256)]
@@ -130,12 +131,11 @@ def contiguous(
 @pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))
 def test_against_float64(dims, mask, shape):
     """Two heads of q share a head of k. The programs of two multiprocessors share the work."""
-    is_causal, variant = MASKS[mask]
     leading, kv_heads, lengths = shape
     given = inputs(lengths, dims[0], BF16, leading, kv_heads=kv_heads, value_dim=dims[1])
     dlse = torch.randn(given[0].shape[:-1], generator=torch.Generator().manual_seed(1))
     with emulated_gpu(multiprocessors=2, seed=SHAPES.index(shape)):
-        assert_right(*given, is_causal, variant=variant, by=by_hopper, dlse=dlse)
+        assert_right(*given, MASKS[mask], by=by_hopper, dlse=dlse)
 
 
 def test_a_query_that_sees_no_key_has_no_gradient():
@@ -144,7 +144,7 @@ def test_a_query_that_sees_no_key_has_no_gradient():
     dlse = torch.zeros(1, 1, 130)
     dlse[..., :70] = -math.inf
     with emulated_gpu(multiprocessors=2, seed=0):
-        _, lse, *gradients = by_hopper(*given, True, variant=Call(lower_right=True), dlse=dlse)
+        _, lse, *gradients = by_hopper(*given, Call(True, lower_right=True), dlse=dlse)
     assert (lse[..., :70] == -math.inf).all() and not gradients[0][..., :70, :].any()
     assert all(x.isfinite().all() for x in gradients)
 
@@ -155,7 +155,7 @@ def test_many_orders_of_execution(head_dim, value_dim):
     given = inputs((300, 300), head_dim, BF16, (1, 1), value_dim=value_dim)
     for seed in range(20):
         with emulated_gpu(multiprocessors=2, seed=seed):
-            assert_right(*given, True, by=by_hopper)
+            assert_right(*given, CAUSAL, by=by_hopper)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -169,7 +169,7 @@ def test_small_probabilities(head_dim, dtype):
     k[:, :, 0] = 0
     k[:, :, 0, 0] = 14 * math.sqrt(head_dim) / 8  # scores of key 0 are 14, those of others about 0
     with emulated_gpu(multiprocessors=2, seed=0):
-        assert_right(q, k, v, 256 * dout, False, by=by_hopper)
+        assert_right(q, k, v, 256 * dout, by=by_hopper)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_kernel_for_head_dim_192(monkeypatch, heads, n, dtype, kernel):
     tensors = contiguous(heads, n, 192, dtype)
     stride = tensors[1][0]
     with emulated_gpu(multiprocessors=132, seed=0):
-        plan = backward_launch.HopperBackwardPlan(*tensors, stride, stride, Call(True))
+        plan = backward_launch.HopperBackwardPlan(*tensors, stride, stride, CAUSAL)
     assert plan.differentiate.kernel.fn.__name__ == kernel
 
 
@@ -213,7 +213,7 @@ def test_two_programs_of_forward_per_multiprocessor(heads, n, longest, n_program
 def test_splits(head_dim):
     given = inputs((300, 300), head_dim, F16, (1, 1))
     with emulated_gpu(multiprocessors=3, seed=0):
-        assert_right(*given, True, by=by_hopper, n_splits=3)
+        assert_right(*given, CAUSAL, by=by_hopper, n_splits=3)
 
 
 # Each kernel with another division, and those with padded columns only in make test-all
@@ -228,13 +228,13 @@ def test_work_items_that_share_keys(monkeypatch, dims, q_per_item, n_splits):
     given = inputs((200, 150), dims[0], BF16, (1, 4), kv_heads=1, value_dim=dims[1])
     share_keys(monkeypatch, q_per_item=q_per_item, n_splits=n_splits)
     with emulated_gpu(multiprocessors=3, seed=q_per_item):
-        assert_right(*given, True, by=by_hopper)
+        assert_right(*given, CAUSAL, by=by_hopper)
 
 
 def test_three_heads_of_q_have_one_head_of_k():
     """Work items of two heads, as of short causal inputs, would have those of two heads of k."""
     with emulated_gpu(multiprocessors=2, seed=0):
-        assert_right(*inputs((130, 130), 64, BF16, (1, 6), kv_heads=2), True, by=by_hopper)
+        assert_right(*inputs((130, 130), 64, BF16, (1, 6), kv_heads=2), CAUSAL, by=by_hopper)
 
 
 def share_keys(monkeypatch: pytest.MonkeyPatch, **options: int | None) -> None:
@@ -253,7 +253,7 @@ def test_packed_sequences(monkeypatch, dims, q_per_item):
     given, packing = packed_inputs(PACKED_LENGTHS, (4, 2), dims[0], BF16, dims[1])
     share_keys(monkeypatch, q_per_item=q_per_item)
     with emulated_gpu(multiprocessors=2, seed=0):
-        assert_right_packed(given, packing, True, by=by_hopper)
+        assert_right(*given, Call(True, packing=packing), by=by_hopper)
 
 
 @pytest.mark.parametrize("from_end", [False, True])
@@ -303,7 +303,7 @@ def test_wrong_boundaries_of_packed_sequences_read_nothing_outside():
     nothing = torch.zeros_like(packing.starts_q)
     wrong = packing._replace(starts_q=nothing, starts_k=nothing)
     with emulated_gpu(multiprocessors=2, seed=0):
-        results = by_hopper(*given, True, packing=wrong)
+        results = by_hopper(*given, Call(True, packing=wrong))
     assert [x.shape for x in results[2:]] == [x.shape for x in given[:3]]
 
 
@@ -314,8 +314,8 @@ def test_additions_in_a_fixed_order(head_dim, rows):
     results: dict[bool, list[tuple[Tensor, ...]]] = {True: [], False: []}
     for seed, deterministic in itertools.product(range(3), (True, False)):
         with emulated_gpu(multiprocessors=3, seed=seed):
-            results[deterministic].append(by_hopper(*given, True, deterministic=deterministic))
-    assert_right(*given, True, by=lambda *_, **__: results[True][0])
+            results[deterministic].append(by_hopper(*given, CAUSAL, deterministic=deterministic))
+    assert_right(*given, CAUSAL, by=lambda *_, **__: results[True][0])
 
     def all_equal(several: list[tuple[Tensor, ...]]) -> bool:
         return all(all(map(torch.equal, several[0], other)) for other in several[1:])
@@ -337,7 +337,7 @@ def test_the_emulation_finds_errors(error):
     with pytest.raises(Exception, match=found):
         for seed in range(40):
             with emulated_gpu(multiprocessors=heads, seed=seed, source=changed):
-                assert_right(*given, True, by=by_hopper)
+                assert_right(*given, CAUSAL, by=by_hopper)
 
 
 def test_symbolic_shapes():
@@ -354,7 +354,7 @@ def test_plans_of_backward_are_limited(monkeypatch):
     monkeypatch.setattr(backward_launch, "MAX_BACKWARD_PLANS", 2)
     given = [torch.randn(1, 2, 20, 64, dtype=BF16, requires_grad=True) for _ in range(3)]
     with emulated_gpu(multiprocessors=2, seed=0):
-        kept = forward_launch.plan_of(*given, Call(True))
+        kept = forward_launch.plan_of(*given, CAUSAL)
         assert kept is not None
         for rows in range(5):
             out = FlashAttentionHopper.apply(*given, kept)

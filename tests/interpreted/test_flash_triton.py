@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from systems.kernels.flash_attention.call import PLAIN, Call
+from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.naive import naive_with_lse
 from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.kernel_launch import Launch, compiling_only
@@ -29,20 +29,21 @@ from tests.systems.kernels.selection import matrix
 from tests.systems.margins import assert_margin
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
+CAUSAL = Call(True)
 
 
 def test_groups_of_two_heads(monkeypatch):
     launch._forward_plan.cache_clear()
     launch._backward_plan.cache_clear()
     monkeypatch.setattr(base_plan, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
-    assert_right(*inputs((18, 17), 16, F32, (3,)), True, tiles=TILES["wide"])
+    assert_right(*inputs((18, 17), 16, F32, (3,)), CAUSAL, tiles=TILES["wide"])
 
 
 def test_scores_that_are_all_far_below_zero():
     q, k, v, dout = inputs((20, 40), 16, F32, (1,))
     q, k = q.abs() * 10, -k.abs() * 10  # exp(-lse) overflows for keys past the end
-    assert_right(q, k, v, dout, False, tiles=TILES["high"])
-    assert_right(q, k, v, dout, True, tiles=TILES["wide"])
+    assert_right(q, k, v, dout, tiles=TILES["high"])
+    assert_right(q, k, v, dout, CAUSAL, tiles=TILES["wide"])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -50,7 +51,7 @@ def test_scores_that_are_all_far_below_zero():
     ("leading", "lengths"), [((2,), (5, 0)), ((2,), (0, 5)), ((0,), (4, 5)), ((2, 0), (4, 5))]
 )
 def test_without_keys_queries_or_heads(leading, lengths, is_causal):
-    assert_right(*inputs(lengths, 16, F32, leading), is_causal)
+    assert_right(*inputs(lengths, 16, F32, leading), Call(is_causal))
 
 
 def test_float32_of_every_magnitude():
@@ -62,12 +63,12 @@ def test_float32_of_every_magnitude():
     )
     q, k, v, dout = (x * 2.0 ** powers[:, i, None, None] for i, x in enumerate(made))
     v[1] = 0
-    together = by_triton(q, k, v, dout, True, tiles=TILES["wide"])
+    together = by_triton(q, k, v, dout, CAUSAL, tiles=TILES["wide"])
     for head in range(4):
         found = {name: x[head] for name, x in zip(NAMES, together, strict=True)}
-        own = (x[head] for x in (q, k, v, dout))
-        assert_within_limits(found, *own, True, split_float32=True)
-    alone = by_triton(*(x[2] for x in (q, k, v, dout)), True, tiles=TILES["wide"])
+        own = [x[head] for x in (q, k, v, dout)]
+        assert_within_limits(attention_shares(found, own, CAUSAL, split_float32=True))
+    alone = by_triton(*(x[2] for x in (q, k, v, dout)), CAUSAL, tiles=TILES["wide"])
     assert all(torch.equal(a[2], b) for a, b in zip(together, alone, strict=True))
 
 
@@ -75,21 +76,23 @@ def test_float32_of_rows_of_every_magnitude():
     """The error limit of each row of out depends only on the values that its query sees."""
     q, k, v, dout = inputs((20, 20), 16, F32, (1,))
     v *= 2.0 ** (torch.arange(20) * 2 - 38)[:, None]  # a causal row sees no larger values
-    assert_right(q, k, v, dout, True, tiles=TILES["wide"])
+    assert_right(q, k, v, dout, CAUSAL, tiles=TILES["wide"])
 
 
 @pytest.mark.parametrize("beyond", [math.nan, 1e30])
 def test_float32_keys_that_no_query_sees_say_nothing_of_the_range(beyond):
     q, k, v, dout = inputs((20, 45), 16, F32, (1,))
-    known = by_triton(q, k[:, :20], v[:, :20], dout, True, tiles=TILES["wide"])
+    known = by_triton(q, k[:, :20], v[:, :20], dout, CAUSAL, tiles=TILES["wide"])
     k[:, 20:] = v[:, 20:] = beyond
-    out, lse, dq, dk, dv = by_triton(q, k, v, dout, True, tiles=TILES["wide"])
+    out, lse, dq, dk, dv = by_triton(q, k, v, dout, CAUSAL, tiles=TILES["wide"])
     assert not dk[:, 20:].any() and not dv[:, 20:].any()
     found = out, lse, dq, dk[:, :20], dv[:, :20]
     assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
 
 
-REACHED = {"plain": PLAIN, "window": Call(window_left=5), "softcap": Call(softcap=5.0)}
+REACHED = {
+    "plain": CAUSAL, "window": Call(True, window_left=5), "softcap": Call(True, softcap=5.0)
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -103,16 +106,15 @@ REACHED = {"plain": PLAIN, "window": Call(window_left=5), "softcap": Call(softca
 def test_what_is_not_finite_reaches_only_rows_that_it_reaches_by_definition(
     which, mask, dtype, value
 ):
-    made, variant = inputs((40, 40), 16, dtype, (2,)), REACHED[mask]
-    options = {"variant": variant, "tiles": TILES["wide"]}
-    known = by_triton(*made, True, **options)
+    made, call = inputs((40, 40), 16, dtype, (2,)), REACHED[mask]
+    known = by_triton(*made, call, tiles=TILES["wide"])
     changed = made[["q", "k", "v", "dout"].index(which)]
     changed[1, 20, 3] = math.nan
     q, k, v = (x.clone().requires_grad_() for x in made[:3])
-    out, lse = naive_with_lse(q, k, v, variant._replace(is_causal=True))
+    out, lse = naive_with_lse(q, k, v, call)
     defined = out, lse, *torch.autograd.grad(out, (q, k, v), made[3])
     changed[1, 20, 3] = value
-    found = by_triton(*made, True, **options)
+    found = by_triton(*made, call, tiles=TILES["wide"])
     for name, a, b, c in zip(NAMES, found, known, defined, strict=True):
         if name != "dk" or dtype == F32:  # in 16 bits, dK of other keys of its tile is not finite
             assert torch.equal(torch.where(c.isfinite(), a, b), b), name
@@ -134,28 +136,28 @@ def test_a_launch_has_tensors_of_the_same_dtypes_always(monkeypatch):
         run(self, *tensors)
 
     monkeypatch.setattr(Launch, "__call__", watched)
-    for precision in ("fp16x3", "tf32"):
+    for call in (CAUSAL, Call(True, precision="tf32")):
         for dtype in (F32, BF16, F16):
             given_inputs = inputs((18, 17), 16, dtype, (1,))
-            by_triton(*given_inputs, True, tiles=TILES["high"], n_splits=2, precision=precision)
+            by_triton(*given_inputs, call, tiles=TILES["high"], n_splits=2)
     assert len(set(seen.values())) > 10
 
 
 def test_while_one_thread_compiles_only_another_launches():
     given_inputs = inputs((18, 17), 16, F32, (1,))
     with compiling_only(1), ThreadPoolExecutor(1) as other:
-        other.submit(assert_right, *given_inputs, True, n_splits=2, tiles=TILES["high"]).result()
+        other.submit(assert_right, *given_inputs, CAUSAL, n_splits=2, tiles=TILES["high"]).result()
 
 
 @pytest.mark.parametrize("layout", ["dense", "rows", "columns", "spread"])
 def test_a_negative_scale_changes_no_layout(layout):
     """torch.compile infers the strides of outputs before the scale is known."""
     q, k, v, dout = (laid_out(x, layout) for x in inputs((18, 17), 32, BF16, (2, 2)))
-    positive = by_triton(-q, k, v, dout, True, 0.5, tiles=TILES["high"])
-    negative = by_triton(q, k, v, dout, True, -0.5, tiles=TILES["high"])
+    positive = by_triton(-q, k, v, dout, Call(True, 0.5), tiles=TILES["high"])
+    negative = by_triton(q, k, v, dout, Call(True, -0.5), tiles=TILES["high"])
     assert torch.equal(negative[2], -positive[2])
     assert all(torch.equal(negative[i], positive[i]) for i in (0, 1, 3, 4))
-    given_ = by_triton(q, k, v, dout, True, 0.5, tiles=TILES["high"])
+    given_ = by_triton(q, k, v, dout, Call(True, 0.5), tiles=TILES["high"])
     assert [x.stride() for x in given_] == [x.stride() for x in negative]
 
 
@@ -170,9 +172,8 @@ def test_errors_stay_under_half_of_their_limits(dtype, tiles):
     def shares_of(seed):
         lengths, head_dim = MARGINS[seed % len(MARGINS)]
         given = inputs(lengths, head_dim, dtype, (1,), seed=seed)
-        is_causal, n_splits = seed % 40 > 19, 1 + seed % 3
-        found = by_triton(*given, is_causal, tiles=TILES[tiles], n_splits=n_splits)
-        found = dict(zip(NAMES, found, strict=True))
-        return attention_shares(found, *given, is_causal, split_float32=True)
+        call, n_splits = Call(seed % 40 > 19), 1 + seed % 3
+        found = by_triton(*given, call, tiles=TILES[tiles], n_splits=n_splits)
+        return attention_shares(dict(zip(NAMES, found, strict=True)), given, call, True)
 
     assert_margin(shares_of)

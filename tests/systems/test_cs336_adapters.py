@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.cs336 import adapters
-from systems.kernels.flash_attention import FlashAttentionPyTorch
+from systems.kernels.flash_attention import Call, FlashAttentionPyTorch
 from tests.systems.kernels.flash_cases import F32, assert_right, by_function, inputs
 
 HOOKS = {  # parameters of each
@@ -73,7 +73,7 @@ def test_attention_in_pytorch() -> None:
 @pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
 def test_attention_in_triton(lengths: tuple[int, int], is_causal: bool) -> None:
     by = partial(by_function, function=adapters.get_flashattention_autograd_function_triton())
-    assert_right(*inputs(lengths, 64, F32, (4,), "cuda"), is_causal, by=by)
+    assert_right(*inputs(lengths, 64, F32, (4,), "cuda"), Call(is_causal), by=by)
 
 
 # ---- wrappers and the optimizer ------------------------------------------------------------------

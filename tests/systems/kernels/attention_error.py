@@ -13,7 +13,8 @@ the magnitudes. So it is the same for every CPU or GPU, number of threads and ti
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,15 +116,7 @@ class Limits(NamedTuple):
 
 @torch.no_grad()
 def attention_limits(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    precision: Precision,
-    variant: Call = PLAIN,
-    dlse: Tensor | None = None,
+    inputs: Sequence[Tensor], call: Call, precision: Precision, dlse: Tensor | None = None
 ) -> Limits:
     """Return exact out, lse, dq, dk and dv, and the standard deviation of each element's error.
 
@@ -131,32 +124,33 @@ def attention_limits(
     large, only the heads of q that share one head of k are in memory at a time.
 
     Args:
-        q, dout: (..., n_queries, head_dim or value_dim). k, v: (..., n_keys, the same), with the
-            leading dimensions of q, or with fewer heads.
+        inputs: q, k, v and dout. q, dout: (..., n_queries, head_dim or value_dim). k, v: (...,
+            n_keys, the same), with the leading dimensions of q, or with fewer heads.
+        call: of one sequence; its packing is ignored.
         dlse: gradient of lse, (..., n_queries); zero by default.
     """
+    q, k, v, dout = inputs
     kv_heads = k.shape[-3] if k.dim() > 2 else 1
     if kv_heads > 1 and math.prod(q.shape[:-1]) * k.shape[-2] >= LARGE:
-        parts = []
-        for i in range(kv_heads):
-            inputs = [x.chunk(kv_heads, -3)[i] for x in (q, k, v, dout)]
-            lse_gradient = None if dlse is None else dlse.chunk(kv_heads, -2)[i]
-            parts.append(
-                attention_limits(
-                    inputs[0], inputs[1], inputs[2], inputs[3], is_causal, scale, precision,
-                    variant, lse_gradient,
-                )
-            )  # fmt: skip
+        parts = [
+            attention_limits(
+                [x.chunk(kv_heads, -3)[i] for x in inputs],
+                call,
+                precision,
+                None if dlse is None else dlse.chunk(kv_heads, -2)[i],
+            )
+            for i in range(kv_heads)
+        ]
         joined = [
             {name: torch.cat([x[name] for x in of], -2 if name == "lse" else -3) for name in NAMES}
             for of in zip(*parts, strict=True)
         ]
         return Limits(joined[0], joined[1])
-    group = q.shape[-3] // k.shape[-3] if kv_heads and q.dim() > 2 else 1
+    group = q.shape[-3] // k.shape[-3] if q.dim() > 2 else 1
     if precision.score and group > 1:
         # The gradients of k and v are rounded for each head of q before they are added up.
         k, v = (x.repeat_interleave(group, -3) for x in (k, v))
-        exact_, apart = attention_limits(q, k, v, dout, is_causal, scale, precision, variant, dlse)
+        exact_, apart = attention_limits((q, k, v, dout), call, precision, dlse)
         for name in ("dk", "dv"):
             exact_[name] = exact_[name].unflatten(-3, (-1, group)).sum(-3)
             apart[name] = apart[name].unflatten(-3, (-1, group)).square().sum(-3).sqrt()
@@ -169,7 +163,7 @@ def attention_limits(
     else:
         stacked = [q, dout]
     q_rows, dout_rows = stacked
-    exact = _exact_attention(q_rows, k, v, dout_rows, is_causal, scale, variant, dlse, group)
+    exact = _exact_attention(q_rows, k, v, dout_rows, call, dlse, group)
     results, deviation = exact.results(), _deviations(exact, precision)
     for name, x in results.items():
         unit = precision.sum if name == "lse" else precision.result
@@ -218,21 +212,19 @@ def _exact_attention(
     k: Tensor,
     v: Tensor,
     dout: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    variant: Call,
+    call: Call,
     dlse: Tensor | None,
     group: int,
 ) -> _Attention:
     """Compute attention of `group` heads of queries, stacked as rows, by its definition."""
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scale = 1 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
     q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
     scores = scale * (q @ k.mT)
     slope = torch.ones_like(scores)
-    if variant.softcap is not None:
-        ratio = torch.tanh(scores / variant.softcap)
-        scores, slope = variant.softcap * ratio, 1 - ratio.square()
-    scores.masked_fill_(~_visible(scores, is_causal, variant, group), -math.inf)
+    if call.softcap is not None:
+        ratio = torch.tanh(scores / call.softcap)
+        scores, slope = call.softcap * ratio, 1 - ratio.square()
+    scores.masked_fill_(~_visible(scores, call, group), -math.inf)
     lse = torch.logsumexp(scores, -1)
     p = (scores - lse[..., None]).exp().nan_to_num(0)  # 0 for a query that sees no key
     out = p @ v
@@ -241,25 +233,23 @@ def _exact_attention(
     if dlse is not None:
         delta = delta - dlse[..., None].double()
     ds = p * (dp - delta) * slope
-    return _Attention(
-        q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, variant.softcap
-    )
+    return _Attention(q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, call.softcap)
 
 
-def _visible(scores: Tensor, is_causal: bool, variant: Call, group: int) -> Tensor:
+def _visible(scores: Tensor, call: Call, group: int) -> Tensor:
     """Return which keys each query sees, bool (n_queries, n_keys)."""
     n_queries, n_keys = scores.shape[-2] // group, scores.shape[-1]
     position = torch.arange(n_queries, device=scores.device).repeat(group)[:, None]
     key = torch.arange(n_keys, device=scores.device)
-    if variant.lower_right:
+    if call.lower_right:
         position = position + n_keys - n_queries
     visible = torch.ones_like(key >= position)
-    if is_causal:
+    if call.is_causal:
         visible &= key <= position
-    if variant.window_left is not None:
-        visible &= key >= position - variant.window_left
-    if variant.window_right is not None:
-        visible &= key <= position + variant.window_right
+    if call.window_left is not None:
+        visible &= key >= position - call.window_left
+    if call.window_right is not None:
+        visible &= key <= position + call.window_right
     return visible
 
 
@@ -326,8 +316,6 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
     for name, x in found.items():
         exact, deviation = limits.exact[name], limits.deviation[name]
         assert x.shape == exact.shape, f"{name} has {tuple(x.shape)}, not {tuple(exact.shape)}"
-        if not exact.numel():
-            continue
         # lse is -inf for a query that sees no key.
         error = (x.double() - exact).abs().masked_fill(x.double() == exact, 0)
         shares[name] = (error / (CONFIDENCE * deviation)).max().item()
@@ -341,25 +329,17 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
 
 def attention_shares(
     found: dict[str, Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
+    inputs: Sequence[Tensor],
+    call: Call = PLAIN,
     split_float32: bool = False,
-    variant: Call = PLAIN,
     dlse: Tensor | None = None,
 ) -> dict[str, float]:
-    """Return `shares_of_limits` of the results found for these inputs, some or all of NAMES."""
-    precision = precision_of(q.dtype, split_float32)
-    limits = attention_limits(q, k, v, dout, is_causal, scale, precision, variant, dlse)
-    return shares_of_limits(found, limits)
+    """Return `shares_of_limits` of results for q, k, v and dout, some or all of NAMES."""
+    precision = precision_of(inputs[0].dtype, split_float32)
+    return shares_of_limits(found, attention_limits(inputs, call, precision, dlse))
 
 
-def assert_within_limits(found: dict[str, Tensor], *inputs: Any, **options: Any) -> None:
-    """Assert that no error is above its limit. Arguments are those of `attention_shares`."""
-    shares = attention_shares(found, *inputs, **options)
-    wrong = {name: share for name, share in shares.items() if not share <= 1}
-    summary = ", ".join(f"{name} {share:.3g}" for name, share in wrong.items())
-    assert not wrong, f"errors above their limits, as multiples of the limits: {summary}"
+def assert_within_limits(shares: dict[str, float]) -> None:
+    """Assert that no error is above its limit. `shares` are those of `shares_of_limits`."""
+    wrong = {name: f"{share:.3g}" for name, share in shares.items() if not share <= 1}
+    assert not wrong, f"errors above their limits, as multiples of the limits: {wrong}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,11 +19,17 @@ from systems.kernels.device import is_hopper
 from systems.kernels.flash_attention.call import PLAIN, Call, Packing
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
 from systems.kernels.flash_attention.triton.tile_table import Configuration, Tile
-from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.attention_error import (
+    NAMES,
+    assert_within_limits,
+    attention_shares,
+)
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # (queries, keys): one tile and several, ragged and whole, more queries than keys and fewer
 LENGTHS = [(1, 1), (17, 3), (64, 33), (33, 64), (64, 64), (50, 83)]
+# The same for packed sequences, with empty ones, and one that has many tiles
+PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
 # Tiles with more keys than queries and the opposite: the diagonal crosses several of both kinds.
 WIDE, HIGH = Tile(16, 32, 4, 2), Tile(32, 16, 4, 2)
 TILES = {
@@ -78,18 +84,13 @@ def by_triton(
     k: Tensor,
     v: Tensor,
     dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Call = PLAIN,
-    packing: Packing | None = None,
-    precision: str = PLAIN.precision,
     tiles: Configuration | None = None,
     n_splits: int | None = None,
     dlse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return out, lse, dq, dk and dv of the Triton kernels."""
-    call = variant._replace(is_causal=is_causal, scale=scale, packing=packing, precision=precision)
     out, lse = flash_forward(q, k, v, call, tiles=tiles, n_splits=n_splits)
     dq, dk, dv = flash_backward(
         q, k, v, out, lse, dout, call, tiles=tiles, n_splits_dkdv=n_splits, n_splits_dq=n_splits,
@@ -104,11 +105,8 @@ def by_hopper(
     k: Tensor,
     v: Tensor,
     dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
+    call: Call = PLAIN,
     *,
-    variant: Call = PLAIN,
-    packing: Packing | None = None,
     dlse: Tensor | None = None,
     deterministic: bool = False,
     **options: Any,
@@ -116,7 +114,6 @@ def by_hopper(
     """Return out, lse, dq, dk and dv of the Hopper kernels."""
     from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 
-    call = variant._replace(is_causal=is_causal, scale=scale, packing=packing)
     out, lse = forward_launch.flash_forward(q, k, v, call, **options)
     gradients = backward_launch.flash_backward(
         q, k, v, out, lse, dout, call, dlse=dlse, deterministic=deterministic, **options
@@ -125,56 +122,13 @@ def by_hopper(
 
 
 def by_function(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    *,
-    function: Any,
-    **_: Any,
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, call: Call = PLAIN, *, function: Any, **_: Any
 ) -> tuple[Tensor, ...]:
     """Return out, the saved log-sum-exp, dq, dk and dv of an autograd function."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = function.apply(*leaves, is_causal, *([] if scale is None else [scale]))
+    out = function.apply(*leaves, call.is_causal, *([] if call.scale is None else [call.scale]))
     (lse,) = [x for x in out.grad_fn.saved_tensors if x.shape == q.shape[:-1]]
     return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
-
-
-def assert_right(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    is_causal: bool,
-    scale: float | None = None,
-    *,
-    variant: Call = PLAIN,
-    dlse: Tensor | None = None,
-    by: Callable[..., tuple[Tensor, ...]] = by_triton,
-    split_float32: bool = True,
-    **options: Any,
-) -> None:
-    """Assert that the results of kernels have right shapes, right dtypes and small errors."""
-    results = by(q, k, v, dout, is_causal, scale, variant=variant, dlse=dlse, **options)
-    found = dict(zip(NAMES, results, strict=True))
-    lse = found["lse"]
-    assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
-    for name, like in (("out", dout), ("dq", q), ("dk", k), ("dv", v)):
-        assert found[name].dtype == q.dtype and found[name].shape == like.shape
-    if 0 in (q.shape[-2], k.shape[-2]):
-        _assert_nothing(found)
-        return
-    assert_within_limits(
-        found, q, k, v, dout, is_causal, scale, split_float32, variant=variant, dlse=dlse
-    )
-
-
-def _assert_nothing(found: dict[str, Tensor]) -> None:
-    """Assert that the results are those without queries or without keys."""
-    assert not any(found[name].any() for name in ("out", "dq", "dk", "dv"))
-    assert found["lse"].eq(-math.inf).all()
 
 
 def packed_inputs(
@@ -204,34 +158,60 @@ def packed_inputs(
     return tensors, Packing(starts_q, starts_k, *longest)
 
 
-def assert_right_packed(
-    tensors: Sequence[Tensor],
-    packing: Packing,
-    is_causal: bool,
-    scale: float | None = None,
+def assert_right(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    call: Call = PLAIN,
     *,
-    variant: Call = PLAIN,
     dlse: Tensor | None = None,
     by: Callable[..., tuple[Tensor, ...]] = by_triton,
+    split_float32: bool = True,
     **options: Any,
 ) -> None:
-    """Assert that kernels compute the attention of each packed sequence."""
-    q, k, v, dout = tensors
-    results = by(
-        q, k, v, dout, is_causal, scale, variant=variant, packing=packing, dlse=dlse, **options
-    )
-    starts = packing.starts_q.tolist(), packing.starts_k.tolist()
-    for rows_q, rows_k in zip(*(list(itertools.pairwise(x)) for x in starts), strict=True):
-        of_q, of_k = (slice(None), slice(*rows_q)), (slice(None), slice(*rows_k))
+    """Assert that the results of kernels have right shapes, right dtypes and small errors.
+
+    Each of packed sequences is compared with the attention of this sequence alone.
+    """
+    results = dict(zip(NAMES, by(q, k, v, dout, call, dlse=dlse, **options), strict=True))
+    lse = results["lse"]
+    assert lse.dtype == F32 and lse.shape == q.shape[:-1] and lse.is_contiguous()
+    for name, like in (("out", dout), ("dq", q), ("dk", k), ("dv", v)):
+        assert results[name].dtype == q.dtype and results[name].shape == like.shape
+    starts: Sequence[Sequence[int]] = [(0, q.shape[-2]), (0, k.shape[-2])]
+    if isinstance(call.packing, Packing):
+        starts = [x.tolist() for x in call.packing[:2]]
+    for found, given, of_lse in each_sequence(starts, results, (q, k, v, dout), dlse):
+        if not is_nothing(found, given):
+            assert_within_limits(attention_shares(found, given, call, split_float32, of_lse))
+
+
+def each_sequence(
+    starts: Iterable[Sequence[int]],
+    results: dict[str, Tensor],
+    inputs: Sequence[Tensor],
+    dlse: Tensor | None,
+) -> Iterator[tuple[dict[str, Tensor], list[Tensor], Tensor | None]]:
+    """Yield the results, the inputs q, k, v and dout, and the gradient of lse of each sequence.
+
+    Args:
+        starts: the first rows of the sequences of queries, and of keys, with the number of rows.
+    """
+    for rows in zip(*map(itertools.pairwise, starts), strict=True):
+        of_q, of_k = (slice(*ends) for ends in rows)
         found = {
-            name: x[of_k if name in ("dk", "dv") else of_q]
-            for name, x in zip(NAMES, results, strict=True)
-        }
-        one = [x[rows] for x, rows in zip(tensors, (of_q, of_k, of_k, of_q), strict=True)]
-        if 0 in (one[0].shape[-2], one[1].shape[-2]):
-            _assert_nothing(found)
-            continue
-        of_lse = None if dlse is None else dlse[of_q]
-        assert_within_limits(
-            found, *one, is_causal, scale, split_float32=True, variant=variant, dlse=of_lse
-        )
+            name: x[..., of_q] if name == "lse"
+            else x[..., of_k if name in ("dk", "dv") else of_q, :]
+            for name, x in results.items()
+        }  # fmt: skip
+        given = [x[..., of, :] for x, of in zip(inputs, (of_q, of_k, of_k, of_q), strict=True)]
+        yield found, given, None if dlse is None else dlse[..., of_q]
+
+
+def is_nothing(found: dict[str, Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Return whether there are no queries or keys. Then assert that the results say so."""
+    if all(x.numel() for x in inputs):
+        return False
+    assert all(x.eq(-math.inf if name == "lse" else 0).all() for name, x in found.items())
+    return True

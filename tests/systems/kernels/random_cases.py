@@ -26,13 +26,13 @@ from torch import Tensor
 from systems.kernels.flash_attention import flash_attention, flash_attention_packed
 from systems.kernels.flash_attention.call import Call
 from tests.systems.kernels.attention_error import (
-    NAMES,
+    assert_within_limits,
     attention_limits,
     precision_of,
     shares_of_limits,
     torch_precision_of,
 )
-from tests.systems.kernels.flash_cases import BF16, F16, F32
+from tests.systems.kernels.flash_cases import BF16, F16, F32, each_sequence, is_nothing
 
 KERNELS = ("flash_triton", "flash_hopper")
 MOST_ELEMENTS = 2**25  # of a tensor; several processes share a GPU, and the limits are in float64
@@ -272,13 +272,10 @@ def run(case: Case, place: Place) -> str | None:
         dout = torch.zeros_like(dout)
     counts = case.gradient_of in ("lse", "both")
     starts = [[0, *itertools.accumulate(n)] for n in zip(*case.lengths, strict=True)]
-    for rows_q, rows_k in zip(*map(itertools.pairwise, starts), strict=True):
-        of_q, of_k = slice(*rows_q), slice(*rows_k)
-        found = {"lse": results["lse"][..., of_q]} if "lse" in results else {}
-        for name in {"out", "dq", "dk", "dv"} & {*results}:
-            found[name] = results[name][..., of_k if name in ("dk", "dv") else of_q, :]
-        given = q[..., of_q, :], k[..., of_k, :], v[..., of_k, :], dout[..., of_q, :]
-        _assert_right(case, found, *given, dlse[..., of_q] if counts else None)
+    sequences = each_sequence(starts, results, (q, k, v, dout), dlse if counts else None)
+    for found, given, of_lse in sequences:
+        if not is_nothing(found, given):
+            _assert_right(case, found, given, of_lse)
     return None
 
 
@@ -329,19 +326,10 @@ def _boundaries(case: Case, device: str) -> dict[str, Any]:
 
 
 def _assert_right(
-    case: Case,
-    found: dict[str, Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
+    case: Case, found: dict[str, Tensor], inputs: Sequence[Tensor], dlse: Tensor | None
 ) -> None:
     """Assert that the results for these inputs, or for one packed sequence, are right."""
-    if 0 in (q.numel(), k.numel()):
-        assert all(x.eq(-math.inf if name == "lse" else 0).all() for name, x in found.items())
-        return
-    scale = q.shape[-1] ** -0.5 if case.scale is None else case.scale
+    scale = case.head_dim**-0.5 if case.scale is None else case.scale
     precision = precision_of(case.dtype, split_float32=True)
     if case.implementation in ("auto", "naive", *TORCHS):
         # For features that torch lacks, `naive` computes in float32.
@@ -349,15 +337,14 @@ def _assert_right(
         precision = torch_precision_of(case.dtype, scale, F32 if is_wide else case.dtype)
     lower_right = case.alignment == "lower_right"
     call = Call(case.is_causal, scale, *case.window, lower_right, case.softcap)
-    limits = attention_limits(q, k, v, dout, case.is_causal, scale, precision, call, dlse)
+    limits = attention_limits(inputs, call, precision, dlse)
     blind = limits.exact["lse"].isinf()
     for name in {"out", "dq"} & {*found}:
         assert not found[name][blind].any(), f"{name} is not 0 for a query that sees no key"
-    shares = shares_of_limits({x: found[x] for x in NAMES if x in found}, limits)
+    shares = shares_of_limits(found, limits)
     if {"sum", "expanded"} & {*case.strides}:  # equal elements have equal errors
         shares = {name: share for name, share in shares.items() if "norm" not in name}
-    wrong = {name: f"{share:.3g}" for name, share in shares.items() if not share <= 1}
-    assert not wrong, f"errors above their limits, as multiples of the limits: {wrong}"
+    assert_within_limits(shares)
 
 
 def assert_cases_right(seeds: Iterable[int], place: Place) -> None:

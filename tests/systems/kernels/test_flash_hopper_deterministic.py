@@ -16,9 +16,10 @@ from systems.kernels.flash_attention import flash_attention
 from systems.kernels.flash_attention.call import PLAIN, Call
 from systems.kernels.flash_attention.hopper.backward_launch import flash_backward
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
-from tests.systems.kernels.attention_error import NAMES, assert_within_limits
 from tests.systems.kernels.flash_cases import (
-    assert_right_packed,
+    BF16,
+    PACKED_LENGTHS,
+    assert_right,
     by_hopper,
     inputs,
     on_hopper,
@@ -27,7 +28,6 @@ from tests.systems.kernels.flash_cases import (
 
 pytestmark = [on_hopper, pytest.mark.gpu]
 
-BF16 = torch.bfloat16
 REPEATS = 200
 BLOCK_K = 128  # keys per work item
 # (call, queries, keys): work items of 132 programs and many more, ragged and whole tiles
@@ -64,8 +64,7 @@ def assert_gradients_never_vary(
 def test_gpu_gradients_are_right_and_never_vary(outputs_hold_nan, head_dim, heads, kv_heads, form):
     call, n_queries, n_keys = FORMS[form]
     tensors = inputs((n_queries, n_keys), head_dim, BF16, (2, heads), "cuda", kv_heads=kv_heads)
-    found = dict(zip(NAMES, assert_gradients_never_vary(*tensors, call), strict=True))
-    assert_within_limits(found, *tensors, call.is_causal, variant=call)
+    assert_right(*tensors, call, by=lambda *given, **_: assert_gradients_never_vary(*given))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -79,8 +78,7 @@ def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
 
 @pytest.mark.parametrize(("head_dim", "heads"), [(64, (4, 4)), (128, (4, 2))])
 def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
-    lengths = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
-    tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
+    tensors, packing = packed_inputs(PACKED_LENGTHS, heads, head_dim, BF16, device="cuda")
 
     def by(*given, **options):
         first = by_hopper(*given, deterministic=True, **options)
@@ -89,8 +87,8 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads):
             assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
         return first
 
-    for call in (PLAIN, Call(window_left=150, lower_right=True)):
-        assert_right_packed(tensors, packing, True, variant=call, by=by)
+    for call in (Call(True), Call(True, window_left=150, lower_right=True)):
+        assert_right(*tensors, call._replace(packing=packing), by=by)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

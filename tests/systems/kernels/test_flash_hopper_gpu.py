@@ -17,12 +17,12 @@ from systems.kernels.flash_attention.call import PLAIN, Call, Packing
 from systems.kernels.flash_attention.hopper.backward_launch import MAX_DETERMINISTIC_HEAD_DIM
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.tiles import PACKED_HEAD_DIMS, SHORT, HopperTile
-from tests.systems.kernels.attention_error import assert_within_limits
+from tests.systems.kernels.attention_error import assert_within_limits, attention_shares
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
+    PACKED_LENGTHS,
     assert_right,
-    assert_right_packed,
     by_hopper,
     inputs,
     on_hopper,
@@ -50,33 +50,35 @@ VARIANTS = {
     "causal softcap": Call(True, softcap=30.0),
     "all": Call(True, window_left=150, lower_right=True, softcap=2.0),
 }
-CALLS = {"full": PLAIN, "causal": Call(True), **VARIANTS}
+CAUSAL = Call(True)
+CALLS = {"full": PLAIN, "causal": CAUSAL, **VARIANTS}
 # (head_dim, heads of q and heads of k and v)
 PACKED_FORMS = [(64, (2, 2)), (64, (4, 1)), (128, (4, 2)), (192, (2, 2)), (256, (2, 1))]
-# (queries, keys) of packed sequences, with empty ones, and one that has many tiles
-PACKED_LENGTHS = [(0, 3), (100, 100), (129, 64), (1, 1), (64, 200), (300, 77), (5, 0), (700, 700)]
-both_masks = pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 all_head_dims = pytest.mark.parametrize("head_dim", PACKED_HEAD_DIMS)
 
 
-@both_masks
+@pytest.mark.parametrize("call", [PLAIN, CAUSAL], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 @all_head_dims
-def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, is_causal):
+def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, call):
     for batch, heads, *lengths in SHAPES:
         given = inputs(tuple(lengths), head_dim, dtype, (batch, heads), "cuda")
-        assert_right(*given, is_causal, by=by_hopper)
+        assert_right(*given, call, by=by_hopper)
         if head_dim <= MAX_DETERMINISTIC_HEAD_DIM:
-            assert_right(*given, is_causal, by=by_hopper, deterministic=True)
+            assert_right(*given, call, by=by_hopper, deterministic=True)
         if head_dim == 64:  # a tile that is otherwise only used with many heads
-            out, lse = flash_forward(*given[:3], Call(is_causal), tile=SHORT)
-            assert_within_limits({"out": out, "lse": lse}, *given, is_causal)
+            assert_forward_right(given, call, SHORT)
+
+
+def assert_forward_right(given: list[Tensor], call: Call, tile: HopperTile) -> None:
+    out, lse = flash_forward(*given[:3], call, tile=tile)
+    assert_within_limits(attention_shares({"out": out, "lse": lse}, given, call))
 
 
 @all_head_dims
 def test_gpu_without_queries_or_keys(outputs_hold_nan, head_dim):
     for lengths in ((300, 0), (0, 300)):
-        assert_right(*inputs(lengths, head_dim, BF16, (1, 2), "cuda"), True, by=by_hopper)
+        assert_right(*inputs(lengths, head_dim, BF16, (1, 2), "cuda"), CAUSAL, by=by_hopper)
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "lower right"])
@@ -89,14 +91,14 @@ def test_gpu_splits(outputs_hold_nan, head_dim, value_dim, name):
     ):  # fmt: skip
         given = inputs(tuple(lengths), head_dim, BF16, (1, heads), "cuda", 0, kv_heads, value_dim)
         for n_splits in (2, 3, 7):
-            assert_right(*given, call.is_causal, variant=call, by=by_hopper, n_splits=n_splits)
+            assert_right(*given, call, by=by_hopper, n_splits=n_splits)
 
 
 @all_head_dims
 def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
     """exp2(-lse) is infinite, which keys past the end of a ragged block must not contribute."""
     q, k, v, dout = inputs((200, 200), head_dim, BF16, (1, 2), "cuda")
-    _, lse, *gradients = by_hopper(q.abs() * 8, -k.abs() * 8, v, dout, False)
+    _, lse, *gradients = by_hopper(q.abs() * 8, -k.abs() * 8, v, dout)
     assert lse.max() < -128
     assert all(x.isfinite().all() for x in gradients)
 
@@ -113,17 +115,17 @@ def test_gpu_five_hundred_launches(dims, name):
 
     Calls with features have packed sequences.
     """
-    call, (head_dim, value_dim), packing = CALLS[name], dims, None
+    call, (head_dim, value_dim) = CALLS[name], dims
     if name in VARIANTS:
         lengths = [(n, n) for n in (900, 64, 500, 130)] * 6
         tensors, packing = packed_inputs(lengths, (4, 2), head_dim, BF16, device="cuda")
-        assert_right_packed(tensors, packing, call.is_causal, variant=call, by=by_hopper)
+        call = call._replace(packing=packing)
     else:
         tensors = inputs((900, 900), head_dim, BF16, (2, 40), "cuda", value_dim=value_dim)
-        assert_right(*tensors, call.is_causal, by=by_hopper)
+    assert_right(*tensors, call, by=by_hopper)
 
     def results():
-        out, lse, dq, dk, dv = by_hopper(*tensors, call.is_causal, variant=call, packing=packing)
+        out, lse, dq, dk, dv = by_hopper(*tensors, call)
         return dq.float(), (out, lse, dk, dv)
 
     first_dq, first = results()
@@ -158,10 +160,10 @@ def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
 @all_head_dims
 def test_gpu_in_a_graph(outputs_hold_nan, head_dim):
     given = inputs((300, 300), head_dim, BF16, (1, 2), "cuda")
-    out, lse, dq, dk, dv = by_hopper(*given, True)
+    out, lse, dq, dk, dv = by_hopper(*given, CAUSAL)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = by_hopper(*given, True)
+        got = by_hopper(*given, CAUSAL)
     for _ in range(3):
         for x in got:
             x.fill_(math.nan)
@@ -182,7 +184,7 @@ def test_gpu_packed_sequences(outputs_hold_nan, head_dim, heads, name):
     longer = [(4200, 1300), (40, 1200), (193, 193)]
     for lengths in (PACKED_LENGTHS, [(900, 900)], [(64, 128), (128, 64), (192, 192)], longer):
         tensors, packing = packed_inputs(lengths, heads, head_dim, BF16, device="cuda")
-        assert_right_packed(tensors, packing, call.is_causal, variant=call, by=by_hopper)
+        assert_right(*tensors, call._replace(packing=packing), by=by_hopper)
 
 
 @all_head_dims
@@ -193,7 +195,7 @@ def test_gpu_many_packed_sequences(outputs_hold_nan, head_dim):
     tensors, packing = packed_inputs(lengths, (2, 1), head_dim, BF16, device="cuda")
     longest = packing._replace(max_queries=9000, max_keys=9000)  # an upper bound is enough
     for of in (packing, longest):
-        assert_right_packed(tensors, of, True, by=by_hopper)
+        assert_right(*tensors, Call(True, packing=of), by=by_hopper)
 
 
 def test_gpu_packed_through_the_api_in_a_graph():
@@ -235,7 +237,7 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
 
     monkeypatch.setattr(Tensor, "new_empty_strided", within_buffer)  # of out, dq, dk and dv
     packing = Packing(wrong, wrong, 300, 300)
-    by_hopper(q, k, v, dout, True, packing=packing, deterministic=deterministic)
+    by_hopper(q, k, v, dout, Call(True, packing=packing), deterministic=deterministic)
     assert len(buffers) == 4
     assert all((x[::2] == 7.0).all() for x in buffers)
 
@@ -244,10 +246,10 @@ def test_gpu_wrong_boundaries_write_nothing_outside(monkeypatch, head_dim, deter
 def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     """The gradient of a log-sum-exp of -inf may not be finite, and has no effect."""
     q, k, v, dout = inputs((170, 120), head_dim, BF16, (1, 2), "cuda")
-    blind, call = torch.arange(170, device="cuda") < 50, Call(lower_right=True)
+    blind, call = torch.arange(170, device="cuda") < 50, CALLS["lower right"]
     dlse = torch.randn(1, 2, 170, device="cuda")
-    found = by_hopper(q, k, v, dout, True, variant=call, dlse=dlse.masked_fill(blind, -math.inf))
-    expected = by_hopper(q, k, v, dout, True, variant=call, dlse=dlse.masked_fill(blind, 0.0))
+    found = by_hopper(q, k, v, dout, call, dlse=dlse.masked_fill(blind, -math.inf))
+    expected = by_hopper(q, k, v, dout, call, dlse=dlse.masked_fill(blind, 0.0))
     for x, known in zip(found[3:], expected[3:], strict=True):
         assert x.isfinite().all() and torch.equal(x, known)
     assert found[2].isfinite().all()
@@ -259,15 +261,11 @@ def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block
     tile = HopperTile(consumers, block_k, 3, *registers)
     window = Call(window_left=130, window_right=65)
     for lengths, call in (((511, 5), Call(window_left=0)), ((700, 700), window)):
-        q, k, v, dout = inputs(lengths, 64, BF16, (1, 2), "cuda")
-        out, lse = flash_forward(q, k, v, call, tile=tile)
-        found = {"out": out, "lse": lse}
-        assert_within_limits(found, q, k, v, dout, False, variant=call)
+        assert_forward_right(inputs(lengths, 64, BF16, (1, 2), "cuda"), call, tile)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @all_head_dims
 def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
-    call = VARIANTS[name]
     given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
-    assert_right(*given, call.is_causal, variant=call, by=by_hopper)
+    assert_right(*given, VARIANTS[name], by=by_hopper)

@@ -20,9 +20,8 @@ import torch
 
 from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.hopper import backward_launch
-from tests.systems.kernels.flash_cases import by_hopper, inputs, on_hopper, packed_inputs
+from tests.systems.kernels.flash_cases import BF16, by_hopper, inputs, on_hopper, packed_inputs
 
-BF16 = torch.bfloat16
 COMPILERS = 8
 
 
@@ -63,27 +62,27 @@ def run_both_passes(first: int = 0, step: int = 1) -> None:
 
 
 def _cases() -> Iterator[Callable[[], object]]:
-    masks = (False, True)
+    masks = (Call(), Call(True))
     lengths = ((300, 420), (65, 129))
-    for head_dim, rows, is_causal, n_splits in itertools.product(
+    for head_dim, rows, call, n_splits in itertools.product(
         (64, 128, 192, 256), lengths, masks, (None, 2)
     ):
         tensors = inputs(rows, head_dim, BF16, (1, 2), "cuda")
-        yield functools.partial(by_hopper, *tensors, is_causal, n_splits=n_splits)
+        yield functools.partial(by_hopper, *tensors, call, n_splits=n_splits)
         if head_dim <= backward_launch.MAX_DETERMINISTIC_HEAD_DIM and n_splits is None:
-            yield functools.partial(by_hopper, *tensors, is_causal, deterministic=True)
+            yield functools.partial(by_hopper, *tensors, call, deterministic=True)
     others = ((80, 80), (96, 96), (136, 136), (200, 200), (136, 128), (192, 128))
-    for (head_dim, value_dim), is_causal in itertools.product(others, masks):
+    for (head_dim, value_dim), call in itertools.product(others, masks):
         tensors = inputs(lengths[0], head_dim, BF16, (1, 2), "cuda", value_dim=value_dim)
-        yield functools.partial(by_hopper, *tensors, is_causal)
-    window, capped = Call(window_left=100, lower_right=True), Call(softcap=5.0)
-    for head_dim, variant in itertools.product((64, 96, 128, 192, 256), (window, capped)):
+        yield functools.partial(by_hopper, *tensors, call)
+    window, capped = Call(True, window_left=100, lower_right=True), Call(True, softcap=5.0)
+    for head_dim, call in itertools.product((64, 96, 128, 192, 256), (window, capped)):
         tensors = inputs(lengths[0], head_dim, BF16, (1, 2), "cuda")
-        yield functools.partial(by_hopper, *tensors, True, variant=variant)
+        yield functools.partial(by_hopper, *tensors, call)
     for head_dim in (64, 128, 192, 256):
         packed = [(0, 3), (65, 65), (5, 0), (300, 200)]
         tensors, packing = packed_inputs(packed, (4, 2), head_dim, BF16, device="cuda")
-        yield functools.partial(by_hopper, *tensors, True, packing=packing)
+        yield functools.partial(by_hopper, *tensors, Call(True, packing=packing))
 
 
 if __name__ == "__main__":

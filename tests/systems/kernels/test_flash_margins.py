@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import pad
 
+from systems.kernels.flash_attention import Call, FlashAttentionPyTorch
 from systems.kernels.flash_attention.flash_pytorch import tiled_backward, tiled_forward
 from tests.systems.kernels.attention_error import NAMES, attention_shares
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
     F32,
+    by_function,
     by_hopper,
     by_triton,
     inputs,
@@ -26,10 +29,7 @@ CASES = list(
 )
 
 
-def by_tiles(q, k, v, dout, is_causal=False, scale=None):
-    """Return out, lse, dq, dk and dv of flash_pytorch."""
-    out, lse = tiled_forward(q, k, v, is_causal, scale)
-    return out, lse, *tiled_backward(q, k, v, out, lse, dout, is_causal, scale)
+by_tiles = partial(by_function, function=FlashAttentionPyTorch)
 
 
 def without_last_keys(q, k, v, dout):
@@ -47,9 +47,9 @@ def with_wrong_d(q, k, v, dout):
 
 SLIPS = {
     "D 5% too large": with_wrong_d,
-    "no scale": lambda *given: by_tiles(*given, scale=1.0),
+    "no scale": lambda *given: by_tiles(*given, Call(scale=1.0)),
     "last keys left out": without_last_keys,
-    "mask on the wrong side": lambda *given: by_tiles(*given, is_causal=True),
+    "mask on the wrong side": lambda *given: by_tiles(*given, Call(True)),
     "1% too large": lambda *given: [1.01 * x.double() for x in by_tiles(*given)],
 }
 
@@ -58,7 +58,7 @@ SLIPS = {
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_is_past_the_limits(slip, dtype):
     given = inputs((200, 150), 64, dtype)
-    shares = attention_shares(dict(zip(NAMES, SLIPS[slip](*given), strict=True)), *given, False)
+    shares = attention_shares(dict(zip(NAMES, SLIPS[slip](*given), strict=True)), given)
     seen = {"D 5% too large": ("dq", "dk")}.get(slip, ("out", "dq", "dk", "dv"))
     if (slip, dtype) == ("1% too large", BF16):  # 1% is 2.6 roundoffs, within limits of dq and dk
         seen = ("out", "dv")
@@ -70,9 +70,8 @@ def test_a_slip_is_past_the_limits(slip, dtype):
 def test_flash_pytorch_stays_under_half_of_its_limits(dtype):
     def shares_of(seed):
         lengths, head_dim = CASES[seed % len(CASES)]
-        given, is_causal = inputs(lengths, head_dim, dtype, seed=seed), seed % 4 > 1
-        found = dict(zip(NAMES, by_tiles(*given, is_causal), strict=True))
-        return attention_shares(found, *given, is_causal)
+        given, call = inputs(lengths, head_dim, dtype, seed=seed), Call(seed % 4 > 1)
+        return attention_shares(dict(zip(NAMES, by_tiles(*given, call), strict=True)), given, call)
 
     assert_margin(shares_of)
 
@@ -93,8 +92,8 @@ def test_gpu_kernels_stay_under_half_of_their_limits(by, dtype, large):
         lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
         q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
         q, k = (5 * q, 3 * k) if large else (q, k)
-        is_causal = seed % 16 > 7
-        found = dict(zip(NAMES, by(q, k, v, dout, is_causal), strict=True))
-        return attention_shares(found, q, k, v, dout, is_causal, split_float32=True)
+        call = Call(seed % 16 > 7)
+        found = dict(zip(NAMES, by(q, k, v, dout, call), strict=True))
+        return attention_shares(found, (q, k, v, dout), call, split_float32=True)
 
     assert_margin(shares_of)

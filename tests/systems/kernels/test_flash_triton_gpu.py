@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from systems.kernels.flash_attention import Call, FlashAttentionTriton, attention_reference
+from systems.kernels.flash_attention.call import PLAIN
 from systems.kernels.flash_attention.triton.tile_table import TABLE
-from tests.systems.kernels.attention_error import NAMES, assert_within_limits
+from tests.systems.kernels.attention_error import NAMES, assert_within_limits, attention_shares
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -21,6 +22,7 @@ from tests.systems.kernels.flash_cases import (
 from tests.systems.kernels.random_cases import laid_out
 
 pytestmark = [ignore_overflow, pytest.mark.gpu, pytest.mark.usefixtures("outputs_hold_nan")]
+CAUSAL = Call(True)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -30,7 +32,7 @@ pytestmark = [ignore_overflow, pytest.mark.gpu, pytest.mark.usefixtures("outputs
 def test_gpu_against_float64(lengths, head_dim, dtype, is_causal):
     for n_splits in (None, 1, 3):
         assert_right(
-            *inputs(lengths, head_dim, dtype, (2, 2), "cuda"), is_causal, n_splits=n_splits
+            *inputs(lengths, head_dim, dtype, (2, 2), "cuda"), Call(is_causal), n_splits=n_splits
         )
 
 
@@ -44,7 +46,7 @@ UNEQUAL = [(59, 3), (59, 28), (120, 10), (168, 10), (168, 28), (250, 20), (100, 
 def test_gpu_another_head_dim_of_v(head_dims, dtype, is_causal):
     head_dim, value_dim = head_dims
     assert_right(
-        *inputs((300, 500), head_dim, dtype, (2, 3), "cuda", value_dim=value_dim), is_causal
+        *inputs((300, 500), head_dim, dtype, (2, 3), "cuda", value_dim=value_dim), Call(is_causal)
     )
 
 
@@ -53,21 +55,21 @@ def test_gpu_another_head_dim_of_v(head_dims, dtype, is_causal):
 def test_gpu_fifty_repeats_of_every_configuration_are_bit_equal(kind, columns, is_causal):
     """A race in a compiled kernel may show in few runs; the first is compared with float64."""
     dtype = BF16 if kind == "16-bit" else F32
-    options = {"precision": "tf32"} if kind == "tf32" else {}
+    call = Call(is_causal, precision="tf32" if kind == "tf32" else PLAIN.precision)
     given_inputs = inputs((1024, 1024), columns, dtype, (2, 4), "cuda")
     if kind != "tf32":
-        assert_right(*given_inputs, is_causal)
+        assert_right(*given_inputs, call)
     for n_splits in (1, 4):
-        first = by_triton(*given_inputs, is_causal, n_splits=n_splits, **options)
+        first = by_triton(*given_inputs, call, n_splits=n_splits)
         for _ in range(50):
-            again = by_triton(*given_inputs, is_causal, n_splits=n_splits, **options)
+            again = by_triton(*given_inputs, call, n_splits=n_splits)
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_gpu_one_product_of_tf32():
     given_inputs = inputs((1024, 1024), 64, F32, (2,), "cuda")
-    exact = attention_reference(*given_inputs, Call(True))
-    out, _, *gradients = by_triton(*given_inputs, True, precision="tf32")
+    exact = attention_reference(*given_inputs, CAUSAL)
+    out, _, *gradients = by_triton(*given_inputs, Call(True, precision="tf32"))
     known = (exact.out, *exact[2:])
     for found, right in zip((out, *gradients), known, strict=True):
         error = (found - right).norm() / right.norm()
@@ -79,10 +81,11 @@ def test_gpu_heads_past_two_to_the_31_elements():
     if torch.cuda.mem_get_info()[0] < 10 * heads * 128 * 64 * 2:
         pytest.skip("needs 43 GB of GPU memory")
     q, k, v, dout = torch.empty(4, heads, 128, 64, dtype=BF16, device="cuda").normal_()
-    found = by_triton(q, k, v, dout, True)
+    found = by_triton(q, k, v, dout, CAUSAL)
     last = slice(heads - 2, None)
     found_last = {name: x[last] for name, x in zip(NAMES, found, strict=True)}
-    assert_within_limits(found_last, q[last], k[last], v[last], dout[last], True)
+    given_last = q[last], k[last], v[last], dout[last]
+    assert_within_limits(attention_shares(found_last, given_last, CAUSAL))
 
 
 def test_gpu_rows_past_two_to_the_31_elements():
@@ -92,7 +95,7 @@ def test_gpu_rows_past_two_to_the_31_elements():
         pytest.skip("needs 14 GB of GPU memory")
     base = torch.empty(rows, stride, dtype=BF16, device="cuda")
     q, k, v, dout = (base[:, 64 * i : 64 * i + 64].normal_() for i in range(4))
-    assert_right(q, k, v, dout, True)
+    assert_right(q, k, v, dout, CAUSAL)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -111,23 +114,23 @@ def test_gpu_compiled_by_torch_gives_the_same(dtype, monkeypatch):
 
 def test_gpu_in_a_cuda_graph():
     q, k, v, dout = inputs((300, 257), 64, BF16, (2,), "cuda")
-    by_triton(q, k, v, dout, True)  # compile before the capture
+    by_triton(q, k, v, dout, CAUSAL)  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = by_triton(q, k, v, dout, True)
+        captured = by_triton(q, k, v, dout, CAUSAL)
     fresh = inputs((300, 257), 64, BF16, (2,), "cuda", seed=1)
     for static, new in zip((q, k, v, dout), fresh, strict=True):
         static.copy_(new)
     graph.replay()
-    for found, known in zip(captured, by_triton(*fresh, True), strict=True):
+    for found, known in zip(captured, by_triton(*fresh, CAUSAL), strict=True):
         assert torch.equal(found, known)
 
 
 def test_gpu_unaligned_addresses_after_aligned_ones():
     """Tensors of one shape share a plan, whose kernels Triton compiles for each alignment."""
     made = inputs((257, 257), 64, BF16, (2,), "cuda")
-    assert_right(*made, True)
+    assert_right(*made, CAUSAL)
     shifted = [laid_out(x, "shifted") for x in made]
     assert shifted[0].data_ptr() % 16
-    assert_right(*shifted, True)
-    assert_right(*made, True)
+    assert_right(*shifted, CAUSAL)
+    assert_right(*made, CAUSAL)
