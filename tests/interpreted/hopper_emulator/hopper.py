@@ -5,8 +5,8 @@ Copies by TMA and WGMMAs are asynchronous operations, see the module `schedule`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +32,10 @@ def fence_async_shared() -> None:
 
 
 # ---- mbarriers -----------------------------------------------------------------------------------
+
+
+def MBarrierLayout() -> object:
+    return BARRIER_LAYOUT
 
 
 def init(barrier: Barrier, count: int) -> None:
@@ -176,18 +180,4 @@ def warpgroup_mma_wait(pendings: int, deps: Sequence[Tile]) -> Any:
     return returned[0] if len(returned) == 1 else tuple(returned)
 
 
-def namespace() -> SimpleNamespace:
-    """Return a substitute for the module."""
-    return SimpleNamespace(
-        fence_async_shared=fence_async_shared,
-        mbarrier=SimpleNamespace(
-            MBarrierLayout=lambda: BARRIER_LAYOUT, init=init, expect=expect, arrive=arrive,
-            wait=wait,
-        ),
-        tma=SimpleNamespace(
-            async_load=async_load, async_store=async_store, async_atomic_add=async_atomic_add,
-            store_wait=store_wait,
-        ),
-        warpgroup_mma=warpgroup_mma,
-        warpgroup_mma_wait=warpgroup_mma_wait,
-    )  # fmt: skip
+mbarrier = tma = sys.modules[__name__]  # whose functions are above

@@ -236,14 +236,10 @@ def namespace(shared_layout: Any) -> SimpleNamespace:
         shared_memory_descriptor=SharedTile,
         tensor=0, **{dtype.name: dtype for dtype in DTYPES.values()},
     )  # fmt: skip
+    for name, function in globals().items():
+        if callable(function) and not hasattr(names, name):
+            setattr(names, name, function)
     for layout in ("NVMMADistributed", "DotOperand", "Slice", "Blocked", "DistributedLinear"):
         setattr(names, f"{layout}Layout", _layout)
     names.SwizzledSharedLayout = _layout
-    for function in (
-        constexpr, to_tensor, program_id, num_programs, cdiv, minimum, maximum, where, exp2, log2,
-        arange, full, zeros, expand_dims, broadcast, split, join, convert_layout, load, store,
-        atomic_add, static_assert, static_range, barrier, warp_specialize,
-        inline_asm_elementwise,
-    ):  # fmt: skip
-        setattr(names, function.__name__, function)
     return names

@@ -130,7 +130,7 @@ def _substitutes() -> SimpleNamespace:
     gl = language.namespace(
         lambda shape, dtype: real.NVMMASharedLayout.get_default_for(list(shape), kinds[dtype])
     )
-    gl.nvidia = SimpleNamespace(hopper=hopper.namespace())
+    gl.nvidia = SimpleNamespace(hopper=hopper)
     gluon = SimpleNamespace(jit=_unchanged, constexpr_function=_unchanged, language=gl)
     gl.core = SimpleNamespace(_aggregate=_unchanged)
     return SimpleNamespace(

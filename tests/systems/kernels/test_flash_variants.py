@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ from systems.kernels.flash_attention import reference as reference_module
 from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.call import PLAIN
 from systems.kernels.flash_attention.peers import flash_attn_4
-from tests.systems.kernels.flash_cases import inputs
+from tests.systems.kernels.attention_error import NAMES, attention_limits, precision_of
+from tests.systems.kernels.flash_cases import F32, inputs
 
-F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+F64 = torch.float64
 VARIANTS = {
     "lower right": Call(True, lower_right=True),
     "window": Call(window_left=3, window_right=2),
@@ -48,33 +50,14 @@ def assert_close(found: Tensor, exact: Tensor) -> None:
 
 
 @pytest.mark.parametrize("block_bytes", [1, 1 << 29])  # one row per block, or all rows in one
-def test_the_reference_is_what_autograd_computes(block_bytes, monkeypatch):
-    """Compare the explicit formulas of the reference with autograd of the definition."""
+def test_the_reference_is_attention_by_its_definition(block_bytes, monkeypatch):
+    """Random cases compare what the limits of errors call exact with autograd, in `naive`."""
     monkeypatch.setattr(reference_module, "BLOCK_BYTES", block_bytes)
-    for call in (PLAIN, *VARIANTS.values()):
-        q, k, v, dout = inputs((9, 14), 8, F64, (4,), kv_heads=2)
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        keys, values = (x.repeat_interleave(2, 0) for x in leaves[1:])
-        scores = q @ keys.mT * (call.scale or 8**-0.5)
-        if call.softcap:
-            scores = call.softcap * torch.tanh(scores / call.softcap)
-        shift = 5 if call.lower_right else 0
-        hidden = torch.zeros(9, 14, dtype=torch.bool)
-        for i in range(9):
-            for j in range(14):
-                distance = j - (i + shift)
-                hidden[i, j] = (
-                    (call.is_causal and distance > 0)
-                    or (call.window_left is not None and distance < -call.window_left)
-                    or (call.window_right is not None and distance > call.window_right)
-                )
-        scores = scores.masked_fill(hidden, -math.inf)
-        out = scores.softmax(-1) @ values
-        exact = attention_reference(q, k, v, dout, call)
-        assert_close(out, exact.out)
-        assert_close(scores.logsumexp(-1), exact.lse)
-        for found, known in zip(torch.autograd.grad(out, leaves, dout), exact[2:], strict=True):
-            assert_close(found, known)
+    for call, lengths in product((PLAIN, *VARIANTS.values()), ((9, 14), (14, 9))):
+        given = inputs(lengths, 8, F64, (4,), kv_heads=2)
+        exact = attention_limits(given, call, precision_of(F64)).exact
+        for name, found in zip(NAMES, attention_reference(*given, call), strict=True):
+            assert_close(found, exact[name])
 
 
 def test_scores_beyond_the_range_of_float16():
