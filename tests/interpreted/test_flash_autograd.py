@@ -21,7 +21,16 @@ from systems.kernels.flash_attention.autograd import (
 from systems.kernels.flash_attention.call import Call, Packing
 from systems.kernels.flash_attention.triton import launch
 from systems.kernels.flash_attention.triton.launch import flash_backward, flash_forward
-from tests.systems.kernels.flash_cases import BF16, F16, F32, ignore_overflow, inputs, packed_inputs
+from tests.systems.kernels.flash_cases import (
+    BF16,
+    F16,
+    F32,
+    assert_right,
+    by_function,
+    ignore_overflow,
+    inputs,
+    packed_inputs,
+)
 from tests.systems.kernels.random_cases import laid_out
 from tests.systems.kernels.selection import slow
 
@@ -33,6 +42,13 @@ def test_a_faulty_triton_is_refused_by_name(monkeypatch):
     q, k, v, _ = inputs((19, 21), 16, F32, (2,))  # a shape without a cached plan
     with pytest.raises(RuntimeError, match=r"triton 3\.7\.0 was replaced"):
         flash_attention(q, k, v, implementation="flash_triton")
+
+
+def test_is_causal_is_enough_and_one_log_sum_exp_is_saved():
+    """As the tests of CS336, assignment 2, call it."""
+    by = partial(by_function, function=FlashAttentionTriton)
+    for is_causal in (True, False):
+        assert_right(*inputs((33, 50), 16, F32, (2,)), Call(is_causal), by=by)
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v"])

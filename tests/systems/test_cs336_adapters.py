@@ -1,6 +1,6 @@
 """The hooks of examples/cs336/adapters.py do what the tests of CS336, assignment 2, ask of them.
 
-The Triton hook is tested in tests/interpreted and, on a GPU, here. Ranks train with the distributed
+The Triton hook is called on a GPU only. Ranks train with the distributed
 hooks in tests/systems/check/test_wrappers.py; here, stubs note what the hooks hand over.
 """
 
@@ -20,7 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from examples.cs336 import adapters
-from systems.kernels.flash_attention import Call, FlashAttentionPyTorch
+from systems.kernels.flash_attention import (
+    Call,
+    FlashAttentionPyTorch,
+    FlashAttentionTriton,
+)
 from tests.systems.kernels.flash_cases import F32, assert_right, by_function, inputs
 
 HOOKS = {  # parameters of each
@@ -63,9 +67,10 @@ def test_a_copy_in_the_tests_of_the_assignment_is_importable(tmp_path: Path, mon
 # ---- attention -----------------------------------------------------------------------------------
 
 
-def test_attention_in_pytorch() -> None:
-    function = adapters.get_flashattention_autograd_function_pytorch()
-    assert function is FlashAttentionPyTorch  # which test_flash_pytorch.py tests
+def test_hooks_of_attention_are_classes_with_tests_of_their_own() -> None:
+    """In test_flash_pytorch.py, and in tests/interpreted/test_flash_autograd.py."""
+    assert adapters.get_flashattention_autograd_function_pytorch() is FlashAttentionPyTorch
+    assert adapters.get_flashattention_autograd_function_triton() is FlashAttentionTriton
 
 
 @pytest.mark.gpu
