@@ -80,8 +80,8 @@ def step() -> dict[str, Any]:
             {"action": "segment_alloc", "addr": 0, "size": 1 << 21, "frames": []},
             *mark(),
             alloc(ACTIVATION, 40, frame(42), frame(150)),
-            alloc(SCRATCH, 50, frame(80)),
-            *free(SCRATCH, 50, frame(80)),
+            alloc(GRADIENT, 50, frame(80)),  # the address of what follows
+            *free(GRADIENT, 50, frame(80)),
             *mark(),
             alloc(GRADIENT, 100),  # threads of autograd have no Python frames
             alloc(SCRATCH, 70),
@@ -131,14 +131,6 @@ def test_kinds_of_memory():
     }  # fmt: skip
 
 
-def test_an_owner_is_of_a_time():
-    """Memory at the address of a later gradient does not belong to the gradient before."""
-    timeline = read_timeline(step(), PHASES)
-    found = kinds(timeline, [Owner("gradients", 6, {SCRATCH: "later"})])
-    assert bytes_by_kind(timeline, found, 2)["gradients"] == 0
-    assert bytes_by_kind(timeline, found, 5)["gradients"] == 70
-
-
 def test_largest_allocations_at_the_peak():
     rows = largest_allocations(read_timeline(step(), PHASES), OWNERS, root=ROOT)
     totals = [(r["source"], r["kind"], r["phase"], r["count"], r["alive_bytes"]) for r in rows]
@@ -172,10 +164,7 @@ def test_largest_tensors_of_the_step():
 
 
 def test_marks_that_were_lost():
-    with pytest.raises(
-        ValueError,
-        match=r"must have 3 marks, one before each phase \(a, b\) and one at the end, got 4 in",
-    ):
+    with pytest.raises(ValueError, match=r"3 marks, .* \(a, b\) .* got 4"):
         read_timeline(step(), ["a", "b"])
 
 
