@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from systems.kernels.flash_attention.api import flash_attention
 from systems.kernels.flash_attention.autograd import FlashAttentionHopper
-from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes
+from systems.kernels.flash_attention.call import PLAIN, Call, PackedSizes, signature
 from systems.kernels.flash_attention.hopper import backward_launch, forward_launch
 from tests.interpreted.hopper_emulator.launch import Source, emulated_gpu
 from tests.systems.kernels.flash_cases import (
@@ -119,13 +119,9 @@ ERRORS = {
 }  # fmt: skip
 
 
-def contiguous(
-    heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16
-) -> tuple[tuple[Any, Any, Any], ...]:
+def contiguous(heads: int, n: int, head_dim: int, dtype: torch.dtype = BF16) -> tuple[Any, ...]:
     """Return the shapes, strides, dtypes and devices of contiguous q, k and v."""
-    strides = heads * n * head_dim, n * head_dim, head_dim, 1
-    one = (1, heads, n, head_dim), strides, dtype, torch.device("cpu")
-    return tuple((x,) * 3 for x in one)
+    return signature(*[torch.empty(1, heads, n, head_dim, dtype=dtype, device="meta")] * 3)
 
 
 @pytest.mark.parametrize(("dims", "mask", "shape"), matrix(ALWAYS, HEAD_DIMS, MASKS, SHAPES))

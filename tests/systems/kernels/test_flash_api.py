@@ -23,9 +23,11 @@ from systems.kernels.flash_attention import (
     unsupported_reason,
 )
 from systems.kernels.flash_attention.peers import sdpa
-from tests.systems.kernels.flash_cases import inputs
+from tests.systems.kernels.flash_cases import BF16, F32, inputs
 from tests.systems.kernels.random_cases import laid_out
+from tests.systems.training.tiny_training import no_gpu
 
+F64 = torch.float64
 PROBE = [torch.empty(1, 1, 2, 2)] * 3
 ON_CPU = ["auto", *(name for name in ATTENTIONS if unsupported_reason(*PROBE, name) is None)]
 # (queries, keys) and leading dimensions, the last three without elements
@@ -36,11 +38,6 @@ SHAPES = [
 # Largest relative L2 error. It allows for `naive`, which rounds the scores to the inputs' dtype.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SHIFTED = partial(laid_out, strides="shifted")
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-
-
-def _inputs(lengths, leading=(2, 3), dtype=torch.float64, device="cpu", head_dim=8) -> list[Tensor]:
-    return inputs(lengths, head_dim, dtype, leading, device)
 
 
 def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
@@ -63,7 +60,7 @@ def _assert_right(implementation, q, k, v, dout, causal, scale=None) -> None:
 @pytest.mark.parametrize("implementation", ON_CPU)
 def test_every_implementation_is_the_same_function(implementation, lengths, leading, causal):
     for scale in (None, 0.3, -0.5):
-        _assert_right(implementation, *_inputs(lengths, leading), causal, scale=scale)
+        _assert_right(implementation, *inputs(lengths, 8, F64, leading), causal, scale=scale)
 
 
 class _Operations(TorchDispatchMode):
@@ -79,7 +76,7 @@ class _Operations(TorchDispatchMode):
 @no_gpu
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
 def test_auto_is_fused_whatever_the_leading_dimensions(leading):
-    q, k, v, _ = _inputs((9, 7), leading, torch.float32)
+    q, k, v, _ = inputs((9, 7), 8, F32, leading)
     with _Operations() as seen:
         flash_attention(q, k, v, True)
     assert "_scaled_dot_product_flash_attention_for_cpu.default" in seen.names
@@ -99,7 +96,7 @@ def test_auto_is_fused_whatever_the_leading_dimensions(leading):
     ],
 )
 def test_invalid_options_are_refused_also_after_equal_valid_ones(valid, invalid):
-    q, k, v, _ = _inputs((4, 4))
+    q, k, v, _ = inputs((4, 4), 8, F64)
     flash_attention(q, k, v, **valid)
     with pytest.raises(ValueError, match=f"{next(iter(invalid))} must be"):
         flash_attention(q, k, v, **invalid)
@@ -116,7 +113,7 @@ def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
 @pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch", "sdpa"])
 def test_under_autocast_it_takes_its_dtype_whatever_each_has(implementation):
     """The dtypes may differ, as in a model with float32 q and k from rotary embeddings, bf16 v."""
-    q, k, v, _ = (x.float().requires_grad_() for x in _inputs((5, 5)))
+    q, k, v, _ = (x.float().requires_grad_() for x in inputs((5, 5), 8, F64))
     narrow = [x.detach().bfloat16() for x in (q, k, v)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = flash_attention(q, k, v.bfloat16(), True, implementation=implementation)
@@ -164,7 +161,7 @@ def test_no_columns_and_integers_are_refused():
     ],
 )
 def test_what_an_implementation_lacks_is_told_with_those_that_have_it(name, call, message):
-    q, k, v, _ = _inputs((5, 6), dtype=torch.float32)
+    q, k, v, _ = inputs((5, 6), 8, F32, (2, 3))
     others = "implementations that support these inputs: auto, naive"
     with pytest.raises(RuntimeError, match=f"{name} {message}.*; {others}"):
         flash_attention(q, k, v, implementation=name, **call)
@@ -194,17 +191,17 @@ def test_torchs_kernels_on_a_gpu_get_aligned_tensors(view, monkeypatch):
                 return torch.autograd.grad(attention(*inputs, is_causal=True), inputs, dout)
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", lambda *x, **_: Watched.apply(*x))
-    *inputs, dout = (view(x) for x in _inputs((9, 9), dtype=torch.bfloat16))
+    *leaves, dout = (view(x) for x in inputs((9, 9), 8, BF16, (2, 3)))
     with monkeypatch.context() as gpu:
         gpu.setattr(Tensor, "is_cuda", True)
-        out = sdpa.sdpa(*[x.requires_grad_() for x in inputs], Call(True))
-    gradients = torch.autograd.grad(out, inputs, dout)
+        out = sdpa.sdpa(*[x.requires_grad_() for x in leaves], Call(True))
+    gradients = torch.autograd.grad(out, leaves, dout)
     assert all(map(is_aligned, seen)) and len(seen) == 4
     if view is torch.clone:  # no copies
-        assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in (*inputs, dout)]
-    known = attention(*inputs, is_causal=True)
+        assert [x.data_ptr() for x in seen] == [x.data_ptr() for x in (*leaves, dout)]
+    known = attention(*leaves, is_causal=True)
     assert torch.equal(out, known)
-    for a, b in zip(gradients, torch.autograd.grad(known, inputs, dout), strict=True):
+    for a, b in zip(gradients, torch.autograd.grad(known, leaves, dout), strict=True):
         assert torch.equal(a, b)
 
 
@@ -221,7 +218,7 @@ def test_no_cache_grows_with_the_number_of_shapes(monkeypatch):
     monkeypatch.setattr(api, "_chosen", {})
     monkeypatch.setattr(api, "MAX_PLANS", 3)
     for n in range(1, 6):
-        flash_attention(*_inputs((n, n))[:3])
+        flash_attention(*inputs((n, n), 8, F64)[:3])
     assert len(api._chosen) == 3
 
 
@@ -233,18 +230,18 @@ def test_no_cache_grows_with_the_number_of_shapes(monkeypatch):
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
 def test_gpu_every_implementation_is_the_same_function(implementation, leading, causal):
-    inputs = _inputs((64, 64), leading, torch.bfloat16, "cuda")
+    given = inputs((64, 64), 8, BF16, leading, "cuda")
     probe = [torch.empty(1, 1, 64, 8, dtype=torch.bfloat16, device="cuda")] * 3
     if implementation != "auto" and unsupported_reason(*probe, implementation, Call(causal)):
         pytest.skip(f"{implementation} does not support these inputs")
-    _assert_right(implementation, *inputs, causal)
+    _assert_right(implementation, *given, causal)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("view", [SHIFTED, _odd])
 @pytest.mark.parametrize("implementation", ["auto", *ATTENTIONS])
 def test_gpu_inputs_and_gradients_of_any_alignment(implementation, view):
-    given = [view(x) for x in _inputs((200, 200), (2, 3), torch.bfloat16, "cuda", head_dim=64)]
+    given = [view(x) for x in inputs((200, 200), 64, BF16, (2, 3), "cuda")]
     if implementation != "auto" and unsupported_reason(*given[:3], implementation, Call(True)):
         pytest.skip(f"{implementation} does not support these inputs")
     _assert_right(implementation, *given, True)
