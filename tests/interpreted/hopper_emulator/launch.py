@@ -25,49 +25,6 @@ from tests.systems.kernels.hopper import launches_on_a_cpu
 KERNELS = "systems.kernels.flash_attention."  # modules below it are loaded from their source
 
 
-class Emulation:
-    """Executes the launches of Gluon kernels on the CPU.
-
-    Args:
-        multiprocessors: number of multiprocessors of the emulated GPU. A program runs on each.
-        seed: seed of the random order of execution. Each launch has its own order.
-    """
-
-    def __init__(self, multiprocessors: int, seed: int, source: Source):
-        self.multiprocessors, self.source = multiprocessors, source
-        self._seeds = itertools.count(1000 * seed)
-
-    def launch(
-        self,
-        kernel: Any,
-        grid: Sequence[int],
-        arguments: Sequence[Any],
-        constants: dict[str, Any],
-    ) -> None:
-        """Run all programs of a kernel.
-
-        Args:
-            grid: number of programs along each axis. Only the first may be above 1.
-            arguments: TMA descriptors of Gluon, tensors and numbers.
-        """
-        n_programs, *others = grid
-        assert all(n == 1 for n in others)
-        function = getattr(self.source.load(kernel.fn.__module__), kernel.fn.__name__)
-        kernel_arguments = [_argument(x) for x in arguments]
-        schedule = Schedule(next(self._seeds))
-        # A GPU starts programs in the order of their indices. `backward.turns` needs this.
-        programs = iter(range(n_programs))
-
-        def run_programs() -> None:
-            """Run programs on a multiprocessor, one after another."""
-            agent = schedule.running
-            for program in programs:
-                agent.program = program
-                function(*kernel_arguments, **constants)
-
-        run_in(schedule, [run_programs] * self.multiprocessors, n_programs)
-
-
 def _argument(x: Any) -> Any:
     """Return the form in which a kernel gets an argument of a launch."""
     if isinstance(x, Tensor):
@@ -145,24 +102,41 @@ def _unchanged(function: Any = None, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) -> Iterator[None]:
-    """Return a context in which the Hopper kernels run in an `Emulation`, with tensors on the CPU.
+    """Return a context in which the Gluon kernels are emulated, with tensors on the CPU.
 
     The other kernels run in Triton's interpreter.
+
+    Args:
+        multiprocessors: number of multiprocessors of the emulated GPU. A program runs on each.
+        seed: seed of the random order of execution. Each launch has its own order.
     """
     from triton.experimental.gluon._runtime import GluonJITFunction
 
     from systems.kernels.flash_attention import api
     from systems.kernels.flash_attention.hopper import forward_launch
 
-    emulation = Emulation(multiprocessors, seed, source)
-    interpret = Launch.__call__
+    interpret, seeds = Launch.__call__, itertools.count(1000 * seed)
 
     def call(self: Launch, *tensors: Tensor, maps: Sequence[Any] = ()) -> None:
         if not isinstance(self.kernel, GluonJITFunction):
             interpret(self, *tensors)
             return
-        arguments = (*maps, *tensors, *self.numbers)
-        emulation.launch(self.kernel, self.grid, arguments, self.constants)
+        n_programs, *others = self.grid
+        assert all(n == 1 for n in others)
+        function = getattr(source.load(self.kernel.fn.__module__), self.kernel.fn.__name__)
+        arguments = [_argument(x) for x in (*maps, *tensors, *self.numbers)]
+        schedule = Schedule(next(seeds))
+        # A GPU starts programs in the order of their indices. `backward.turns` needs this.
+        programs = iter(range(n_programs))
+
+        def run_programs() -> None:
+            """Run programs on a multiprocessor, one after another."""
+            agent = schedule.running
+            for program in programs:
+                agent.program = program
+                function(*arguments, **self.constants)
+
+        run_in(schedule, [run_programs] * multiprocessors, n_programs)
         assert not counters.any(), "forward does not set its counters to zero for the next launch"
 
     counters = torch.zeros(2, dtype=torch.int32)

@@ -209,16 +209,15 @@ def _make_operands(use: str, n: int, device: str, offset: int) -> Operands:
         exp_avg_sq=tensor(zeros, state_dtype),
         master=tensor(values, F32) if has_master else None,
         step=torch.zeros((), dtype=torch.int64, device=device),
-        hyper=hyper_tensor(device=device, **HYPER),
+        hyper=hyper_tensor(device),
         stream=0,
         stochastic=True,
     )
 
 
-def hyper_tensor(
-    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, device: str = "cpu"
-) -> Tensor:
-    return torch.tensor([lr, *betas, eps, weight_decay], dtype=torch.float64, device=device)
+def hyper_tensor(device: str) -> Tensor:
+    values = [HYPER["lr"], *HYPER["betas"], HYPER["eps"], HYPER["weight_decay"]]
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def kernel_step(operands: Operands) -> None:

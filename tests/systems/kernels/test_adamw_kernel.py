@@ -16,7 +16,6 @@ from systems.kernels.adamw.reference import Operands, random_bits, round_stochas
 from tests.systems.kernels.adamw_cases import (
     BF16,
     F32,
-    HYPER,
     SIZES,
     USES,
     assert_against_float64,
@@ -233,7 +232,7 @@ def test_gpu_past_two_to_the_32_elements():
     grad = torch.ones_like(param)
     moments = [torch.zeros_like(param) for _ in range(2)]
     step = torch.zeros((), dtype=torch.int64, device="cuda")
-    hyper = hyper_tensor(device="cuda", **HYPER)
+    hyper = hyper_tensor("cuda")
     kernel_step(Operands(param, grad, *moments, None, step, hyper, stream(1, 0), stochastic=True))
     for place in (0, 1 << 31, 1 << 32):
         piece = slice(max(0, place - 5000), place + 4097)
