@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 
 from systems.kernels.weighted_sum import weighted_sum
+from tests.systems.kernels.random_cases import laid_out
 
 F64, F32, BF16, F16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 # One row, one column, sizes close to a tile, empty tensors, and several leading dimensions.
 SHAPES = [
     (7, 5), (1, 1), (1, 300), (129, 16), (2, 3, 65), (2, 1, 3, 17), (9,), (0, 4), (3, 0), (2, 0, 5)
 ]  # fmt: skip
-LAYOUTS = ["contiguous", "transposed", "sliced", "permuted", "expanded"]
+# Those of `laid_out`, and one in which all rows share memory
+LAYOUTS = ["dense", "columns", "rows", "slice", "spread", "shared"]
 # Limit of the error, relative to the sum of the absolute values of the terms. For 16-bit dtypes it
 # is a strict bound: the unit roundoff of the result plus a few of float32. For float32 it is 16
-# unit roundoffs, 4 standard deviations for these lengths; with an expanded x, all terms have the
+# unit roundoffs, 4 standard deviations for these lengths; with a shared row, all terms have the
 # same rounding error. Float64, which torch computes, has the same number of its unit roundoffs.
 ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20, F64: 2**-49}
 
@@ -26,21 +28,15 @@ def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) ->
 
 
 def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    if layout == "transposed":
-        return randn(shape[::-1], 0, dtype, device).permute(*reversed(range(len(shape))))
-    if layout == "sliced":  # every second element of each row, with a storage offset
-        return randn((*shape[:-1], 2 * shape[-1] + 1), 0, dtype, device)[..., 1::2]
-    if layout == "permuted" and len(shape) > 2:  # the leading dimensions cannot be viewed as one
-        return randn((shape[1], shape[0], *shape[2:]), 0, dtype, device).transpose(0, 1)
-    if layout == "expanded":  # all rows share memory
+    if layout == "shared":
         return randn(shape[-1:], 0, dtype, device).expand(shape)
-    return randn(shape, 0, dtype, device)
+    return laid_out(randn(shape, 0, dtype, device), layout)
 
 
 def assert_against_float64(
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    layout: str = "contiguous",
+    layout: str = "dense",
     device: str = "cpu",
     strided: bool = False,
 ) -> None:
