@@ -88,6 +88,11 @@ def test_the_gradient_of_an_lse_that_is_minus_infinity_is_ignored():
     assert dk.isfinite().all() and dv.isfinite().all()
 
 
+def test_packed_sequences_of_other_numbers_of_queries_and_keys():
+    tensors, packing = packed_inputs([(17, 5), (0, 3), (3, 20)], (2, 1), 16, F32)
+    assert_right(*tensors, Call(True, packing=packing), tiles=TILES["wide"], n_splits=1)
+
+
 @pytest.mark.slow
 @pytest.mark.depends
 def test_packed_sequences_are_as_precise_as_each_alone():
