@@ -89,14 +89,8 @@ BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}%s}"
 _BLOCKS = [
     ("blocks: {interleave: [mood], baseline: {mood: a}}", "got 'mood'; did you mean 'mode'?"),
     ("blocks: {interleave: [mode], baseline: {size: 1}}", "got 'size' (valid: mode)"),
-    (
-        "blocks: {interleave: [mode], baseline: {mode: fsat}}",
-        "sweep.yaml:4:47: blocks.baseline: no run has mode=fsat; did you mean 'fast'?",
-    ),
-    (
-        "blocks: {interleave: [mode, causal], baseline: {causal: false}}",
-        "got 2 runs (mode=fast causal=false and mode=exact causal=false)",
-    ),
+    ("blocks: {interleave: [mode], baseline: {mode: fsat}}", "4:47: blocks.baseline: no run has"),
+    ("blocks: {interleave: [mode, causal], baseline: {causal: false}}", "got 2 runs (mode=fast ca"),
     (BLOCKS % ", rounds: 1, margin: 0.02", "blocks.margin requires at least 2 rounds"),
     (BLOCKS % ", sustained: {seconds: 3, where: sise == 2}", "did you mean 'size'?"),
     (BLOCKS % "" + "\nrepeats: 3", "repeats must be 1 together with blocks"),
@@ -108,15 +102,9 @@ _CASES = [
     (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
     (ONE + "filter: size == 1", "sweep.yaml:4:1: 'filter' is not a key of a sweep file"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),
-    (
-        "grid:\n  size: [1, 8]\n  window: [1, 2, 4]",
-        "sweep.yaml:4:3: the window is larger than the size (size=1 window=2 and 1 more)",
-    ),
+    ("grid:\n  size: [1, 8]\n  window: [1, 2, 4]", "4:3: the window is larger than the size"),
     ("grid: {size: [1, 2]}\nexclude: [size > 0]", "no runs (2 left out by exclude)"),
-    (
-        f"grid: {{size: {_SIZES}, window: {_SIZES}, ranks: {_SIZES}}}",
-        "at most 1000000 runs, got 1000000000 combinations",
-    ),
+    (f"grid: {{size: {_SIZES}, window: {_SIZES}, ranks: {_SIZES}}}", "at most 1000000 runs, got"),
     (
         "grid: {size: [1], ranks: [1, 2]}\nlaunch: {nproc_per_node: $ranks}\n"
         "blocks: {interleave: [ranks], baseline: {ranks: 1}}",
@@ -146,19 +134,9 @@ _CASES = [
     (ONE + PUBLISHED % (*_FLASH, "colour: red"), "no column 'colour'"),
     (ONE + PUBLISHED % (*_FLASH, "seq_len: 7"), "no row with seq_len '7'"),
     # ---- several benchmarks
-    (
-        "fixed: {size: 1, dept: 2}\n" + MIXED,
-        "sweep.yaml:3:18: benchmarks 'tests.benchmarks.toy' and 'tests.benchmarks.counter' have no "
-        "parameter 'dept'; did you mean 'depth'?",
-    ),
-    (
-        ONE + "grid: {mode: [exact]}\n" + MIXED,
-        "4:15: mode: got 'exact', expected 'fast' or 'slow' (benchmark 'tests.benchmarks.counter')",
-    ),
-    (
-        ONE + "launch: {nproc_per_node: $ranks}\n" + MIXED,
-        "4:26: nproc_per_node: '$ranks' does not name a parameter of benchmark 'tests.benchmarks.c",
-    ),
+    ("fixed: {size: 1, dept: 2}\n" + MIXED, "have no parameter 'dept'; did you mean 'depth'?"),
+    (ONE + "grid: {mode: [exact]}\n" + MIXED, "4:15: mode: got 'exact', expected 'fast' or 'slow'"),
+    (ONE + "launch: {nproc_per_node: $ranks}\n" + MIXED, "name a parameter of benchmark 'te"),
 ]
 BASE = "base: base.yaml\n"
 _BASES = [

@@ -56,21 +56,6 @@ def test_status_shows_and_counts_only_matching_runs(
     assert len(seen["tasks"]) == sum(seen["counts"].values()) == count
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [
-        ("status == oks", "status: got 'oks'; did you mean 'ok'?"),
-        ("benchmark == counter", "benchmark: got 'counter'"),
-        ("status < 3", "which have no order"),
-        ("repeat == zero", "repeat: got 'zero', expected an integer"),
-    ],
-)
-def test_a_wrong_condition_is_one_line(mixed: Path, where: str, words: str) -> None:
-    done = call("jobs", "status", mixed, "--where", where)
-    assert done.returncode == 2 and done.stdout.count("\n") == 1, done.stdout
-    assert done.stdout.startswith("--where: ") and words in done.stdout
-
-
 def test_a_benchmark_that_no_longer_imports_has_conditions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: ResultsFolder
 ) -> None:

@@ -172,11 +172,3 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
     assert "'scontrol ping' did not end within" in done.stderr
     assert str(configuration) in done.stderr and "nothing was submitted" in done.stderr
     assert not out.exists()
-
-
-def test_without_slurm_submit_says_so(tmp_path: Path) -> None:
-    nowhere = {"PATH": str(tmp_path)}
-    done = call("jobs.submit", QUICKSTART, "--out", tmp_path / "out", environment=nowhere)
-    assert done.returncode == 2
-    assert "no sbatch on PATH" in done.stderr and "--local" in done.stderr
-    assert not (tmp_path / "out").exists()
