@@ -6,14 +6,16 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs.errors import InputError
 from jobs.frame.results import list_results
 from jobs.launch.plan_submission import Options, prepare
+from jobs.report.plots import plot_figure
 from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.views import select
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Failure, Measurements, Record
 from jobs.results.record_writer import RecordWriter
@@ -22,7 +24,10 @@ from jobs.run import Run, Shape
 from jobs.sweep.expand import expand
 from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.run_sources import RunSources
-from jobs.sweep.views import Table
+from jobs.sweep.views import Plot, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CPU = "cpu: Test Processor"
 H200 = "NVIDIA H200"
@@ -203,6 +208,14 @@ def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
     """Return a table of a folder's runs, which must not be empty."""
     observation = observe(folder.path)
     made = make_report_table(observation, Table(name="t", **view), list_results(observation))
+    assert made is not None
+    return made
+
+
+def plot_of(folder: ResultsFolder, title: str = "", **view: Any) -> Figure:
+    """Return a plot of a folder's runs, which must not be empty."""
+    seen = observe(folder.path)
+    made = plot_figure(select(seen, Plot(name="p", **view), list_results(seen)), title)
     assert made is not None
     return made
 

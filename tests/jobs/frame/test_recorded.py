@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.frame.recorded import recorded_value
-from jobs.frame.results import list_results
-from jobs.report.plots import plot_figure
-from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.views import Plot
 from tests.jobs.results_folder import (
     CPU,
     H200,
@@ -19,6 +15,7 @@ from tests.jobs.results_folder import (
     Outcome,
     ResultsFolder,
     ok,
+    plot_of,
     report_table,
 )
 
@@ -82,10 +79,8 @@ def test_the_gpus_of_a_record(folder: ResultsFolder) -> None:
 
 def test_a_plot_of_several_commits_says_so(folder: ResultsFolder) -> None:
     folder.submit(TWO, lambda params, _: at(NEW if params["size"] == 1 else OLD))
-    seen = observe(folder.path)
-    figure = plot_figure(select(seen, Plot(name="p", x="size"), list_results(seen)), "p")
-    assert figure is not None
-    assert figure.get_suptitle() == f"p\n{CPU}. commit {NEW[:7]} (1), {OLD[:7]} (1)"
+    title = plot_of(folder, "p", x="size").get_suptitle()
+    assert title == f"p\n{CPU}. commit {NEW[:7]} (1), {OLD[:7]} (1)"
 
 
 def test_a_table_names_its_commits_and_versions(folder: ResultsFolder) -> None:

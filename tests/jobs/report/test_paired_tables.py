@@ -14,11 +14,9 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from jobs.frame.results import list_results
-from jobs.report.plots import plot_figure
 from jobs.report.tables.report_table import ReportTable, make_report_table
-from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.views import Plot, Table
+from jobs.sweep.views import Table
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import (
     GRID,
@@ -29,6 +27,7 @@ from tests.jobs.results_folder import (
     failed,
     load,
     ok,
+    plot_of,
     report_table,
     rows_of,
     table,
@@ -326,11 +325,7 @@ def test_csv_has_the_ends_of_intervals_in_columns(folder: ResultsFolder) -> None
 
 def test_plots_show_the_interval_of_each_point(folder: ResultsFolder) -> None:
     folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
-    seen = observe(folder.path)
-    plot = Plot(name="p", x="size", series=["mode"])
-    figure = plot_figure(select(seen, plot, list_results(seen)))
-    assert figure is not None
-    (axes,) = figure.axes
+    (axes,) = plot_of(folder, x="size", series=["mode"]).axes
     lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
     np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])

@@ -10,15 +10,12 @@ import pytest
 
 from jobs.code.short_names import short_names
 from jobs.frame.results import list_results
-from jobs.report.plots import plot_figure
 from jobs.report.run_pictures import run_pictures
-from jobs.report.views import select
 from jobs.results.run_states import observe
-from jobs.sweep.views import Plot
 from systems.external.parameter import Implementation
 from tests.benchmarks import toy
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.results_folder import TOY, ResultsFolder, ok, table
+from tests.jobs.results_folder import TOY, ResultsFolder, ok, plot_of, table
 
 SWEEP = TOY + "fixed: {size: 1}\ngrid: {kernel: [naive, ./v2/flash.py:Mine, flash.py:Mine]}\n"
 V2 = "v2/flash.py:Mine"
@@ -96,10 +93,7 @@ def test_plots_comparisons_and_labels_show_short_names(
     (folder.path / "artifacts" / "a").mkdir(parents=True)
     seen = observe(folder.path)
     for view in ({"x": "kernel"}, {"x": "size", "series": ["kernel"]}):
-        plot = Plot(name="p", **view)
-        figure = plot_figure(select(seen, plot, list_results(seen)))
-        assert figure is not None
-        axes = figure.axes[0]
+        axes = plot_of(folder, **view).axes[0]
         ticks = [text.get_text() for text in axes.get_xticklabels()]
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
