@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.checkout import Checkout, project_checkout
 from tests.jobs.results_folder import ResultsFolder
 
 
@@ -16,6 +17,12 @@ from tests.jobs.results_folder import ResultsFolder
 def folder(tmp_path: Path) -> ResultsFolder:
     """A results folder without submissions."""
     return ResultsFolder(tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout of this project. Tests commit to it, but leave no changes."""
+    return project_checkout(tmp_path_factory.mktemp("project") / "sweeps")
 
 
 @pytest.fixture

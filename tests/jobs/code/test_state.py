@@ -18,12 +18,6 @@ from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_che
 from tests.jobs.harness import call, only_record
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout of this project with one commit. Tests must not leave changes in it."""
-    return project_checkout(tmp_path_factory.mktemp("project") / "sweeps")
-
-
 def submit(where: Checkout, out: Path, project: Path, *options: str, **environment: str) -> str:
     arguments = ["jobs.submit", "own.yaml", "--local", "--out", out, *options]
     done = where.python(*arguments, project=project, **environment)

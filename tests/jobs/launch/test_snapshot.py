@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
+from tests.jobs.checkout import BENCHMARK, Checkout, own_repository
 from tests.jobs.harness import facts, records
 
 # Returns the paths of what it imports.
@@ -38,12 +38,6 @@ def assert_modes(out: Path, umask: int) -> None:
         given = umask | 0o022 if is_own else umask
         full = 0o777 if path.is_dir() or path.name == "run.sh" else 0o666
         assert oct(mode) == oct(full & ~given), path
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout of this project. Tests commit to it, but leave no changes."""
-    return project_checkout(tmp_path_factory.mktemp("project") / "sweeps")
 
 
 @pytest.mark.slow
