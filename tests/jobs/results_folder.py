@@ -35,7 +35,8 @@ GIB = 2**30
 TOY = "name: toy\nbenchmark: tests.benchmarks.toy\n"  # first lines of a sweep file
 GRID = "grid: {size: [1, 2], mode: [fast, exact]}\n"  # optional next line
 Outcome = dict[str, Any] | None  # status and results of a record; None: the run has no record
-Outcomes = Callable[[dict[str, Any], int], Outcome] | Outcome  # by parameters and repeat, or of all
+# By parameters and repeat, or in a list by size, from 1, or of all
+Outcomes = Callable[[dict[str, Any], int], Outcome] | list[Outcome] | Outcome
 
 
 def write(folder: Path, text: str, name: str = "sweep.yaml") -> Path:
@@ -68,6 +69,12 @@ def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str,
     return {"status": status, "failure": {"type": kind, "message": "as asked"} | failure}
 
 
+def _outcome(outcomes: Outcomes, params: dict[str, Any], repeat: int) -> Outcome:
+    if isinstance(outcomes, list):
+        return outcomes[params["size"] - 1]
+    return outcomes(params, repeat) if callable(outcomes) else outcomes
+
+
 class ResultsFolder:
     """A results folder into which a test writes records directly, instead of running jobs.
 
@@ -97,7 +104,7 @@ class ResultsFolder:
         for job in manifest.jobs:
             for run_id, repeat in job.tasks:
                 run = manifest.runs[run_id]
-                outcome = outcomes(run.params, repeat) if callable(outcomes) else outcomes
+                outcome = _outcome(outcomes, run.params, repeat)
                 if outcome is not None:
                     assert writer.write(self.record(manifest, run, repeat, outcome, device))
         return manifest
@@ -125,8 +132,7 @@ class ResultsFolder:
             for number in range(block.rounds) if rounds is None else rounds:
                 tasks = block.first_tasks(number) if trial else block.tasks(number)
                 for position, (run_id, repeat) in enumerate(tasks):
-                    params = manifest.runs[run_id].params
-                    outcome = outcomes(params, repeat) if callable(outcomes) else outcomes
+                    outcome = _outcome(outcomes, manifest.runs[run_id].params, repeat)
                     if outcome is None:
                         break
                     outcome = {"gpus": [{"uuid": gpu}] if gpu else [], **outcome}

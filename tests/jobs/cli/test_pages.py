@@ -16,10 +16,7 @@ def measured(tmp_path: Path) -> tuple[ResultsFolder, dict[int, str]]:
     """Return a folder in which one run is ok and one failed, and their ids by size."""
     folder = ResultsFolder(tmp_path / "logs" / "mine")
     sweep = TOY + "grid: {size: [1, 2]}\nresources: {gpus_per_node: 2}\n"
-    manifest = folder.submit(
-        load(tmp_path, sweep),
-        lambda params, _: ok(2.0, 4.0, 3.0, weight=7.5) if params["size"] == 1 else failed("error"),
-    )
+    manifest = folder.submit(load(tmp_path, sweep), [ok(2.0, 4.0, 3.0), failed("error")])
     return folder, {run.params["size"]: run.id for run in manifest.runs.values()}
 
 

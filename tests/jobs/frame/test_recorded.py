@@ -69,16 +69,15 @@ def test_what_a_record_says(folder: ResultsFolder, name: str, environment: Any, 
 
 
 def test_the_gpus_of_a_record(folder: ResultsFolder) -> None:
-    uuids = {1: ["GPU-6fb37310-dec1-0ecf-ade0", "GPU-A6A95123"], 2: []}
-    more = {size: {"gpus": [{"uuid": uuid} for uuid in found]} for size, found in uuids.items()}
-    folder.submit(GPUS, lambda p, _: ok(1.0) | more[p["size"]], H200)
+    gpus = [{"uuid": "GPU-6fb37310-dec1-0ecf-ade0"}, {"uuid": "GPU-A6A95123"}]
+    folder.submit(GPUS, [ok(1.0) | {"gpus": gpus}, ok(1.0)], H200)
     folder.submit(ONE, ok(1.0))
     shown = {recorded_value(record, "gpu") for record in observe(folder.path).records}
     assert shown == {"6fb37310+a6a95123", "unknown", "–"}
 
 
 def test_a_plot_of_several_commits_says_so(folder: ResultsFolder) -> None:
-    folder.submit(TWO, lambda params, _: at(NEW if params["size"] == 1 else OLD))
+    folder.submit(TWO, [at(NEW), at(OLD)])
     title = plot_of(folder, "p", x="size").get_suptitle()
     assert title == f"p\n{CPU}. commit {NEW[:7]} (1), {OLD[:7]} (1)"
 
@@ -92,10 +91,8 @@ def test_a_table_names_its_commits_and_versions(folder: ResultsFolder) -> None:
         {"loaded": {}},
         {"code": [external("in_this_project:F", NEW)]},
     ]
-    folder.submit(
-        TOY + "grid: {size: [1, 2, 3, 4, 5]}\n",
-        lambda params, _: at(NEW, **states[params["size"] - 1]),
-    )
+    sweep = TOY + "grid: {size: [1, 2, 3, 4, 5]}\n"
+    folder.submit(sweep, [at(NEW, **state) for state in states])
     (note,) = (n for n in report_table(folder, rows=["size"]).notes if "commit" in n)
     assert note == (
         "5 processes; commit 4bb999b (2), 4bb999b-dirty+1111 (1), 4bb999b-dirty+2222 (1); "

@@ -15,7 +15,7 @@ from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
 from tests.jobs.checkout import Checkout, own_repository
 from tests.jobs.harness import records
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, load, ok
+from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
 
 
 def submit(own: Checkout, *options: str) -> str:
@@ -68,12 +68,8 @@ def test_a_worker_skips_what_another_submission_measured(
     options = Options(Executor.local, folder.path, keep_stale=keep_stale)
     waiting = prepare(loaded, options, "sweep.yaml").manifest
     write_manifest(waiting)
-    measured: dict[int, Outcome] = {
-        1: ok(1.0),
-        2: ok(1.0) | {"source_hash": "0" * 16},
-        3: ok(1.0) | {"source_hash": None},
-    }
-    folder.submit(loaded, lambda params, repeat: measured.get(params["size"]), cpu_device())
+    older, unknown = (ok(1.0) | {"source_hash": code} for code in ("0" * 16, None))
+    folder.submit(loaded, [ok(1.0), older, unknown, None], cpu_device())
     Worker(waiting, 0, in_process=True).run()
     made = [r for r in read_records(folder.path)[0] if r.submission == waiting.id]
     assert [r.params["size"] for r in made] == ([4] if keep_stale else [2, 3, 4])
@@ -84,8 +80,6 @@ def test_a_job_that_starts_again_keeps_the_results_of_its_submission(folder: Res
     """After an edit, a requeued job executes only the runs that it had not executed before."""
     old = ok(1.0) | {"source_hash": "0" * 16}
     sweep = TOY + "grid: {size: [1, 2]}\nruns_per_job: 2\n"
-    requeued = folder.submit(
-        sweep, lambda params, _: old if params["size"] == 1 else None, cpu_device(), force=False
-    )
+    requeued = folder.submit(sweep, [old, None], cpu_device(), force=False)
     Worker(requeued, 0, in_process=True).run()
     assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]

@@ -167,9 +167,7 @@ def test_a_table_has_the_total_of_several_folders(tmp_path: Path) -> None:
     keys = "resources: {gpus_per_node: 1}\nrepeats: 72\n"
     text = TOY + "grid: {size: [1, 2]}\n" + keys
     for name in ("one", "two"):
-        ResultsFolder(tmp_path / name).submit(
-            text, lambda params, _: ok(1.0) if params["size"] == 1 else failed("error")
-        )
+        ResultsFolder(tmp_path / name).submit(text, [ok(1.0), failed("error")])
     folders = tmp_path / "one", tmp_path / "two"
     markdown = call("jobs", "hours", *folders).stdout.splitlines()
     assert "| wall (h) | starting (GPU-h) |" in " ".join(markdown[0].split()), markdown[0]

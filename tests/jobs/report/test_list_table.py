@@ -25,14 +25,12 @@ def kernels(*items: dict[str, Any]) -> Outcome:
 
 
 def test_each_item_is_a_row_and_each_key_a_column(folder: ResultsFolder) -> None:
-    outcomes = {
-        1: kernels(
-            {"kernel": "gemm", "calls": 60, "time_ms": 1.5, "time_share": 0.55},
-            {"kernel": "softmax", "calls": 12, "bytes_moved": 7, "is_ours": True},
-        ),
-        2: kernels({"kernel": "gemm", "time_ms": 3}),
-    }
-    folder.submit(TOY + "grid: {size: [2, 1]}\n", lambda params, repeat: outcomes[params["size"]])
+    both = kernels(
+        {"kernel": "gemm", "calls": 60, "time_ms": 1.5, "time_share": 0.55},
+        {"kernel": "softmax", "calls": 12, "bytes_moved": 7, "is_ours": True},
+    )
+    one = kernels({"kernel": "gemm", "time_ms": 3})
+    folder.submit(TOY + "grid: {size: [2, 1]}\n", [both, one])
     blank = dict.fromkeys(["calls", "time (ms)", "time share (%)", "bytes_moved", "is_ours"], "")
     first = {"size": "1", "kernel": "gemm", "calls": "60", "time (ms)": "1.500"}
     second = {"size": "1", "kernel": "softmax", "calls": "12", "bytes_moved": "7"}
@@ -44,16 +42,9 @@ def test_each_item_is_a_row_and_each_key_a_column(folder: ResultsFolder) -> None
 
 
 def test_a_run_without_a_list_has_one_row_that_says_why(folder: ResultsFolder) -> None:
-    outcomes: dict[int, Outcome] = {
-        1: kernels({"kernel": "gemm", "calls": 1}),
-        2: failed("oom", memory="host"),
-        3: ok(1.0),
-        4: kernels(),
-        5: None,
-    }
-    folder.submit(
-        TOY + "grid: {size: [1, 2, 3, 4, 5]}\n", lambda params, repeat: outcomes[params["size"]]
-    )
+    measured = kernels({"kernel": "gemm", "calls": 1})
+    outcomes = [measured, failed("oom", memory="host"), ok(1.0), kernels(), None]
+    folder.submit(TOY + "grid: {size: [1, 2, 3, 4, 5]}\n", outcomes)
     assert table(folder, rows=["size"], list="kernels.forward") == [
         {"size": "1", "kernel": "gemm", "calls": "1"},
         {"size": "2", "kernel": "OOM (host)", "calls": ""},

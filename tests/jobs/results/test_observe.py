@@ -40,14 +40,11 @@ def test_compressed_records_count_and_damaged_ones_are_named(folder: ResultsFold
 
 
 TWO = TOY + "grid: {size: [1, 2]}\n"
-
-
-def first_fails(params: dict[str, Any], repeat: int) -> Outcome:
-    return failed("error") if params["size"] == 1 else None
+FIRST_FAILS: list[Outcome] = [failed("error"), None]
 
 
 def test_a_retry_that_was_cancelled_leaves_the_earlier_failure(folder: ResultsFolder) -> None:
-    folder.submit(TWO, first_fails)
+    folder.submit(TWO, FIRST_FAILS)
     retry = folder.submit(TWO, None)
     write_handles(replace(retry, handles={0: ProcessHandle(1, 1, "host", interrupted=True)}))
     states = {task.run.params["size"]: task for task in observe(folder.path).tasks}
@@ -64,21 +61,15 @@ def test_a_run_that_was_repeated_while_its_state_was_unknown_has_the_new_state(
     write_manifest(on_slurm)
     write_handles(on_slurm)
     assert {task.status for task in observe(folder.path).tasks} == {Status.unknown}
-    folder.submit(TWO, first_fails)
+    folder.submit(TWO, FIRST_FAILS)
     states = {task.run.params["size"]: task.status for task in observe(folder.path).tasks}
     assert states == {1: Status.error, 2: Status.unknown}
 
 
 def test_status_tells_results_of_older_code(folder: ResultsFolder) -> None:
     """Of four runs, one is of older code, one without a hash, one of this code, one missing."""
-    outcomes: dict[int, Outcome] = {
-        1: ok(1.0) | {"source_hash": "0" * 16},
-        2: ok(1.0) | {"source_hash": None},
-        3: ok(1.0),
-    }
-    folder.submit(
-        TOY + "grid: {size: [1, 2, 3, 4]}\n", lambda params, _: outcomes.get(params["size"])
-    )
+    older, unknown = (ok(1.0) | {"source_hash": code} for code in ("0" * 16, None))
+    folder.submit(TOY + "grid: {size: [1, 2, 3, 4]}\n", [older, unknown, ok(1.0), None])
 
     def status(*options: str) -> str:
         return call("jobs", "status", folder.path, *options).stdout
@@ -125,9 +116,7 @@ def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
 def test_keys_that_a_later_version_adds_are_ignored(
     folder: ResultsFolder, executor: Executor
 ) -> None:
-    manifest = folder.submit(
-        TOY + SWEEP, lambda params, _: ok(1.0) if params["size"] == 1 else None
-    )
+    manifest = folder.submit(TOY + SWEEP, [ok(1.0), None])
     handle = {"slurm": "1"} if executor is Executor.slurm else {"pid": 1, "started": 2, "host": "x"}
     (manifest.path / "handles.json").write_text(json.dumps({"0": handle}))
     snapshot = {"folder": "a", "cwd": "b", "python_path": []}

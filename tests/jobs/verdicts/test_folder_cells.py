@@ -221,10 +221,8 @@ def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
     )
     pair = Pair(tmp_path, "grid: {size: [1, 2]}\n")
     pair.before.submit(pair.loaded, old)
-    pair.after.submit(
-        TOY + "grid: {size: [2, 3, 4]}\n",
-        lambda params, _: young if params["size"] < 4 else failed("error"),
-    )
+    others = [None, young, young, failed("error")]
+    pair.after.submit(TOY + "grid: {size: [2, 3, 4]}\n", others)
     assert pair.verdicts() == {
         (1, ""): "gone",
         (2, "forward"): "unsure",
