@@ -15,7 +15,7 @@ from jobs.report import load
 from jobs.results import run_states
 from jobs.status import JobState, Status
 from tests.jobs.frames import SIZES, checked, single
-from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, ok
+from tests.jobs.results_folder import GRID, H200, TOY, ResultsFolder, failed, ok
 
 BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: false}\n"
 
@@ -59,15 +59,10 @@ def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.Monke
     recorded = [status for status in Status if status.can_be_recorded]
     sweep = TOY + f"grid: {{size: {list(range(1, len(recorded) + 2))}}}\n"
 
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        if params["size"] > len(recorded):
-            return None
-        status = recorded[params["size"] - 1]
-        if status == "oom":
-            return failed("oom", memory="gpu", requested_bytes=2**30, phase="backward")
-        return ok(1.0) if status == "ok" else failed(status)
-
-    folder.submit(sweep, outcome)
+    outcomes = {status: failed(status) for status in recorded}
+    outcomes[Status.ok] = ok(1.0)
+    outcomes[Status.oom] = failed("oom", memory="gpu", requested_bytes=2**30, phase="backward")
+    folder.submit(sweep, [*outcomes.values(), None])
     frame = checked(folder.path)
     assert frame["status"].tolist() == [*recorded, "missing"]
     bad = frame[frame["status"] != "ok"]
@@ -110,21 +105,6 @@ def test_repeats_share_a_row_and_failed_ones_have_their_own(folder: ResultsFolde
     assert single(frame, size=2, status="timeout")["processes"] == 2
     assert single(frame, size=3, status="missing")["processes"] == 2
     assert frame["low_ms"].isna().all()
-
-
-def test_several_devices_have_separate_rows(folder: ResultsFolder) -> None:
-    sweep = TOY + SIZES
-    folder.submit(sweep, ok(1.0), CPU)
-    folder.submit(
-        sweep, lambda params, repeat: ok(2.0) if params["size"] < 3 else None, "cpu: Other"
-    )
-    frame = checked(folder.path)
-    assert frame.pivot(index="size", columns="device", values="median_ms").to_dict("list") == {
-        CPU: [1.0, 1.0, 1.0],
-        "cpu: Other": [2.0, 2.0, pytest.approx(np.nan, nan_ok=True)],
-    }
-    absent = single(frame, size=3, device="cpu: Other")
-    assert (absent["status"], absent["reason"]) == ("missing", "no record on this device")
 
 
 def test_blocks_have_the_interval_over_processes(folder: ResultsFolder) -> None:
