@@ -37,9 +37,8 @@ def one_value(folder: ResultsFolder, **view: Any) -> str:
 
 
 def test_of_several_ranks_the_slowest_counts_sample_by_sample(folder: ResultsFolder) -> None:
-    """Each sample counts with the time of its slowest rank.
+    """By hand for an all-reduce of 1 MB over 4 ranks: each rank sends 2 * 3/4 of it, 1.5 MB.
 
-    Computed by hand for an all-reduce of 1 MB over 4 ranks: each rank sends 2 * 3/4 of it, 1.5 MB.
     The samples take 3, 2 and 4 ms, so the bus bandwidths are 0.5, 0.75 and 0.375 GB/s, with a
     median of 0.5 GB/s.
     """
