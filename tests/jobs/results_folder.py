@@ -210,6 +210,12 @@ def record(
     )
 
 
+def in_round(position: int, size: int, execution: str = "e", **more: Any) -> BlockPlace:
+    """Return a place in round 0 of a block. The first process is the baseline."""
+    given = {"id": "block", "round": 0, "baseline": position == 0, **more}
+    return BlockPlace(position=position, size=size, execution=execution, **given)
+
+
 def report_table(folder: ResultsFolder, **view: Any) -> ReportTable:
     """Return a table of a folder's runs, which must not be empty."""
     observation = observe(folder.path)

@@ -12,12 +12,12 @@ import pytest
 
 from jobs.report.hours import Hours, hours, lost_attempts
 from jobs.results.counting import place_of
-from jobs.results.record import BlockPlace, Record, Seconds
+from jobs.results.record import Record, Seconds
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run, Shape
 from jobs.status import JobState, Status
 from tests.jobs.harness import call
-from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, load, ok, record
+from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, in_round, load, ok, record
 
 HOUR = 3600
 HoursOf = Callable[..., Hours]
@@ -121,13 +121,10 @@ def test_outdated_versions_are_wasted(hours_of: HoursOf) -> None:
 
 def round_of(execution: str, count: int, start: float) -> list[Record]:
     """Return the first `count` attempts of a round with two attempts. Each takes an hour."""
-    made = []
-    for position in range(count):
-        place = BlockPlace(
-            id="b" * 12, round=0, execution=execution, position=position, size=2, baseline=True
-        )
-        made.append(attempt(RUN, ok(1.0), start + position, 1, repeat=position, block=place))
-    return made
+    places = [in_round(position, 2, execution) for position in range(count)]
+    return [
+        attempt(RUN, ok(1.0), start + n, 1, repeat=n, block=place) for n, place in enumerate(places)
+    ]
 
 
 @pytest.mark.parametrize(

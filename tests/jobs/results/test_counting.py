@@ -36,6 +36,7 @@ from tests.jobs.results_folder import (
     Outcome,
     ResultsFolder,
     failed,
+    in_round,
     ok,
     record,
     report_table,
@@ -59,26 +60,6 @@ def shown(folder: ResultsFolder) -> dict[tuple[str, int], list[float | str]]:
         value = str(result.status) if times is None else float(times[0])  # type: ignore[arg-type]
         found.setdefault((result.run.params["mode"], result.repeat), []).append(value)
     return found
-
-
-def test_a_cut_round_is_not_shown_beside_complete_ones(folder: ResultsFolder) -> None:
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        # The second round is executed in reverse order: fast 3, exact 1, and fast 2 is cut.
-        cut = params["mode"] == "fast" and repeat == 2
-        return None if cut else ok(1.0 + repeat)
-
-    folder.submit_rounds(SWEEP, outcome)
-    assert shown(folder) == {
-        ("fast", 0): [1.0],
-        ("exact", 0): [1.0],
-        ("fast", 1): [2.0],
-        ("fast", 2): ["missing"],
-        ("exact", 1): ["missing"],
-        ("fast", 3): ["missing"],
-    }
-    notes = ". ".join(report_table(folder, **VIEW).notes)
-    assert "missing: its round is not complete (2 runs)" in notes
-    assert "2 attempts not shown; the command attempts lists them" in notes
 
 
 def test_the_only_round_is_shown_while_it_is_not_complete(folder: ResultsFolder) -> None:
@@ -248,15 +229,8 @@ def attempts_of(history: list[tuple[Any, ...]]) -> list[Record]:
             continue
         round, boot, code, count, statuses = each
         for position, run in enumerate((0, 1, 0)[:count]):
-            place = BlockPlace(
-                id="block",
-                round=round,
-                execution=str(number),
-                position=position,
-                size=3,
-                baseline=not run,
-                second=position == 2,
-            )
+            more = {"round": round, "baseline": not run, "second": position == 2}
+            place = in_round(position, 3, str(number), **more)
             repeat = round if run else 2 * round + (position == 2)
             where = {"block": place, "environment": {"boot_id": boot}}
             add(run, repeat, code, statuses[position], **where)
@@ -396,15 +370,12 @@ def test_rounds_that_are_executed_again(executions: list[str], is_complete: bool
     for number, outcomes in enumerate(executions):
         for position, outcome in enumerate(outcomes.split()):
             conditions = {"hot": HOT, "capped": CAPPED}.get(outcome, {})
-            place = BlockPlace(id="block", round=0, execution=str(number), position=position,
-                               size=2, baseline=not position)  # fmt: skip
-            attempts.append(
-                attempt(
-                    "ok" if conditions else outcome,
-                    run=RUNS[position],
-                    block=place,
-                    conditions=conditions,
-                    started_at=float(number),
-                )
+            made = attempt(
+                "ok" if conditions else outcome,
+                run=RUNS[position],
+                block=in_round(position, 2, str(number)),
+                conditions=conditions,
+                started_at=float(number),
             )
+            attempts.append(made)
     assert complete_rounds(block, attempts, is_done_in_round) == ({0} if is_complete else set())
