@@ -76,10 +76,7 @@ def test_parquet_without_pyarrow(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, out, err = cli("export", filled.path, "--out", tmp_path / "a.parquet")
-    assert (code, out) == (2, "")
-    assert err == (
-        "--out: a Parquet file needs pyarrow; run pip install pyarrow, or write a .csv file\n"
-    )
+    assert (code, out) == (2, "") and "run pip install pyarrow, or write a .csv" in err
 
 
 def test_a_pipe_is_not_replaced(filled: ResultsFolder, tmp_path: Path) -> None:

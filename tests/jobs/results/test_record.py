@@ -91,17 +91,10 @@ def test_what_is_no_record_is_a_bad_line(text: bytes, words: str) -> None:
 
 def test_a_later_schema_is_skipped_with_that_reason() -> None:
     later = {"schema_version": SCHEMA_VERSION + 1}
-    reason = (
-        f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
-        f"{SCHEMA_VERSION + 1}; update the project"
-    )
-    for line in (
-        with_keys(**later),
-        with_keys(**later, status="excellent"),  # invalid in this version too
-        json.dumps(later).encode(),
-    ):
+    wrong = with_keys(**later, status="excellent")  # invalid in this version too
+    for line in (with_keys(**later), wrong, json.dumps(later).encode()):
         _, (bad,) = split(line)
-        assert bad.reason == reason
+        assert f"must be at most {SCHEMA_VERSION} in this version of the project" in bad.reason
 
 
 # ---- what a record may say -----------------------------------------------------------------------

@@ -61,7 +61,7 @@ cases:
     ]
 
 
-def test_a_manifest_gives_back_the_same_runs(tmp_path: Path) -> None:
+def test_a_manifest_gives_back_the_same_runs() -> None:
     """`jobs retry` depends on this."""
     for path in sorted((ROOT / "sweeps").glob("*.yaml")):
         loaded = load_sweep(path)
