@@ -76,6 +76,17 @@ class Checkout:
             timeout=240,
         )
 
+    def submit(self, *options: str | Path, project: Path | None = None) -> str:
+        """Submit own.yaml to the local queue, which must succeed, and return what was printed.
+
+        Args:
+            project: checkout of this project whose command is run. None: call that of the tests.
+        """
+        command = ("jobs.submit", "own.yaml", "--local", *options)
+        done = self.python(*command, project=project) if project else self.call(*command)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
     def call(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """Like `python` with this project, but call the command in the test's process."""
         sys.path.insert(0, str(self.folder))

@@ -18,13 +18,6 @@ from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_che
 from tests.jobs.harness import call, only_record
 
 
-def submit(where: Checkout, out: Path, project: Path, *options: str, **environment: str) -> str:
-    arguments = ["jobs.submit", "own.yaml", "--local", "--out", out, *options]
-    done = where.python(*arguments, project=project, **environment)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def test_the_state_of_a_repository(tmp_path: Path) -> None:
     own = Checkout(tmp_path / "own")
     unborn = read_state(own.folder, tmp_path)
@@ -83,7 +76,7 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
     own = own_repository(tmp_path / "own", "0, 1")
     own.write(".env", "PASSWORD=hunter2\n").chmod(0o600)
     out = own.folder / "logs" / "own"
-    submit(own, out, project.folder, "--where", "index == 0")
+    own.submit("--out", out, "--where", "index == 0", project=project.folder)
     first = only_record(out, index=0)
     state = {"commit": project.git("rev-parse", "HEAD"), "dirty": False}
     assert first.environment["git"] == state | {"untracked": [], "source": "git"}
@@ -95,7 +88,7 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
 
     own.write("helper.py", "VALUE = 'edited'\n")
     commit = own.git("rev-parse", "HEAD")
-    submit(own, out, project.folder)
+    own.submit("--out", out, project=project.folder)
     (code,) = only_record(out, index=1).environment["code"]
     assert (code["commit"], code["dirty"]) == (commit, True)
     diff = (out / "diffs" / f"{code['diff']}.diff").read_text()
@@ -117,7 +110,7 @@ def test_a_change_while_a_job_runs(tmp_path: Path) -> None:
         "own.yaml", "{name: own, benchmark: own.bench, grid: {index: [0, 1]}, runs_per_job: 2}"
     )
     own.commit()
-    submit(own, tmp_path / "out", own.folder)
+    own.submit("--out", tmp_path / "out", project=own.folder)
     pair = [only_record(tmp_path / "out", index=i) for i in (0, 1)]
     assert [record.source_hash for record in pair] == [None, None]
     environments = [record.environment for record in pair]

@@ -26,17 +26,11 @@ def own(tmp_path: Path) -> Checkout:
     return own
 
 
-def submit(own: Checkout, *arguments: str) -> str:
-    done = own.call("jobs.submit", "own.yaml", "--local", "--out", "logs/own", *arguments)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     """Tables show the present code, and status shows both. The same command resumes."""
     old = own.git("rev-parse", "HEAD~1")
-    told = submit(own, "--against", "HEAD~1", "blocks.rounds=2")
+    told = own.submit("--against", "HEAD~1", "blocks.rounds=2")
     assert " compare logs/own" in told and "[2/6]" in told and "round 1/2 after" in told, told
     found = records(own.folder / "logs/own")
     before, now = (old[:10], "old"), ("", "new")
@@ -55,8 +49,8 @@ def test_both_versions_of_the_code_are_measured_in_turn(own: Checkout) -> None:
     assert f"the runs of {old[:10]} are not in tables" in shown.stderr and len(rows) == 1, shown
     status = json.loads(call("jobs", "status", out, "--json").stdout)
     assert status["counts"] == {"ok": 6}
-    assert "nothing to submit" in submit(own, "--against", "HEAD~1", "blocks.rounds=2")
-    submit(own, "--against", "HEAD~1", "blocks.rounds=3")
+    assert "nothing to submit" in own.submit("--against", "HEAD~1", "blocks.rounds=2")
+    own.submit("--against", "HEAD~1", "blocks.rounds=3")
     assert [r.block.trial for r in records(out)[8:] if r.block] == [True] + [False] * 3
     assert {r.block.round for r in records(out)[8:] if r.block} == {2}
 
@@ -68,10 +62,10 @@ def test_an_edit_that_was_taken_back_is_measured_again(own: Checkout) -> None:
     helper = own.folder / "helper.py"
     for value in ("new", "edited", "new"):
         helper.write_text(f"VALUE = {value!r}\n")
-        submit(own, *command)
+        own.submit(*command)
     found = records(own.folder / "logs/own")
     assert [code for name, code in codes(found) if not name] == ["new", "edited", "new"]
-    assert "nothing to submit" in submit(own, *command)
+    assert "nothing to submit" in own.submit(*command)
 
 
 @pytest.mark.slow
@@ -81,7 +75,7 @@ def test_ranks_run_the_code_of_a_folder_with_changes(own: Checkout, tmp_path: Pa
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)
     (other / "helper.py").write_text("VALUE = 'theirs'\n")
-    submit(own, "--against", str(other), "blocks.rounds=1")
+    own.submit("--against", str(other), "blocks.rounds=1")
     found = records(own.folder / "logs/own")
     assert [code for _, code in codes(found)] == ["theirs", "new", "theirs"]
     assert [json.loads(facts(r)["round"])["check"] for r in found] == [True, True, False]
@@ -97,11 +91,7 @@ def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     project.commit()
     project.git("checkout", "-q", "HEAD~1", "--", "jobs")
     project.commit(helper="VALUE = 'new'\n")
-    done = project.python(
-        "jobs.submit", "own.yaml", "--local", "--out", "logs/own",
-        "--against", "HEAD~1", "blocks.rounds=1", project=project.folder,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    project.submit("--against", "HEAD~1", "blocks.rounds=1", project=project.folder)
     found = records(project.folder / "logs/own")
     assert [code for _, code in codes(found)] == ["old", "new", "old"]
     states = [record.environment["git"]["commit"] for record in found]

@@ -17,12 +17,6 @@ IMPORTS = BENCHMARK.replace("import helper\n", "import helper, jobs, systems\n")
 )
 
 
-def submitted(where: Checkout, out: Path, *options: str, project: Path) -> str:
-    done = where.python("jobs.submit", "own.yaml", "--out", out, *options, project=project)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
 def assert_modes(out: Path, umask: int) -> None:
     """Check that results take the umask, but only the user can write to code and lists of jobs."""
     found = {path: path.stat().st_mode & 0o777 for path in out.rglob("*")}
@@ -51,7 +45,7 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
     out = own.folder / "logs" / "own"
     before = os.umask(0o077)
     try:
-        submitted(own, out, "--local", "--snapshot", project=project.folder)
+        own.submit("--out", out, "--snapshot", project=project.folder)
     finally:
         os.umask(before)
     assert_modes(out, 0o077)
@@ -74,24 +68,24 @@ def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None
     """Results are for the group if the umask is 002, but the group cannot change the code."""
     own = own_repository(tmp_path / "own")
     out = tmp_path / "out"
-    again = ["--local", "--snapshot", "--force"]
+    again = ["--out", out, "--snapshot", "--force"]
     before = os.umask(0o002)
     try:
-        submitted(own, out, *again, project=project.folder)
+        own.submit(*again, project=project.folder)
         assert_modes(out, 0o002)
     finally:
         os.umask(before)
     own.git("commit", "-q", "--allow-empty", "-m", "same content")
-    submitted(own, out, *again, project=project.folder)
+    own.submit(*again, project=project.folder)
     (snapshot,) = (out / "snapshots").iterdir()
     first, second = (record.environment["code"][0]["commit"] for record in records(out))
     assert [second, first] == own.git("rev-list", "HEAD").splitlines()
     own.write("helper.py", "VALUE = 'new'\n")
-    submitted(own, out, *again, project=project.folder)
+    own.submit(*again, project=project.folder)
     assert len(list((out / "snapshots").iterdir())) == 2
     own.write("helper.py", "VALUE = 'old'\n")
     (snapshot / "own" / "helper.py").write_text("VALUE = 'tampered'\n")
-    refused = own.python("jobs.submit", "own.yaml", "--out", out, *again, project=project.folder)
+    refused = own.python("jobs.submit", "own.yaml", "--local", *again, project=project.folder)
     assert refused.returncode == 2 and "were modified after they were copied" in refused.stdout
 
 

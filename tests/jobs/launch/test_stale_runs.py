@@ -13,30 +13,24 @@ from jobs.results.counting import is_trial
 from jobs.results.manifest import Executor, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
-from tests.jobs.checkout import Checkout, own_repository
+from tests.jobs.checkout import own_repository
 from tests.jobs.harness import records
 from tests.jobs.results_folder import TOY, ResultsFolder, load, ok
-
-
-def submit(own: Checkout, *options: str) -> str:
-    done = own.call("jobs.submit", "own.yaml", "--local", *options)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.mark.slow
 def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     out = own.folder / "logs" / "own"
-    submit(own)
+    own.submit()
     own.commit(helper="# A comment.\nVALUE = 'old'\n")
-    assert "skipping 1 run with a result" in submit(own)
+    assert "skipping 1 run with a result" in own.submit()
     own.commit(helper="VALUE = 'edited'\n")
-    kept = submit(own, "--keep-stale")
+    kept = own.submit("--keep-stale")
     assert "skipping 1 run with a result" in kept and "1 result of older code kept" in kept
-    assert "1 result of older code measured again; --keep-stale" in submit(own, "--snapshot")
+    assert "1 result of older code measured again; --keep-stale" in own.submit("--snapshot")
     # The record of a run from a snapshot has the hash of the files that were copied.
-    assert "skipping 1 run with a result" in submit(own)
+    assert "skipping 1 run with a result" in own.submit()
     hashes = [record.source_hash for record in records(out)]
     assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
 
@@ -49,7 +43,7 @@ def test_other_code_is_tried_again(tmp_path: Path) -> None:
     def tried(rounds: int, *options: str) -> list[Any]:
         blocks = f"blocks={{interleave: [index], baseline: {{index: 0}}, rounds: {rounds}}}"
         before = len(records(own.folder / "logs/own")) if rounds > 2 else 0
-        submit(own, blocks, *options)
+        own.submit(blocks, *options)
         new = records(own.folder / "logs/own")[before:]
         return [record.params["index"] for record in new if is_trial(record)]
 
