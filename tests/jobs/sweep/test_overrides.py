@@ -85,9 +85,7 @@ def test_cluster_file_lies_beneath_the_sweep(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("size=7", [(7, "fast"), (7, "exact")]),
         ("size=[7,8]", [(7, "fast"), (7, "exact"), (8, "fast"), (8, "exact")]),
-        ("mode=exact", [(1, "exact"), (2, "exact")]),
         ("grid.size=[9]", [(9, "fast"), (9, "exact")]),
     ],
 )
@@ -112,15 +110,6 @@ def test_an_override_reaches_into_cases_and_zips(tmp_path: Path) -> None:
     assert set(params_of(load(tmp_path, text, "ranks=5"), *names)) == {
         (1, 5, 2.0), (2, 5, 2.0), (1, 5, 3.0), (2, 5, 3.0), (1, 5, 4.0), (2, 5, 4.0),
     }  # fmt: skip
-
-
-def test_an_override_sets_a_key_of_the_sweep(tmp_path: Path) -> None:
-    text = TOY + "fixed: {size: 1}\nresources: {nodes: 2}\n"
-    sweep = load(
-        tmp_path, text, "repeats=3", "slurm.partition=h100", "resources.mem_gb=4", "name=mine"
-    ).sweep
-    assert (sweep.repeats, sweep.slurm.partition, sweep.name) == (3, "h100", "mine")
-    assert (sweep.resources.nodes, sweep.resources.mem_gb) == (2, 4)
 
 
 def test_an_override_of_resources_is_also_for_cases_that_set_them(tmp_path: Path) -> None:
