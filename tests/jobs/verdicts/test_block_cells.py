@@ -81,15 +81,6 @@ def test_a_single_round_is_undecided(tmp_path: Path) -> None:
     assert "at least 2 rounds are needed" in " ".join(found.notes)
 
 
-def test_rounds_of_several_allocations_are_combined(tmp_path: Path) -> None:
-    folder = blocks(tmp_path, noisy(1.1))
-    measure(folder, noisy(1.1, seed=1), "another")
-    found = compared(folder)
-    judged = only(found).judged
-    assert judged is not None and (judged.rounds, judged.allocations) == (10, 2)
-    assert "10 rounds, 30 processes, CPU, 2 allocations." in found.notes
-
-
 def test_rounds_of_two_kinds_of_device_are_not_mixed(tmp_path: Path) -> None:
     folder = blocks(tmp_path, noisy(1.1))
     measure(folder, noisy(1.0, seed=1), "another", device="cpu: B")
