@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.checkout import Checkout, project_checkout
+from tests.jobs.harness import umask
 from tests.jobs.results_folder import ResultsFolder
 
 
@@ -34,6 +35,5 @@ def folder_of_all() -> Iterator[Path]:
         if not all(parent.stat().st_mode & 0o001 for parent in Path(folder).resolve().parents):
             pytest.skip(f"needs a folder that another user can read, unlike {folder}")
         os.chmod(folder, 0o755)
-        previous = os.umask(0o022)
-        yield Path(folder)
-        os.umask(previous)
+        with umask(0o022):
+            yield Path(folder)

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,14 @@ def run(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m ARGUMENTS` to its end. `stdout` of the result also contains stderr."""
-    process = start(*arguments, environment=environment)
+    return run_python("-m", *arguments, environment=environment)
+
+
+def run_python(
+    *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` to its end, see `run`."""
+    process = start_python(*arguments, environment=environment)
     try:
         output, _ = process.communicate(timeout=240)
     except BaseException:
@@ -137,6 +145,15 @@ def run_as_nobody(command: str, out: Path) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def call(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from jobs import console
 from jobs.cli.application import COMMANDS, app
 from jobs.cli.application import load as load_command
 from jobs.sweep.load import load_sweep
-from tests.jobs.harness import ROOT, call, run
+from tests.jobs.harness import call, run, run_python
 from tests.jobs.results_folder import GRID, TOY, ResultsFolder, ok
 
 
@@ -94,23 +92,19 @@ def test_a_package_of_the_user_that_hides_the_project(
 
 
 @pytest.mark.slow
-def test_import_of_the_command_is_quick(elsewhere: Path) -> None:
+def test_import_of_the_command_is_quick() -> None:
     """Neither help nor completion imports what only the commands themselves need."""
     code = "import sys; sys.argv[:1] = ['sweeps']; import jobs.console; jobs.console.main()"
-    for arguments, extra, unwanted in (
-        (["--help"], {}, {"torch", "pandas", "matplotlib"}),
-        ([], {"COMP_WORDS": "sweeps\nsubmit\nmy", "COMP_CWORD": "2"}, {"torch", "numpy"}),
+    completing = {"_SWEEPS_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    completing["COMP_WORDS"] = "sweeps\nsubmit\nsweeps/flash_h"
+    for arguments, environment, unwanted, shown in (
+        (["--help"], {}, {"torch", "pandas", "matplotlib"}, "submit"),
+        ([], completing, {"torch", "numpy"}, "sweeps/flash_heads.yaml"),
     ):
-        extra = extra and extra | {"_SWEEPS_COMPLETE": "complete_bash"}
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-c", code, *arguments],
-            cwd=elsewhere,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | extra,
-            capture_output=True,
-            text=True,
-        )
-        assert "submit" in done.stdout or "my.yaml" in done.stdout, done.stderr
-        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        command = ("-X", "importtime", "-c", code, *arguments)
+        lines = run_python(*command, environment=environment).stdout.splitlines()
+        assert any(shown in line for line in lines), lines
+        imported = {line.rpartition("|")[2].strip() for line in lines}
         assert "jobs.cli.application" in imported and not imported & unwanted
 
 

@@ -105,11 +105,10 @@ class Scenario:
         assert not bad
         return records
 
-    def queue(self) -> list[str]:
+    def queue(self, cluster: SlurmCluster | None = None) -> list[str]:
         """Return the id and state of each unfinished Slurm job of this scenario."""
-        return self.cluster.client(
-            "squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T"
-        ).stdout.splitlines()
+        command = ("squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T")
+        return (cluster or self.cluster).client(*command).stdout.splitlines()
 
     def finish(self, timeout_s: float = SOON_S) -> list[Record]:
         """Wait until the queue has no job of this scenario, and return its records."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +13,15 @@ from jobs.results.heartbeat import RunsHere
 from jobs.results.manifest import Executor, write_handles
 from jobs.results.slurm_job import SlurmJob
 from tests.jobs.checkout import own_repository
-from tests.jobs.harness import ROOT, call, records, run_as_nobody, write_submission, write_sweep
+from tests.jobs.harness import (
+    ROOT,
+    call,
+    records,
+    run_as_nobody,
+    run_python,
+    write_submission,
+    write_sweep,
+)
 
 # ---- a results folder ----------------------------------------------------------------------------
 
@@ -145,17 +151,13 @@ def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
     sweep = tmp_path / "sweep.yaml"
     for name in ("heavy", "light"):
         sweep.write_text(f"name: a\nbenchmark: odd.{name}\n")
-        done = subprocess.run(
-            # -S leaves out the installed packages
-            [sys.executable, *([] if installed else ["-S"]), "-c", code, str(sweep)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2 and done.stdout == "False\n", done.stderr
+        without = [] if installed else ["-S"]  # leaves out the installed packages
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        done = run_python(*without, "-c", code, sweep, environment=environment)
+        assert done.returncode == 2 and done.stdout.endswith("\nFalse\n"), done.stdout
         where = f"{tmp_path}/odd/heavy.py:{1 + installed}"
         why = f"benchmark 'odd.{name}' imports torch at the top of {where}: "
-        assert done.stderr.startswith(f"{sweep}:2:12: {why}")
+        assert done.stdout.startswith(f"{sweep}:2:12: {why}")
 
 
 @pytest.mark.slow

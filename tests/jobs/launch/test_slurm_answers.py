@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs.harness import umask
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import HELD, Scenario, Scenarios, states
 
@@ -132,10 +133,9 @@ def test_jobs_of_another_cluster_are_left_alone(
     assert len(held.queue()) == 2
     twice = held.submit("--repeat-unknown", **there)
     assert "submitted 2 runs" in twice.stdout
-    mine = ("squeue", "-h", "-r", f"--name={held.name}")
-    assert len(other_cluster.client(*mine).stdout.splitlines()) == 2
+    assert len(held.queue(other_cluster)) == 2
     assert "cancelled 2 jobs" in held.call("jobs", "cancel", "out", **there).stdout
-    assert not other_cluster.client(*mine).stdout and len(held.queue()) == 2
+    assert not held.queue(other_cluster) and len(held.queue()) == 2
 
 
 def test_a_cluster_that_can_be_asked_from_here(
@@ -154,8 +154,7 @@ def test_a_cluster_that_can_be_asked_from_here(
     assert states(scenario.status(PATH=path)) == ["queued", "queued"]
     assert not scenario.queue()  # of the cluster of this host
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out", PATH=path).stdout
-    mine = ("squeue", "-h", f"--name={scenario.name}")
-    assert not other_cluster.client(*mine).stdout
+    assert not scenario.queue(other_cluster)
 
 
 def test_a_job_that_got_the_number_of_another_is_not_cancelled(
@@ -253,15 +252,11 @@ def test_another_user_cannot_change_what_a_job_executes(
     scenario = Scenarios(scenarios.cluster, folder_of_all).new(
         name, grid={"index": [0]}, slurm=HELD
     )
-    before = os.umask(0)
-    try:
-        scenario.out.mkdir()
-        os.chown(scenario.out, owner, -1)
-        (scenario.out / "submissions").mkdir()
-        os.chown(scenario.out / "submissions", owner, -1)
+    with umask(0):
+        for folder in (scenario.out, scenario.out / "submissions"):
+            folder.mkdir()
+            os.chown(folder, owner, -1)
         assert scenario.submit().returncode == 0
-    finally:
-        os.umask(before)
     (path,) = (scenario.out / "submissions").iterdir()
     whole = contents(scenario.out)
     command = (sys.executable, "-c", ATTACK, str(path))

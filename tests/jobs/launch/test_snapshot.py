@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.jobs.checkout import BENCHMARK, Checkout, own_repository
-from tests.jobs.harness import facts, records
+from tests.jobs.harness import facts, records, umask
 
 # Returns the paths of what it imports.
 IMPORTS = BENCHMARK.replace("import helper\n", "import helper, jobs, systems\n").replace(
@@ -43,11 +42,8 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
     commit = own.commit()
     own.write("helper.py", "VALUE = 'uncommitted'\n")
     out = own.folder / "logs" / "own"
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         own.submit("--out", out, "--snapshot", project=project.folder)
-    finally:
-        os.umask(before)
     assert_modes(out, 0o077)
     (snapshot,) = (out / "snapshots").iterdir()
     (record,) = records(out)
@@ -69,12 +65,9 @@ def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None
     own = own_repository(tmp_path / "own")
     out = tmp_path / "out"
     again = ["--out", out, "--snapshot", "--force"]
-    before = os.umask(0o002)
-    try:
+    with umask(0o002):
         own.submit(*again, project=project.folder)
-        assert_modes(out, 0o002)
-    finally:
-        os.umask(before)
+    assert_modes(out, 0o002)
     own.git("commit", "-q", "--allow-empty", "-m", "same content")
     own.submit(*again, project=project.folder)
     (snapshot,) = (out / "snapshots").iterdir()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Annotated, Any, Literal
@@ -24,7 +22,7 @@ from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.strict_yaml import Document
 from tests.benchmarks import toy
-from tests.jobs.harness import ROOT
+from tests.jobs.harness import ROOT, run_python
 from tests.jobs.results_folder import GRID, TOY, load, params_of, write
 
 NAME = "tests.benchmarks.toy"
@@ -273,19 +271,13 @@ MODULES = sorted(
 )
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-
-
 def test_importing_the_launcher_imports_neither_torch_nor_pandas() -> None:
     """Only `load` and `export` import `frame`."""
     slow = "{'torch', 'pandas'}"
     modules = [name for name in MODULES if name != "jobs.frame.flat"]
     code = f"import sys, {', '.join(modules)}; sys.exit(bool({slow} & set(sys.modules)))"
-    done = python(code)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stdout
 
 
 DRY_RUN = """
@@ -318,10 +310,10 @@ def test_a_dry_run_of_10_000_runs_is_quick_and_imports_no_torch(tmp_path: Path) 
         """,
     )
     before = getrusage(RUSAGE_CHILDREN)
-    done = python(DRY_RUN, str(path), "--dry-run", "--out", str(tmp_path / "out"))
+    done = run_python("-c", DRY_RUN, path, "--dry-run", "--out", tmp_path / "out")
     after = getrusage(RUSAGE_CHILDREN)
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     assert "10000" in done.stdout
     assert took < 6  # seconds of CPU time; about 2 on an idle machine
     assert not (tmp_path / "out").exists()
