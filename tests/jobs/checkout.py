@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from tests.jobs.harness import ROOT, TESTS_OWN, call
+from tests.jobs.harness import ROOT, call, run_python
 
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgSign=false")
 # A benchmark that returns a constant, to tell which version of its file was executed.
@@ -64,17 +63,8 @@ class Checkout:
         self, *arguments: str | Path, project: Path = ROOT, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -m ARGUMENTS` in this folder. `stdout` of the result contains stderr, too."""
-        given = {name: value for name, value in os.environ.items() if name != TESTS_OWN}
-        return subprocess.run(
-            [sys.executable, "-m", *map(str, arguments)],
-            cwd=self.folder,
-            env=given | {"PYTHONPATH": str(project)} | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-        )
+        environment = {"PYTHONPATH": str(project), **environment}
+        return run_python("-m", *arguments, environment=environment, folder=self.folder)
 
     def submit(self, *options: str | Path, project: Path | None = None) -> str:
         """Submit own.yaml to the local queue, which must succeed, and return what was printed.

@@ -81,11 +81,12 @@ def start_python(
     environment: dict[str, str] | None = None,
     stdout: int = subprocess.PIPE,
     stderr: int = subprocess.STDOUT,
+    folder: Path = ROOT,
 ) -> subprocess.Popen[str]:
-    """Start `python ARGUMENTS` in the project's root folder."""
+    """Start `python ARGUMENTS` in the project's root folder or in another one."""
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
+        cwd=folder,
         env={k: v for k, v in os.environ.items() if k != TESTS_OWN} | (environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=stdout,
@@ -114,10 +115,10 @@ def run(
 
 
 def run_python(
-    *arguments: str | Path, environment: dict[str, str] | None = None
+    *arguments: str | Path, environment: dict[str, str] | None = None, folder: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` to its end, see `run`."""
-    process = start_python(*arguments, environment=environment)
+    process = start_python(*arguments, environment=environment, folder=folder)
     try:
         output, _ = process.communicate(timeout=240)
     except BaseException:
@@ -138,13 +139,7 @@ def run_as_nobody(command: str, out: Path) -> subprocess.CompletedProcess[str]:
         f"CliRunner().invoke(app, [{command!r}, 'no-such-folder']); "
         "os.setuid(65534); app()"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, command, str(out)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return run_python("-c", code, command, out)
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
@@ -15,8 +13,7 @@ from typing import Any
 import pytest
 
 from jobs.provenance import visible_gpus
-from jobs.worker.environment import job_environment
-from tests.jobs.harness import PATIENCE_S, ROOT, call, records, run, write_submission, write_sweep
+from tests.jobs.harness import ROOT, call, records, run, run_python, write_submission, write_sweep
 
 SMI = """#!/bin/sh
 case "$1" in
@@ -85,13 +82,8 @@ def queue(
     folder.mkdir()
     jobs = cases_of([{"gpus_per_node": n, "exclusive": n == exclusive} for n in sizes])
     manifest = write_submission(write_sweep(folder, jobs, runs_per_job=1), folder / "out")
-    subprocess.run(
-        [sys.executable, "-c", QUEUE, str(manifest.path), *arguments],
-        cwd=ROOT,
-        env=job_environment() | environment,
-        check=True,
-        timeout=PATIENCE_S,
-    )
+    done = run_python("-c", QUEUE, manifest.path, *arguments, environment=environment)
+    assert done.returncode == 0, done.stdout
     ran: list[Ran] = []
     for log in sorted(manifest.path.glob("jobs/*/worker.log")):
         (job,), gpus, begun, ended = json.loads(log.read_text())
@@ -182,9 +174,8 @@ def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
 def test_a_worker_that_always_dies_is_not_restarted_forever(tmp_path: Path) -> None:
     manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
     dying = QUEUE.replace("time.sleep(0.25)", "sys.exit(os.write(1, b'x') + 2)")
-    command = [sys.executable, "-c", dying, str(manifest.path)]
-    done = subprocess.run(command, cwd=ROOT, env=job_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", dying, manifest.path)
+    assert done.returncode == 0, done.stdout
     assert (manifest.job_folder(0) / "worker.log").read_text() == "xxx"
-    assert "not starting it again after 3 deaths" in done.stdout.splitlines()[-1]
+    assert "not starting it again after 3 deaths" in done.stdout
     assert "exit code 3; submit again\n" in call("jobs", "status", tmp_path / "out").stdout

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from jobs.results.manifest import Manifest
-from jobs.worker.environment import job_environment
 from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
@@ -28,6 +26,7 @@ from tests.jobs.harness import (
     records,
     restore_signals,
     start,
+    start_python,
     statuses,
     waiting_sweep,
     write_submission,
@@ -68,17 +67,12 @@ def start_on_terminal(*arguments: str | Path) -> tuple[subprocess.Popen[bytes], 
     return process, ours
 
 
-def start_warned(manifest: Manifest, reason: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", WARNED, str(manifest.path), reason]
-    return subprocess.Popen(command, cwd=ROOT, env=job_environment())
-
-
 @pytest.mark.slow
 def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
     sweep, fifo = waiting_sweep(tmp_path)
     manifest = write_submission(sweep, tmp_path / "out")
     for reason in ("preempted", "limit"):
-        worker = start_warned(manifest, reason)
+        worker = start_python("-c", WARNED, manifest.path, reason)
         waiting, child = fifo.pids()
         server = parent_of(waiting)
         for pid in (waiting, server, worker.pid):  # as Slurm does if it tracks the process tree
@@ -86,7 +80,7 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
         assert worker.wait(PATIENCE_S) == 7
         await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
         assert not alive(waiting) and not alive(child)
-    assert start_warned(manifest, "").wait(PATIENCE_S) == 0
+    assert start_python("-c", WARNED, manifest.path, "").wait(PATIENCE_S) == 0
     found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
     assert found == [
         ("ok", 0, "ok"),
@@ -165,10 +159,9 @@ def test_a_second_worker_of_a_job_replaces_the_first(tmp_path: Path) -> None:
     """Slurm starts a job again if its node is lost, but the old worker may still run."""
     sweep, fifo = waiting_sweep(tmp_path, "pause")
     manifest = write_submission(sweep, tmp_path / "out")
-    command = [sys.executable, "-m", "jobs.worker", str(manifest.path), "0"]
     workers = []
     for _ in range(2):
-        workers.append(subprocess.Popen(command, cwd=ROOT, env=job_environment()))
+        workers.append(start("jobs.worker", manifest.path, "0"))
         run, _ = fifo.pids()
         assert parent_of(parent_of(run)) == workers[-1].pid
     fifo.release()

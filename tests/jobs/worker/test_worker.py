@@ -36,6 +36,7 @@ from tests.jobs.harness import (
     only_record,
     records,
     run,
+    start_python,
     write_submission,
     write_sweep,
 )
@@ -301,13 +302,11 @@ def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
     manifest = write_submission(write_sweep(tmp_path, [{"what": "raises"}]), tmp_path / "out")
     ((run_id, repeat),) = manifest.jobs[0].tasks
     (manifest.job_folder(0) / f"{run_id}-{repeat}-1.log").mkdir(parents=True)
-    command = [sys.executable, "-u", "-m", "jobs.worker", str(manifest.path), "0"]
+    command = ("-u", "-m", "jobs.worker", manifest.path, "0")
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command, cwd=ROOT, env=job_environment(), stdout=full, stderr=full, timeout=PATIENCE_S
-        )
-    failure = only_record(manifest.folder).failure
-    assert done.returncode == 0 and failure is not None and failure.type == "ValueError"
+        worker = start_python(*command, stdout=full.fileno(), stderr=full.fileno())
+    code, failure = worker.wait(PATIENCE_S), only_record(manifest.folder).failure
+    assert code == 0 and failure is not None and failure.type == "ValueError"
 
 
 def test_no_process_imports_torch_for_benchmarks_that_preload_something_else(
