@@ -36,6 +36,7 @@ def external(name: str, commit: str | None) -> dict[str, Any]:
 
 
 GIT = {"commit": "a" * 40, "dirty": False}
+TWO_FILES = [external("a.py:A", OLD), external("b.py:B", NEW)]
 PACKAGES = {"torch": "2.12.1", "triton": "3.6.0"}
 
 
@@ -48,11 +49,7 @@ PACKAGES = {"torch": "2.12.1", "triton": "3.6.0"}
         ("commit", {"git": {"commit": None}}, "unknown"),
         ("commit", {}, "unknown"),
         # Code outside this project has the commit of its own repository, or none.
-        (
-            "commit",
-            {"git": GIT, "code": [external("a.py:A", OLD), external("b.py:B", NEW)]},
-            NEW[:7],
-        ),
+        ("commit", {"git": GIT, "code": TWO_FILES}, NEW[:7]),
         ("commit", {"git": GIT, "code": [external("loose.py:Fn", None)]}, "unknown"),
         # the version that was loaded, or else installed
         ("torch", {"packages": PACKAGES, "loaded": {"torch": "2.11.0+cu130"}}, "2.11.0"),

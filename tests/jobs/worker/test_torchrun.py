@@ -124,6 +124,7 @@ def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
 
 OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": [1.0]}})
 NOTHING = OK.model_copy(update={"rank": 1, "measurements": {}})
+LOST_PEER = node([left(0, 49.0, True)], [(0, 1)])
 CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
 
 
@@ -135,23 +136,13 @@ CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
         # rank 1 raised by itself, although rank 0 reported its lost peer earlier
         ([node([left(0, 49.0, True), left(1, 50.0)], [(0, 1), (1, 1)])], False, "error", 1),
         # the OOM killer was active on the node of rank 1 only
-        (
-            [node([left(0, 9.0, True)], [(0, 1)]), node([], [(1, -9)], out_of_memory=True)],
-            False,
-            "oom",
-            1,
-        ),
+        ([LOST_PEER, node([], [(1, -9)], out_of_memory=True)], False, "oom", 1),
         # no failed rank is known, or the ranks disagree
         ([node([], [], agent=AgentReport(error="no rendezvous"))], False, "error", None),
         ([node([], [], agent=None, exit_code=-9)], False, "killed", None),
         ([node([OK, NOTHING], [])], False, "error", 1),
         # the temporary folder of one node is full, so its ranks could not report
-        (
-            [node([left(0, 49.0, True)], [(0, 1)]), node([], [(1, 1)], undelivered="full")],
-            False,
-            "killed",
-            None,
-        ),
+        ([LOST_PEER, node([], [(1, 1)], undelivered="full")], False, "killed", None),
         # at the timeout: rank 1 lost the rank that was killed, was ended, or raised by itself
         ([CUT, node([left(1, 50.0, True)], [(1, 1)])], True, "timeout", None),
         ([CUT, node([], [(1, -15)])], True, "timeout", None),

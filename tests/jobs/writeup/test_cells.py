@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.sweep.load import load_sweep
-from jobs.writeup.cells import cells_on
+from jobs.writeup.cells import Cells, cells_on
 from jobs.writeup.document import State
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
@@ -21,6 +21,10 @@ def submitted(folder: ResultsFolder, outcome_of: Any) -> None:
     folder.submit(load_sweep(ROOT / "sweeps" / "warmup.yaml"), outcome_of, H200)
 
 
+def cells_in(folder: ResultsFolder, sweep: str, filter: str | None = None) -> Cells:
+    return cells_on(read_studies([folder.path])[0][H200][sweep], filter)
+
+
 def partly(params: dict[str, Any], repeat: int) -> Outcome:
     """The sweep asks for three executions of every run."""
     if params["size"] == "2.7b" or (params["size"] == "xl" and repeat == 2):
@@ -32,17 +36,16 @@ def partly(params: dict[str, Any], repeat: int) -> Outcome:
 
 def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> None:
     submitted(folder, partly)
-    studies, _ = read_studies([folder.path])
-    cells = cells_on(studies[H200]["warmup"], "benchmark == train_step")
+    cells = cells_in(folder, "warmup", "benchmark == train_step")
     counts = map(len, (cells.asked, cells.missing, cells.few, cells.stale))
     assert tuple(counts) == (20, 4, 4, 4)
     assert {cells.asked[id].params["size"] for id in cells.missing} == {"2.7b"}
     assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
     assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
     assert "size 2.7b" in cells.text and "size xl" in cells.text
-    all_of_it = cells_on(studies[H200]["warmup"], None)
+    all_of_it = cells_in(folder, "warmup")
     assert (cells | all_of_it).count == all_of_it.count == "20 of 25 cells"
-    assert not cells_on(studies[H200]["warmup"], "size == medium").stale
+    assert not cells_in(folder, "warmup", "size == medium").stale
 
 
 def test_a_part_is_answered_when_all_its_cells_are(folder: ResultsFolder) -> None:
@@ -76,6 +79,5 @@ def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:
     for rounds, few in ((2, 4), (3, 0)):
         folder = ResultsFolder(tmp_path / str(rounds))
         folder.submit_rounds(loaded, ok(4.0, phase="train_step"), rounds=range(rounds))
-        studies, _ = read_studies([folder.path])
-        cells = cells_on(studies[H200]["fsdp"], "precision == fp32")
+        cells = cells_in(folder, "fsdp", "precision == fp32")
         assert (len(cells.asked), len(cells.few), len(cells.missing)) == (4, few, 0)

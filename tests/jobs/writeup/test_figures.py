@@ -83,10 +83,7 @@ def test_a_plot_without_values_has_no_figure(folder: ResultsFolder) -> None:
             ),
             {"weights", "<b>$", "x & $x$", "forward"},
         ),
-        (
-            Spans(title="t", x_title="ms", rows=ROWS),
-            {"rank 0", "rank $1$", "a$", "ms"},
-        ),
+        (Spans(title="t", x_title="ms", rows=ROWS), {"rank 0", "rank $1$", "a$", "ms"}),
         (Spans(title="t", x_title="ms", rows={}), {"ms"}),
         (Stack(title="t", x_title="x", y_title="y", x=[], layers={}, phases=[]), {"x", "y"}),
     ],
