@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.results.record import Record
-from jobs.results.record_reader import read_records
-from tests.jobs.harness import ROOT, call
+from tests.jobs.harness import ROOT, call, records
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
@@ -101,9 +100,7 @@ class Scenario:
         return json.loads(lines[-1])  # type: ignore[no-any-return] # a notice may come first
 
     def records(self) -> list[Record]:
-        records, bad = read_records(self.out)
-        assert not bad
-        return records
+        return records(self.out)
 
     def queue(self, cluster: SlurmCluster | None = None) -> list[str]:
         """Return the id and state of each unfinished Slurm job of this scenario."""

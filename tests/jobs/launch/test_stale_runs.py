@@ -11,7 +11,6 @@ from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.counting import is_trial
 from jobs.results.manifest import Executor, write_manifest
-from jobs.results.record_reader import read_records
 from jobs.worker.worker import Worker
 from tests.jobs.checkout import own_repository
 from tests.jobs.harness import records
@@ -65,7 +64,7 @@ def test_a_worker_skips_what_another_submission_measured(
     older, unknown = (ok(1.0) | {"source_hash": code} for code in ("0" * 16, None))
     folder.submit(loaded, [ok(1.0), older, unknown, None], cpu_device())
     Worker(waiting, 0, in_process=True).run()
-    made = [r for r in read_records(folder.path)[0] if r.submission == waiting.id]
+    made = [r for r in records(folder.path) if r.submission == waiting.id]
     assert [r.params["size"] for r in made] == ([4] if keep_stale else [2, 3, 4])
     assert all(r.source_hash == folder.sources.source_hash(waiting.runs[r.run]) for r in made)
 
@@ -76,4 +75,4 @@ def test_a_job_that_starts_again_keeps_the_results_of_its_submission(folder: Res
     sweep = TOY + "grid: {size: [1, 2]}\nruns_per_job: 2\n"
     requeued = folder.submit(sweep, [old, None], cpu_device(), force=False)
     Worker(requeued, 0, in_process=True).run()
-    assert [r.params["size"] for r in read_records(folder.path)[0]] == [1, 2]
+    assert [r.params["size"] for r in records(folder.path)] == [1, 2]

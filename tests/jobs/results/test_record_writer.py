@@ -15,6 +15,7 @@ from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.record_writer import RecordWriter
 from jobs.whole_files import write_json
+from tests.jobs.harness import records
 from tests.jobs.results_folder import ok, record, run
 from tests.jobs.small_disk import small_disk
 
@@ -23,9 +24,8 @@ def test_writers_of_one_name_write_to_files_of_their_own(tmp_path: Path) -> None
     writers = [RecordWriter(tmp_path / "records", "same") for _ in range(3)]
     for number, writer in enumerate([*writers, *writers]):
         assert writer.write(record(run(number), ok(1.0)))
-    records, bad = read_records(tmp_path)
     assert len(list((tmp_path / "records").iterdir())) == 3
-    assert (len(records), bad) == (6, [])
+    assert len(records(tmp_path)) == 6
 
 
 def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_a_torn_line_is_not_glued_to_the_next(tmp_path: Path) -> None:
     with writer.path.open("ab") as file:  # a partial line that was not undone
         file.write(record(run(2), ok(1.0)).model_dump_json().encode()[:100])
     assert writer.write(record(run(3), ok(1.0)))
-    records, bad = read_records(tmp_path)
-    assert [r.run for r in records] == [run(1).id, run(3).id]
+    found, bad = read_records(tmp_path)
+    assert [r.run for r in found] == [run(1).id, run(3).id]
     assert [one.line for one in bad] == [2]
 
 
@@ -63,13 +63,10 @@ def test_a_full_disk_costs_no_record_that_was_there(
     assert "No space left on device" in printed
     line = f'{{"schema_version":1,"run":"{run(written).id}"'
     assert f"append this line to {writer.path}: {line}" in printed  # the record is not lost
-    records, bad = read_records(full_disk)
-    assert (len(records), bad) == (written, [])  # and no partial line
+    assert len(records(full_disk)) == written  # and no partial line
     (full_disk / "ballast").unlink()  # frees space
     assert writer.write(big(written), tries=1)
-    records, bad = read_records(full_disk)
-    assert [r.run for r in records] == [run(i).id for i in range(written + 1)]
-    assert bad == []
+    assert [r.run for r in records(full_disk)] == [run(i).id for i in range(written + 1)]
 
 
 def test_room_that_comes_while_it_tries_again_is_used(
@@ -87,9 +84,7 @@ def test_room_that_comes_while_it_tries_again_is_used(
     monkeypatch.setattr(time, "sleep", make_room)
     assert writer.write(big(1), tries=2)
     assert waits == [2]
-    records, bad = read_records(full_disk)
-    assert records[-1].run == run(1).id
-    assert bad == []
+    assert records(full_disk)[-1].run == run(1).id
 
 
 def test_a_full_disk_under_the_log_does_not_kill_the_writer(
@@ -105,7 +100,7 @@ def test_a_full_disk_under_the_log_does_not_kill_the_writer(
         assert not writer.write(big(0), tries=1)
         (full_disk / "ballast").unlink()
         assert writer.write(big(written), tries=1)
-    assert len(read_records(full_disk)[0]) == written + 1
+    assert len(records(full_disk)) == written + 1
 
 
 def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
