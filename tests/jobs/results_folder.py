@@ -65,6 +65,11 @@ def ok(*samples: float, phase: str = "forward", **facts: Any) -> dict[str, Any]:
     return {"status": "ok", "measurements": {"samples_ms": {phase: list(samples)}} | facts}
 
 
+def by_mode(fast: Outcome, exact: Outcome) -> Callable[[dict[str, Any], int], Outcome]:
+    """Return outcomes that depend on the parameter `mode`."""
+    return lambda params, repeat: fast if params["mode"] == "fast" else exact
+
+
 def failed(status: str, kind: str = "RuntimeError", **failure: Any) -> dict[str, Any]:
     return {"status": status, "failure": {"type": kind, "message": "as asked"} | failure}
 

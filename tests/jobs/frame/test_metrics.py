@@ -20,6 +20,7 @@ from tests.jobs.results_folder import (
     TOY,
     Outcome,
     ResultsFolder,
+    by_mode,
     failed,
     load,
     ok,
@@ -220,10 +221,8 @@ def test_a_value_without_phases_has_one_column_beside_those_of_the_phases(
 
 def test_each_value_has_its_own_speed_up(folder: ResultsFolder) -> None:
     tokens = {"train_step": 100}
-    folder.submit(
-        TOY + "grid: {size: [1], mode: [fast, exact]}\n",
-        lambda params, repeat: step(1 if params["mode"] == "fast" else 2, tokens=tokens),
-    )
+    fast, exact = (step(size, tokens=tokens) for size in (1, 2))
+    folder.submit(TOY + "grid: {size: [1], mode: [fast, exact]}\n", by_mode(fast, exact))
     view = {"rows": ["size"], "columns": ["mode"], "unit": "GiB", "baseline": {"mode": "fast"}}
     values = ["tokens_per_second", "fact.weights_bytes"]
     (row,) = table(folder, **view, value=values)

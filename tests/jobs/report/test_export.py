@@ -25,15 +25,9 @@ STUDIES = [ROOT / "logs" / "h200" / name for name in ("all_reduce", "flash_leade
 @pytest.fixture
 def filled(folder: ResultsFolder) -> ResultsFolder:
     """A folder with hostile texts, a failure and a missing run."""
-    count = len(HOSTILE)
-
-    def outcome(params: dict[str, Any], repeat: int) -> dict[str, Any] | None:
-        i = params["size"] - 1
-        if i < count:
-            return ok(1 / 3, 0.1, facts={"text": HOSTILE[i], "n": i})
-        return failed("error", message='a,"b"\nc') if i == count else None
-
-    folder.submit(TOY + f"grid: {{size: {list(range(1, count + 3))}}}\n", outcome)
+    texts = [ok(1 / 3, 0.1, facts={"text": text, "n": i}) for i, text in enumerate(HOSTILE)]
+    outcomes = [*texts, failed("error", message='a,"b"\nc'), None]
+    folder.submit(TOY + f"grid: {{size: {list(range(1, len(outcomes) + 1))}}}\n", outcomes)
     return folder
 
 

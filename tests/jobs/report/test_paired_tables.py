@@ -24,6 +24,7 @@ from tests.jobs.results_folder import (
     TOY,
     Outcome,
     ResultsFolder,
+    by_mode,
     failed,
     load,
     ok,
@@ -208,13 +209,8 @@ def test_hosts_differ_by_boot_and_else_by_name(
     environments: tuple[dict[str, str], dict[str, str]],
     marked: bool,
 ) -> None:
-    fast, exact = environments
-    folder.submit(
-        TOY + ONE_SIZE,
-        lambda params, repeat: (
-            ok(1.0) | {"environment": fast if params["mode"] == "fast" else exact}
-        ),
-    )
+    fast, exact = (ok(1.0) | {"environment": each} for each in environments)
+    folder.submit(TOY + ONE_SIZE, by_mode(fast, exact))
     assert table(folder, **VIEW)[0]["exact vs fast"] == ("1.00x*" if marked else "1.00x")
 
 
@@ -288,15 +284,9 @@ def test_the_baseline_of_a_table_need_not_be_that_of_the_block(folder: ResultsFo
 
 def test_rounds_with_another_baseline_count_too(tmp_path: Path, folder: ResultsFolder) -> None:
     """The baseline of the table has two processes in the rounds of one block, one in the other."""
-    folder.submit_rounds(
-        TOY + ONE_SIZE + BLOCKS,
-        lambda params, _: ok(2.0) if params["mode"] == "fast" else failed("timeout"),
-    )
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, by_mode(ok(2.0), failed("timeout")))
     other = load(tmp_path, TOY + ONE_SIZE + BLOCKS, "blocks.baseline.mode=exact")
-    elsewhere = {"environment": {"boot_id": "b"}}
-    folder.submit_rounds(
-        other, lambda params, _: ok(1.0 if params["mode"] == "exact" else 2.0) | elsewhere
-    )
+    folder.submit_rounds(other, by_mode(ok(2.0), ok(1.0)), boot="b")
     (row,) = table(folder, **VIEW)
     assert row["exact vs fast"] == "2.000x [2.000, 2.000]"
 

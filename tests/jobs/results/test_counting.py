@@ -35,6 +35,7 @@ from tests.jobs.results_folder import (
     TOY,
     Outcome,
     ResultsFolder,
+    by_mode,
     failed,
     in_round,
     ok,
@@ -89,20 +90,13 @@ def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     folder: ResultsFolder,
 ) -> None:
     folder.submit_rounds(SWEEP, ok(1.0), "a")
-    folder.submit_rounds(
-        SWEEP,
-        lambda params, repeat: failed("oom") if params["mode"] == "exact" else ok(2.0),
-        "b",
-    )
+    folder.submit_rounds(SWEEP, by_mode(ok(2.0), failed("oom")), "b")
     assert shown(folder)["exact", 0] == [1.0]
     assert shown(folder)["fast", 0] == [1.0, 2.0]
 
 
 def test_a_trial_counts_only_if_it_failed(folder: ResultsFolder) -> None:
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        return failed("error") if params["mode"] == "exact" else ok(9.0)
-
-    folder.submit_rounds(SWEEP, outcome, rounds=[0], trial=True)
+    folder.submit_rounds(SWEEP, by_mode(ok(9.0), failed("error")), rounds=[0], trial=True)
     assert observe(folder.path).counts() == {"missing": 5, "error": 1}
     assert shown(folder)["fast", 0] == ["missing"] and shown(folder)["exact", 0] == ["error"]
     folder.submit_rounds(SWEEP, ok(1.0))

@@ -21,17 +21,17 @@ from jobs.verdicts.decided import judge_block
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, noisy, only
 from tests.jobs.harness import call
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, by_mode, failed, ok
 
 ONE_SIZE = "grid: {size: [1], mode: [fast, exact]}\n"
 TWO_SIZES = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
 ALWAYS, NEVER = {0, 1, 2, 3, 4}, set[int]()
 
 
-def failing(status: str, when: Callable[[dict[str, Any], int], bool]) -> Fate:
-    """Return the same times of both modes, but failures for some parameters and repeats."""
+def same_but(outcome: Outcome, when: Callable[[dict[str, Any], int], bool]) -> Fate:
+    """Return the same times of both modes, but another outcome for some parameters and repeats."""
     same = noisy(1.0)
-    return lambda params, repeat: failed(status) if when(params, repeat) else same(params, repeat)
+    return lambda params, repeat: outcome if when(params, repeat) else same(params, repeat)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,9 @@ def test_what_is_unsure_but_not_slower_gives_exit_code_0(tmp_path: Path) -> None
 def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
     """Other rounds and another GPU do not repair the same code. New code can."""
     same = noisy(1.0)
-    outcome = failing("wrong", lambda params, repeat: repeat == 1 and params["mode"] == "fast")
+    outcome = same_but(
+        failed("wrong"), lambda params, repeat: repeat == 1 and params["mode"] == "fast"
+    )
     folder = blocks(tmp_path, outcome)
     measure(folder, outcome, "first", source_hash="code")
     measure(folder, same, "second", source_hash="code")
@@ -158,9 +160,7 @@ def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
 def test_runs_without_times(
     tmp_path: Path, fast: Outcome, exact: Outcome, verdict: str, detail: str, code: int
 ) -> None:
-    found = compared(
-        blocks(tmp_path, lambda params, _: fast if params["mode"] == "fast" else exact)
-    )
+    found = compared(blocks(tmp_path, by_mode(fast, exact)))
     cell = only(found)
     assert (cell.verdict, cell.detail, cell.phase) == (verdict, detail, "")
     assert found.exit_code == code
@@ -185,7 +185,9 @@ def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
     folder = blocks(tmp_path, noisy(1.0), TWO_SIZES)
-    outcome = failing("error", lambda params, _: (params["size"], params["mode"]) == (2, "fast"))
+    outcome = same_but(
+        failed("error"), lambda params, _: (params["size"], params["mode"]) == (2, "fast")
+    )
     measure(folder, outcome, "another", source_hash="edited")
     found = compared(folder)
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "broken"}
@@ -205,7 +207,7 @@ def test_failures_of_an_allocation_that_a_later_one_repaired(
     tmp_path: Path, failures: list[set[int]], verdict: str
 ) -> None:
     first, *others = (
-        failing("error", lambda p, n, fails=fails: p["mode"] == "fast" and n in fails)
+        same_but(failed("error"), lambda p, n, fails=fails: p["mode"] == "fast" and n in fails)
         for fails in failures
     )
     folder = blocks(tmp_path, first)
@@ -218,18 +220,16 @@ def test_failures_of_an_allocation_that_a_later_one_repaired(
 def test_what_is_still_to_come_is_undecided_but_not_what_cannot_be_measured(
     tmp_path: Path, second: Outcome, code: int
 ) -> None:
-    same = noisy(1.0)
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        return second if (params["size"], params["mode"]) == (2, "fast") else same(params, repeat)
-
+    outcome = same_but(second, lambda p, _: (p["size"], p["mode"]) == (2, "fast"))
     found = compared(blocks(tmp_path, outcome, TWO_SIZES))
     assert {c.run.params["size"]: c.verdict for c in found.cells} == {1: "same", 2: "not measured"}
     assert found.exit_code == code
 
 
 def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
-    outcome = failing("error", lambda params, repeat: repeat == 2 and params["mode"] == "fast")
+    outcome = same_but(
+        failed("error"), lambda params, repeat: repeat == 2 and params["mode"] == "fast"
+    )
     cell = only(compared(blocks(tmp_path, outcome)))
     assert (cell.text, cell.judged and cell.judged.rounds) == ("same, 1 of 5 rounds: error", 4)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from jobs.results.record import Record
-from tests.jobs.harness import records, run
+from tests.jobs.harness import records, run, write_sweep
 
 pytestmark = pytest.mark.gpu
 
@@ -17,16 +15,9 @@ def faults(tmp_path_factory) -> dict[str, Record]:
     """Records of one job with every GPU fault, each followed by a run that succeeds, by run."""
     folder = tmp_path_factory.mktemp("faults")
     whats = ["oom", "ok", "assert", "ok", "illegal_access", "ok", "hang", "ok"]
-    sweep = {
-        "name": "faults",
-        "benchmark": "tests.benchmarks.gpu_faults",
-        "zip": {"what": whats, "order": list(range(len(whats)))},
-        "resources": {"gpus_per_node": 1},
-        "runs_per_job": 100,
-        "timeout_s": 30,
-    }
-    path, out = folder / "faults.yaml", folder / "out"
-    path.write_text(json.dumps(sweep))
+    cases = [{"what": what, "order": order} for order, what in enumerate(whats)]
+    keys = {"benchmark": "tests.benchmarks.gpu_faults", "resources": {"gpus_per_node": 1}}
+    path, out = write_sweep(folder, cases, timeout_s=30, **keys), folder / "out"
     done = run("jobs.submit", path, "--local", "--out", out)
     assert done.returncode == 1, done.stdout  # because some runs failed
     return {f"{record.params['what']}{record.params['order']}": record for record in records(out)}

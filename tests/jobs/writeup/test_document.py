@@ -31,7 +31,7 @@ from jobs.writeup.page import html_report
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
 from jobs.writeup.studies import read_studies, results_folders
 from jobs.writeup.traced import without_marks
-from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, failed, load, ok
+from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, by_mode, failed, load, ok
 
 # The run of size 1 needs a GPU, that of size 2 none.
 ON_GPU_AND_CPU = TOY + (
@@ -379,11 +379,7 @@ def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
 ) -> None:
     toy = TOY + "resources: {gpus_per_node: 1}\n"
     folder.submit(toy + GRID, ok(4.0), H200)
-    other.submit(
-        toy + "grid: {size: [1], mode: [fast, exact]}\n",
-        lambda params, _: ok(6.0) if params["mode"] == "fast" else None,
-        H100,
-    )
+    other.submit(toy + "grid: {size: [1], mode: [fast, exact]}\n", by_mode(ok(6.0), None), H100)
     part = part_of(SPEED, folder, other, show=[Exhibit(table="toy")])
     h100, h200 = [view.tables[0].table.keys for view in part.views]
     assert h100 == [("fast",), ("exact",)] and len(h200) == 4
