@@ -1,8 +1,9 @@
-"""The problems of the report: their files, exhibits, filters and names."""
+"""The problems of the report, and the tracked report of the reference results in docs/report."""
 
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from jobs.writeup.answer import render_answer
+from jobs.writeup.build import build_report
 from jobs.writeup.document import NO_NUMBERS, SOME_NUMBERS
 from jobs.writeup.problem import Part, Problem, read_problems
 from jobs.writeup.studies import Registry
@@ -128,13 +130,19 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
         read_problems(tmp_path)
 
 
+# ---- the tracked report --------------------------------------------------------------------------
+
+TRACKED = ROOT / "docs" / "report"
+RENEW = "docs/report differs from what the records give: run make report"
+
+
 def test_every_answer_is_measured_in_the_tracked_report() -> None:
     """A wrong parameter or name in a template makes an answer incomplete on every device.
 
-    A GPU may lack runs, but one of them has all numbers of an answer. test_reference_report.py
-    checks that the tracked report is that of the records.
+    A GPU may lack runs, but one of them has all numbers of an answer. The next test checks that
+    the tracked report is that of the records.
     """
-    report = (ROOT / "docs" / "report" / "report.md").read_text()
+    report = (TRACKED / "report.md").read_text()
     assert not re.search(
         r"The answer cannot be written|^a picture is left out|^table \S+: ", report, re.M
     )
@@ -152,3 +160,32 @@ def test_every_answer_is_measured_in_the_tracked_report() -> None:
         if lacking or "The runs of this answer are not measured" in text:
             incomplete.add((id, part.part))
     assert not incomplete
+
+
+@pytest.mark.slow
+def test_the_report_of_the_reference_results_is_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One test, because each build takes tens of seconds."""
+    monkeypatch.chdir(ROOT)
+    begin = time.process_time()
+    build_report([Path("logs/h100"), Path("logs/h200")], tmp_path)
+    seconds = time.process_time() - begin
+
+    made, tracked = ((folder / "report.md").read_text() for folder in (tmp_path, TRACKED))
+    assert words(made) == words(tracked), RENEW
+    images = [
+        {path.relative_to(folder) for path in (folder / "plots").rglob("*.*")}
+        for folder in (tmp_path, TRACKED)
+    ]
+    assert images[0] == images[1], RENEW
+    links = re.findall(r"\]\((plots/[^)]*)\)", tracked)
+    assert set(map(Path, links)) == images[1] and len(links) > 10
+
+    assert seconds < 60  # about 18 s
+    assert (tmp_path / "index.html").stat().st_size < 3e6
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text. Versions of tabulate differ in the width of columns."""
+    return re.sub(r"[-:|]+", " ", text).split()
