@@ -157,6 +157,14 @@ class ResultsFolder:
                     assert writer.write(made.model_copy(update={"block": place, **fields}))
         return manifest
 
+    def artifacts(self, name: str, content: bytes, *files: str) -> dict[str, str]:
+        """Write artifacts of a run. Return the entry of its record that names them."""
+        path = self.path / "artifacts" / name
+        path.mkdir(parents=True)
+        for file in files:
+            (path / file).write_bytes(content)
+        return {"artifacts": f"artifacts/{name}"}
+
     def _manifest(
         self, sweep: LoadedSweep | str, force: bool = True
     ) -> tuple[Manifest, RecordWriter]:

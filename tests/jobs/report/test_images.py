@@ -12,15 +12,6 @@ from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 PNG = b"\x89PNG of "
 
 
-def artifacts(folder: ResultsFolder, name: str, content: str, *files: str) -> dict[str, str]:
-    """Write images as artifacts of a run. Return the entry of its record that names them."""
-    path = folder.path / "artifacts" / name
-    path.mkdir(parents=True)
-    for file in files:
-        (path / file).write_bytes(PNG + content.encode())
-    return {"artifacts": f"artifacts/{name}"}
-
-
 def links(markdown: str) -> dict[str, str]:
     """Return the path of each image in a Markdown text, by title."""
     return dict(re.findall(r"!\[(.*)\]\((.*)\)", markdown))
@@ -37,9 +28,8 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
         if mode == "exact":
             return ok(1.0)
         outcome = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        return outcome | artifacts(
-            folder, f"run-{size}", f"size {size}", "memory.png", "trace.json"
-        )
+        content = PNG + f"size {size}".encode()
+        return outcome | folder.artifacts(f"run-{size}", content, "memory.png", "trace.json")
 
     folder.submit(TOY + text + plots, outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
@@ -65,7 +55,7 @@ def test_images_of_one_name_do_not_replace_each_other(
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         name = f"{params['label'][1:2] == '/'}-{repeat}"
-        return ok(1.0) | artifacts(folder, name, name, "line.png")
+        return ok(1.0) | folder.artifacts(name, PNG + name.encode(), "line.png")
 
     folder.submit(TOY + text + plots, outcome)
     _, out, _ = cli(folder.path, "--plot", tmp_path / "p")

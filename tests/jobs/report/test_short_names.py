@@ -86,18 +86,14 @@ def test_tables_show_short_names_and_csv_shows_references(
 def test_plots_comparisons_and_labels_show_short_names(
     sources: Path, folder: ResultsFolder
 ) -> None:
-    folder.submit(
-        SWEEP.replace(", flash.py:Mine", ""),
-        ok(1.0, 1.0, 1.0, 1.0, 1.0) | {"artifacts": "artifacts/a"},
-    )
-    (folder.path / "artifacts" / "a").mkdir(parents=True)
+    drawn = ok(1.0, 1.0, 1.0, 1.0, 1.0) | folder.artifacts("a", b"\x89PNG", "image.png")
+    folder.submit(SWEEP.replace(", flash.py:Mine", ""), drawn)
     seen = observe(folder.path)
     for view in ({"x": "kernel"}, {"x": "size", "series": ["kernel"]}):
         axes = plot_of(folder, **view).axes[0]
         ticks = [text.get_text() for text in axes.get_xticklabels()]
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
-    (folder.path / "artifacts" / "a" / "image.png").write_bytes(b"\x89PNG")
     pictures, _ = run_pictures(list_results(seen), seen.records, lambda _: folder.path)
     titles = [picture.title for picture in pictures]
     assert titles == ["image (kernel naive)", "image (kernel Mine)"]

@@ -168,9 +168,7 @@ def test_failures_of_runs_that_a_part_does_not_ask_for(folder: ResultsFolder) ->
 def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -> None:
     blocks = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 2}\n"
     sweep = TOY + GRID + blocks
-    (folder.path / "artifacts").mkdir(parents=True)
-    (folder.path / "artifacts" / "timeline.png").write_bytes(PNG)
-    drawn = ok(4.0) | {"artifacts": "artifacts"}
+    drawn = ok(4.0) | folder.artifacts("of_trial", PNG, "timeline.png")
     folder.submit_rounds(sweep, drawn, rounds=[0], trial=True)
     folder.submit_rounds(sweep, ok(4.0))
     part = part_of(
@@ -244,9 +242,7 @@ def test_two_devices_have_a_plot_and_figures_each(
 ) -> None:
     plot = "plots: [{name: p, x: size, series: [mode], phase: forward}]\n"
     for one, device in ((folder, H200), (other, H100)):
-        (one.path / "artifacts").mkdir(parents=True)
-        (one.path / "artifacts" / "timeline.png").write_bytes(PNG + device.encode())
-        drawn = ok(4.0) | {"artifacts": "artifacts"}
+        drawn = ok(4.0) | one.artifacts("of_run", PNG + device.encode(), "timeline.png")
         one.submit(TOY + "grid: {size: [1, 2]}\n" + plot, drawn, device)
     shown = problem(SPEED, show=[Exhibit(plot="p"), Exhibit(images="timeline", where="size == 1")])
     result = document(shown, folders=[folder.path, other.path])
@@ -453,15 +449,13 @@ def test_runs_that_all_failed_are_not_called_unmeasured(folder: ResultsFolder) -
 @pytest.mark.slow
 def test_a_report_keeps_what_is_not_its_own(tmp_path: Path, measured: ResultsFolder) -> None:
     out = tmp_path / "out"
-    drawn = ok(4.0) | {"artifacts": "artifacts"}
+    drawn = ok(4.0) | measured.artifacts("of_run", PNG, "timeline.png")
     (out / "plots").mkdir(parents=True)
     (out / "plots" / "mine.png").touch()
     measured.submit(TOY + GRID, drawn, H200)
-    (measured.path / "artifacts").mkdir()
-    (measured.path / "artifacts" / "timeline.png").write_bytes(PNG)
     build_report([measured.path], out)
     assert len(list(out.rglob("*.png"))) > 1
-    (measured.path / "artifacts" / "timeline.png").unlink()
+    (measured.path / "artifacts" / "of_run" / "timeline.png").unlink()
     build_report([measured.path], out)
     assert [path.name for path in out.rglob("*.png")] == ["mine.png"]
 
