@@ -223,7 +223,7 @@ def record(
     )
 
 
-def in_round(position: int, size: int, execution: str = "e", **more: Any) -> BlockPlace:
+def in_round(position: int, size: int, execution: str, **more: Any) -> BlockPlace:
     """Return a place in round 0 of a block. The first process is the baseline."""
     given = {"id": "block", "round": 0, "baseline": position == 0, **more}
     return BlockPlace(position=position, size=size, execution=execution, **given)
