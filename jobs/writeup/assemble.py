@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from jobs.errors import TableError
-from jobs.formatting import counted
 from jobs.report.figures import Figure
 from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.report_table import make_report_table
@@ -104,7 +103,7 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
             is_derived = state_of_answer(answer) is State.derived
             view.cells = None if is_derived else cells_on(study, part.filter, part.override)
-            view.notes += _other_runs(view.tables)
+            view.others = _other_runs(view.tables)
         views.append(view)
     shown = [
         view
@@ -131,14 +130,12 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
     return result
 
 
-def _other_runs(tables: Iterable[ShownTable]) -> list[str]:
-    """Return a note on runs that stock sweeps do not have, such as those of earlier versions."""
+def _other_runs(tables: Iterable[ShownTable]) -> int:
+    """Return the number of runs in tables that the stock sweeps do not have."""
     own = [each for each in tables if each.study.is_stock and not each.folded]
     asked = {run for each in own for run in asked_cells(each.study.name, None)[0]}
     cells = (cell for each in own for column in each.table.records.values() for cell in column)
-    others = len({record.run for cell in cells for record in cell} - asked)
-    where = "not in the present sweep, but of earlier versions or with other values"
-    return [f"{counted(others, 'run')} in these tables: {where}."] if others else []
+    return len({record.run for cell in cells for record in cell} - asked)
 
 
 def _command(study: str, part: Part) -> str:

@@ -78,11 +78,20 @@ class Cells:
         return "; ".join(parts)
 
     def _which(self, ids: frozenset[str]) -> str:
-        """Tell some of the cells by the one or two parameters that separate them best."""
-        if len(ids) == len(self.asked):
+        """Tell some of the cells, or if this is shorter, the others."""
+        rest = frozenset(self.asked.keys() - ids)
+        if not rest:
             return "all"
-        names = ["benchmark", *varying(list(self.asked.values()))]
-        found = []
+        some, others = self._named(ids), self._named(rest)
+        if others[0].isdigit():  # no parameter separates them
+            return some
+        return min(some, f"all but {others}", key=lambda text: (text[0].isdigit(), len(text)))
+
+    def _named(self, ids: frozenset[str]) -> str:
+        """Tell some of the cells by the one or two parameters that separate them best."""
+        several = len({run.benchmark for run in self.asked.values()}) > 1
+        names = [*(["benchmark"] if several else []), *varying(list(self.asked.values()))]
+        found = [(1, 1, len(self.asked) - len(ids), f"{len(ids)} of {len(self.asked)}")]
         for chosen in (*combinations(names, 1), *combinations(names, 2)):
             of_all = Counter(_values(run, chosen) for run in self.asked.values())
             given = Counter(_values(run, chosen) for id, run in self.asked.items() if id in ids)

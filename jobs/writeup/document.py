@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import cached_property, reduce
 
 from jobs.errors import TableError
+from jobs.formatting import counted
 from jobs.report.figures import Drawing, Figure
 from jobs.report.tables.report_table import ReportTable
 from jobs.writeup.answer import Answer, paragraphs_of
@@ -78,6 +79,7 @@ class View:
     device: str  # "" if the answer needs no records, or if there are none
     answer: Answer
     cells: Cells | None = None  # those asked for; None: not of a stock sweep, or on a CPU
+    others: int = 0  # number of runs in the tables that the stock sweep does not have
     tables: list[ShownTable] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # on what could not be shown
@@ -153,7 +155,11 @@ class View:
     @property
     def basis(self) -> list[str]:
         """Which cells are measured, and on what the numbers rest."""
-        return [*([f"{self.cells.text}."] if self.cells else []), *self.answer.notes]
+        if self.cells is None:
+            return self.answer.notes
+        where = "of earlier versions of the sweep, or with other values"
+        others = f" The tables have {counted(self.others, 'run')} {where}." if self.others else ""
+        return [f"{self.cells.text}.{others}", *self.answer.notes]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> N
     assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
     assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
     assert "size 2.7b" in cells.text and "size xl" in cells.text
+    large = {id for id, run in cells.asked.items() if run.params["size"] != "small"}
+    assert "not measured: all but size small" in replace(cells, missing=frozenset(large)).text
     all_of_it = cells_in(folder, "warmup")
     assert (cells | all_of_it).count == all_of_it.count == "20 of 25 cells"
     assert not cells_in(folder, "warmup", "size == medium").stale
