@@ -27,15 +27,15 @@ $(VENV)/torch:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml $(VENV)/torch
-	$(BIN)/pip install --quiet --editable '.[nvml]'
+	$(BIN)/pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --editable '.[nvml,test]'
+	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed-test
-	$(BIN)/pip install --quiet --editable '.[nvml,test,dev]'
+	$(BIN)/pip install --quiet --editable '.[test,dev]'
 	@touch $@
 
 # make install          install the project into .venv

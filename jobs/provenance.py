@@ -1,7 +1,6 @@
 """Provenance of a measurement: package versions, CPU, and the state of the GPUs.
 
-This module neither imports torch nor initializes CUDA. It queries GPUs through NVML. Without NVML,
-it asks nvidia-smi for the number and the name of the GPUs.
+This module neither imports torch nor initializes CUDA. It queries GPUs through NVML.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import pynvml  # type: ignore[import-untyped]
 
 # Includes this project, because in a wheel installation only its version identifies the code.
 PACKAGES = ("cluster-sweeps", "torch", "triton", "numpy", "submitit")
@@ -56,25 +56,13 @@ def cpu_device() -> str:
     return f"cpu: {processor()}"
 
 
-@cache
-def _nvml() -> Any:
-    """Return the initialized pynvml module, or None if the package or the driver is missing."""
-    try:
-        import pynvml  # type: ignore[import-untyped]
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, no driver or no permission
-        return None
-    return pynvml
-
-
 def visible_gpus() -> list[str]:
     """Return the indices or UUIDs of the GPUs that this process may use.
 
     If CUDA_VISIBLE_DEVICES is set, these are its entries up to the first invalid one, as in CUDA,
     each once.
     """
-    count = _gpu_count()
+    count = _ask("nvmlDeviceGetCount") or 0
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None or not count:
         return [str(i) for i in range(count)]
@@ -86,30 +74,20 @@ def visible_gpus() -> list[str]:
 
 
 @cache
-def _gpu_count() -> int:
-    nvml = _nvml()
-    if nvml is not None:
-        return int(nvml.nvmlDeviceGetCount())
-    return sum(line.startswith("GPU ") for line in _nvidia_smi("-L").splitlines())
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """Return the output of nvidia-smi, which comes with the driver. Empty if it fails."""
+def _has_nvml() -> bool:
+    """Initialize NVML, and return whether there are a driver and the permission to use it."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True
 
 
 def _ask(question: str, *arguments: Any) -> Any:
     """Return what NVML answers to a question, or None if it gives no answer."""
-    nvml = _nvml()
     try:
-        return None if nvml is None else getattr(nvml, question)(*arguments)
-    except (nvml.NVMLError, AttributeError):
+        return getattr(pynvml, question)(*arguments) if _has_nvml() else None
+    except (pynvml.NVMLError, AttributeError):
         return None
 
 
@@ -140,13 +118,18 @@ def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
 @cache
 def _handles(tokens: tuple[str, ...]) -> list[Any]:
     """Return NVML's handles of GPUs, given by indices or UUIDs. Unknown GPUs are left out."""
-    nvml = _nvml()
     handles = []
-    for token in tokens if nvml is not None else ():
+    for token in tokens:
         by_index = token.isdigit()
         find = "nvmlDeviceGetHandleByIndex" if by_index else "nvmlDeviceGetHandleByUUID"
         handles.append(_ask(find, int(token) if by_index else token))
     return [handle for handle in handles if handle is not None]
+
+
+def gpu_uuid(token: str) -> str:
+    """Return the UUID of a GPU that is given by its index or UUID; the token if it is unknown."""
+    uuids = [_ask("nvmlDeviceGetUUID", handle) for handle in _handles((token,))]
+    return str(next(filter(None, uuids), token))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +160,15 @@ _THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 def read_gpus(tokens: list[str]) -> list[GpuReading]:
     """Return the state of each GPU, by indices or UUIDs. Takes about a millisecond a GPU."""
-    nvml = _nvml()
     readings = []
     for handle in _handles(tuple(tokens)):
         bits = _ask(_THROTTLE, handle) or 0
         readings.append(
             GpuReading(
-                sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-                memory_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+                sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
+                memory_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM),
                 power_w=_scaled(_ask("nvmlDeviceGetPowerUsage", handle)),
-                temperature_c=_ask("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+                temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
                 energy_j=_scaled(_ask("nvmlDeviceGetTotalEnergyConsumption", handle)),
                 throttle=frozenset(name for bit, name in THROTTLE_REASONS.items() if bits & bit),
             )
@@ -203,8 +185,5 @@ def device_kind(tokens: list[str]) -> str:
     """Return the field `device` of records: the first GPU's name, or the CPU's without any."""
     if not tokens:
         return cpu_device()
-    states = gpu_states(tokens[:1])
-    if states and states[0]["name"]:
-        return str(states[0]["name"])
-    name = _nvidia_smi("--query-gpu=name", "--format=csv,noheader", "-i", tokens[0])
-    return name.strip() or "GPU"
+    names = [state["name"] for state in gpu_states(tokens[:1])]
+    return str(next(filter(None, names), "GPU"))

@@ -48,7 +48,7 @@ CHECKS = {
 def install(torch: str, triton: str, venv: Path) -> str:
     """Install the project with a torch and a Triton. Return the versions, or "failed: ERROR"."""
     python = str(venv / "bin/python")
-    wanted = [f"torch=={torch}.*", f"triton=={triton}.*", "--editable", f"{ROOT}[nvml,test]"]
+    wanted = [f"torch=={torch}.*", f"triton=={triton}.*", "--editable", f"{ROOT}[test]"]
     shown = "import torch, triton; print(torch.__version__.split('+')[0], triton.__version__)"
     output = ""
     for command in (

@@ -1,9 +1,9 @@
 """Local job queue: run the jobs of a submission on this machine as GPUs become free.
 
-Each job runs in a worker process. Two jobs of one queue never share a GPU. A job without GPUs runs
-alone, because other jobs would disturb its timings, unless `--parallel N` allows N jobs at the same
-time. A job with `resources.exclusive` always runs alone. Queues on different results folders are
-not coordinated and may use the same GPUs.
+Each job runs in a worker process. Two jobs never share a GPU, also those of other queues on this
+machine. A job without GPUs runs alone, because other jobs would disturb its timings, unless
+`--parallel N` allows N jobs at the same time. A job with `resources.exclusive` always runs alone.
+Other queues may run beside both.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from jobs import provenance
 from jobs.block import TaskKey
 from jobs.formatting import counted
+from jobs.launch.gpu_claims import POLL_S, WAITS, claim, release
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place
@@ -32,7 +33,6 @@ from jobs.results.record_reader import RecordTail
 from jobs.results.unwritable import ResultsUnwritable
 from jobs.results.worker_state import IDLE_RESTARTS, WorkerEnd, write_worker_end
 
-POLL_S = 0.1
 STOP_S = 20.0  # grace period in which stopped workers record their runs, in seconds
 
 
@@ -40,7 +40,7 @@ STOP_S = 20.0  # grace period in which stopped workers record their runs, in sec
 class _Running:
     jobs: list[Job]
     process: subprocess.Popen[bytes]
-    gpus: list[str]
+    claims: dict[str, int]  # the open file that holds the claim of each of its GPUs
     left: int  # number of runs without a result when this worker was started
     restarts: int = 0  # earlier workers in a row that died without a new result
 
@@ -56,6 +56,7 @@ class LocalQueue:
         self.waiting = [job for job in manifest.jobs if self._can_run(job)]
         self.running: list[_Running] = []
         self.records: list[Record] = []
+        self.told = False  # whether this queue said that it waits for other queues
         self.noted: list[int] = []  # signals that have arrived
         self.unwritable = False  # whether a worker could not write a record
         self.tail = RecordTail(manifest.folder, set(manifest.runs))
@@ -73,7 +74,7 @@ class LocalQueue:
             try:
                 impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
                 if impossible:  # a worker records their runs as unsupported
-                    self._start(impossible, [])
+                    self._start(impossible, {})
                 with self.progress:
                     while (self.waiting or self.running) and not (self.noted or self.unwritable):
                         self._start_what_fits()
@@ -104,11 +105,24 @@ class LocalQueue:
 
     def _start_what_fits(self) -> None:
         for job in list(self.waiting):
-            if self._fits(job):
+            if self._fits(job) and (claims := self._claim(job.shape.gpus_per_node)) is not None:
                 self.waiting.remove(job)
-                wanted = job.shape.gpus_per_node
-                gpus, self.free = self.free[:wanted], self.free[wanted:]
-                self._start([job], gpus)
+                self.free = [gpu for gpu in self.free if gpu not in claims]
+                self._start([job], claims)
+
+    def _claim(self, count: int) -> dict[str, int] | None:
+        """Claim free GPUs for a job. Return None if other queues use too many of them."""
+        claims: dict[str, int] = {}
+        for gpu in self.free:
+            if len(claims) < count and (file := claim(gpu)) is not None:
+                claims[gpu] = file
+        if len(claims) == count:
+            return claims
+        release(claims.values())
+        if not self.running and not self.told:
+            self.told = True
+            self.progress.show(WAITS, "yellow")
+        return None
 
     def _fits(self, job: Job) -> bool:
         gpus = job.shape.gpus_per_node
@@ -121,10 +135,10 @@ class LocalQueue:
             return not running
         return gpus <= len(self.free)
 
-    def _start(self, jobs: list[Job], gpus: list[str], restarts: int = 0) -> None:
+    def _start(self, jobs: list[Job], claims: dict[str, int], restarts: int = 0) -> None:
         cwd, environment = place(self.manifest)
         if self._can_run(jobs[0]):
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(claims)
         with self._log(jobs).open("ab") as log:
             process = subprocess.Popen(
                 self._command(jobs),
@@ -134,8 +148,9 @@ class LocalQueue:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the queue, which stops the workers
+                pass_fds=tuple(claims.values()),  # the claims last as long as the worker
             )
-        self.running.append(_Running(jobs, process, gpus, len(self._left(jobs)), restarts))
+        self.running.append(_Running(jobs, process, claims, len(self._left(jobs)), restarts))
 
     def _command(self, jobs: list[Job]) -> list[str]:
         worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
@@ -146,15 +161,16 @@ class LocalQueue:
 
     def _reap(self, one: _Running) -> None:
         self.running.remove(one)
-        self.free += one.gpus
         code = one.process.returncode
         if code == unwritable.EXIT_CODE:
             self.unwritable = True  # this worker could not record later runs either
-        elif code != 0 and not self.noted:
-            self._after_death(one)
+        elif code != 0 and not self.noted and self._started_again(one):
+            return
+        self.free += one.claims
+        release(one.claims.values())
 
-    def _after_death(self, one: _Running) -> None:
-        """Start the worker of a job again, if runs are left and earlier deaths made progress."""
+    def _started_again(self, one: _Running) -> bool:
+        """Start a worker that died again, if runs are left and earlier deaths made progress."""
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
         left = len(self._left(one.jobs))
         restarts = 0 if left < one.left else one.restarts
@@ -162,8 +178,7 @@ class LocalQueue:
             then = "all its runs have a record"
         elif restarts < IDLE_RESTARTS:
             then = f"starting it again for {counted(left, 'run')}"
-            self.free = [gpu for gpu in self.free if gpu not in one.gpus]
-            self._start(one.jobs, one.gpus, restarts + 1)
+            self._start(one.jobs, one.claims, restarts + 1)
         else:
             then = f"not starting it again after {IDLE_RESTARTS + 1} deaths without a new result"
             for job in one.jobs:
@@ -171,6 +186,7 @@ class LocalQueue:
                     write_worker_end(self.manifest.job_folder(job.index), end)
         how = f"{end.text(one.jobs[0].index)};"
         self.progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
+        return left > 0 and restarts < IDLE_RESTARTS
 
     def _left(self, jobs: list[Job]) -> set[TaskKey]:
         """Return the tasks of some jobs that a worker still has to execute."""
@@ -193,6 +209,7 @@ class LocalQueue:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
+            release(one.claims.values())
         self.running.clear()
 
 

@@ -8,6 +8,7 @@ from jobs import provenance
 from jobs.code.state import project_state
 from jobs.errors import CommandError
 from jobs.launch import snapshot
+from jobs.launch.gpu_claims import claimed
 from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.protection import protected
@@ -95,7 +96,8 @@ def _debug(manifest: Manifest) -> list[Record]:
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
         try:
-            worker.run()
+            with claimed(worker.gpus):
+                worker.run()
         except CannotRecord as error:
             raise ResultsUnwritable(message(manifest.folder, error.error.errno)) from None
         if worker.failures:

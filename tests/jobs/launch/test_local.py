@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,28 @@ from typing import Any
 import pytest
 
 from jobs.provenance import visible_gpus
-from tests.jobs.harness import ROOT, call, records, run, run_python, write_submission, write_sweep
+from tests.jobs.harness import (
+    PATIENCE_S,
+    ROOT,
+    call,
+    records,
+    run,
+    run_python,
+    start,
+    start_python,
+    write_submission,
+    write_sweep,
+)
 
-SMI = """#!/bin/sh
-case "$1" in
--L) for i in 0 1 2 3; do echo "GPU $i: Fake GPU (UUID: GPU-$i)"; done ;;
-*) echo "Fake GPU" ;;
-esac
+FAKE_NVML = """
+class NVMLError(Exception): pass
+NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 4
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetHandleByUUID(uuid): return int(uuid[-1])
+def nvmlDeviceGetName(handle): return "Fake GPU"
+def nvmlDeviceGetUUID(handle): return f"GPU-fake-{handle}"
 """
 
 # A queue whose workers only print their jobs, their GPUs, and the times at which they were started
@@ -53,15 +69,12 @@ with RunsHere(manifest):
 
 @pytest.fixture
 def fake_gpus(tmp_path: Path) -> dict[str, str]:
-    """Environment variables with which nvidia-smi lists four fake GPUs."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "nvidia-smi").write_text(SMI)
-    (folder / "nvidia-smi").chmod(0o755)
-    (folder / "pynvml.py").write_text("raise ImportError('the fake GPUs have no driver')")
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    modules = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), *modules])}
+    """Environment variables with which NVML has four fake GPUs, which no other test claims."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/pynvml.py").write_text(FAKE_NVML)
+    modules = [str(ROOT), str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, modules))
+    return {"PYTHONPATH": path, "TMPDIR": str(tmp_path)}
 
 
 Ran = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, ended
@@ -122,6 +135,50 @@ def test_every_gpu_is_used_where_the_caller_set_no_limit(
     assert {gpu for _, gpus, *_ in ran for gpu in gpus} == {"0", "1", "2", "3"}
     assert most_at_once(ran) > 1
     assert most_at_once(queue(tmp_path / "two", [1] * 6, "2", **fake_gpus)) == 2
+
+
+def test_queues_share_no_gpu(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
+    """One names GPUs by their index, the other one by their UUID."""
+    with ThreadPoolExecutor() as threads:
+        names = {"a": "0,1,2", "b": "GPU-fake-1,GPU-fake-2,GPU-fake-3"}
+        both = [
+            threads.submit(
+                queue, tmp_path / folder, [1, 2, 1], CUDA_VISIBLE_DEVICES=gpus, **fake_gpus
+            )
+            for folder, gpus in names.items()
+        ]
+        a, b = (one.result() for one in both)
+    for one, other in together(a + b):
+        assert not {gpu[-1] for gpu in one[1]} & {gpu[-1] for gpu in other[1]}
+
+
+HOLDER = """
+import signal
+from jobs.launch.gpu_claims import claim
+if claim("GPU-fake-2") is not None:
+    print("claimed", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("mode", ["--local", "--debug"])
+def test_a_run_waits_until_the_process_that_uses_its_gpu_is_killed(
+    tmp_path: Path, fake_gpus: dict[str, str], mode: str
+) -> None:
+    sweep, out = write_sweep(tmp_path, cases_of([{"gpus_per_node": 1}])), tmp_path / "out"
+    environment = {"CUDA_VISIBLE_DEVICES": "2", **fake_gpus}
+    holder = start_python("-c", HOLDER, environment=environment)
+    assert holder.stdout and holder.stdout.readline() == "claimed\n"
+    waiting = start("jobs.submit", sweep, mode, "--out", out, environment=environment)
+    try:
+        assert waiting.stdout and any("waiting for GPUs" in line for line in waiting.stdout)
+        assert not records(out)
+        holder.kill()
+        waiting.communicate(timeout=PATIENCE_S)
+    finally:
+        holder.kill()
+        waiting.kill()
+    assert len(records(out)) == 1
 
 
 @pytest.mark.slow
