@@ -14,8 +14,9 @@ from pydantic import create_model
 
 from jobs.cli.output import fail
 from jobs.errors import nearest
+from jobs.results.record import is_stale
 from jobs.results.run_states import Observation, TaskState
-from jobs.results.stale import Staleness
+from jobs.results.stale import source_hashes
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
@@ -35,11 +36,11 @@ def matching(seen: Observation, where: str | None) -> Observation:
     benchmarks = _benchmarks(runs)
     try:
         condition = Condition(where, names_of(benchmarks, NAMES, _check(benchmarks, runs)))
-        staleness = Staleness(runs) if OLDER in condition.recorded else None
+        now = source_hashes(runs) if OLDER in condition.recorded else {}
         kept = [
             task
             for task in seen.tasks
-            if condition(_state(task, staleness) | _values(task.run, benchmarks))
+            if condition(_state(task, now) | _values(task.run, benchmarks))
         ]
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -80,9 +81,9 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
     return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
 
 
-def _state(task: TaskState, staleness: Staleness | None) -> dict[str, Any]:
+def _state(task: TaskState, now: dict[str, str | None]) -> dict[str, Any]:
     measured = task.record if not task.status.is_live else None
-    older = staleness is not None and measured is not None and staleness.is_stale(measured)
+    older = measured is not None and is_stale(measured, now)
     return {"run.status": str(task.status), "run.repeat": task.repeat, f"run.{OLDER}": older}
 
 

@@ -21,10 +21,10 @@ from jobs.frame.recorded import RECORDED, UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
 from jobs.frame.rows import Cell, rows_of
 from jobs.frame.statistics import statistic
-from jobs.results.record import Measurements, Record
+from jobs.results.record import Measurements, Record, is_stale
 from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import Observation, observe
-from jobs.results.stale import Staleness
+from jobs.results.stale import source_hashes
 from jobs.status import Status
 from jobs.sweep.views import FACT
 
@@ -119,7 +119,7 @@ def _add_folder(
     for i, result in enumerate(results):
         key = (result.run.id, result.device, result.status, i if by_process else 0)
         groups.setdefault(key, []).append(result)
-    staleness = Staleness(result.run for result in results if result.record is not None)
+    now = source_hashes(result.run for result in results if result.record is not None)
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
         measured = _measurements(group)
@@ -128,7 +128,7 @@ def _add_folder(
         common |= {_parameter_column(key, by_process): v for key, v in run.params.items()}
         common |= _facts(measured)
         if not status.is_live:
-            common |= _about([r.record for r in group if r.record is not None], staleness)
+            common |= _about([r.record for r in group if r.record is not None], now)
         common["reason"] = _joined([_reason(result) for result in group])
         if by_process:
             common |= _process(group[0])
@@ -194,7 +194,7 @@ def _conditions(record: Record | None, phase: str | None) -> dict[str, Any]:
     return found
 
 
-def _about(records: list[Record], staleness: Staleness) -> dict[str, Any]:
+def _about(records: list[Record], now: dict[str, str | None]) -> dict[str, Any]:
     """Return where and with which code the repeats of a run were executed."""
     if not records:
         return {}
@@ -202,7 +202,7 @@ def _about(records: list[Record], staleness: Staleness) -> dict[str, Any]:
         name: _joined([_known(recorded_value(record, name)) for record in records])
         for name in RECORDED
     }
-    about["stale"] = any(staleness.is_stale(record) for record in records)
+    about["stale"] = any(is_stale(record, now) for record in records)
     about["attempt"] = max(record.attempt for record in records)
     return about
 

@@ -57,10 +57,7 @@ class OtherCode:
 
     def planned(self, results: Path) -> Checkout:
         """Return the folders for jobs that run the copy in a results folder, see `keep`."""
-        return self.placed(results / SNAPSHOTS / self.name)
-
-    def placed(self, copy: Path) -> Checkout:
-        """Return the folders for jobs that run the code in a copy, which need not exist."""
+        copy = results / SNAPSHOTS / self.name
         cwd, inside, _ = import_paths({self.root: self.folder})
         return Checkout(
             name=self.name,
@@ -193,14 +190,14 @@ def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
     for run in runs:
         entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
         entry["params"].append(run.params)
-    place = other.placed(other.folder)
+    cwd, python_path, _ = import_paths({other.root: other.folder})
     has = f"--against: the checkout {other.name}"
     try:
         done = subprocess.run(
             [sys.executable, "-m", "jobs.launch.check_checkout"],
             input=json.dumps(wanted),
-            cwd=place.cwd,
-            env=with_project(dict(os.environ), place.python_path),
+            cwd=cwd,
+            env=with_project(dict(os.environ), python_path),
             capture_output=True,
             text=True,
             timeout=CHECK_S,

@@ -21,7 +21,7 @@ from pathlib import Path
 from jobs import provenance
 from jobs.block import TaskKey
 from jobs.formatting import counted
-from jobs.launch.gpu_claims import POLL_S, WAITS, claim, release
+from jobs.launch.gpu_claims import POLL_S, WAITS, Claims, claim, release
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import place
@@ -40,7 +40,7 @@ STOP_S = 20.0  # grace period in which stopped workers record their runs, in sec
 class _Running:
     jobs: list[Job]
     process: subprocess.Popen[bytes]
-    claims: dict[str, int]  # the open file that holds the claim of each of its GPUs
+    claims: Claims  # of its GPUs
     left: int  # number of runs without a result when this worker was started
     restarts: int = 0  # earlier workers in a row that died without a new result
 
@@ -104,25 +104,21 @@ class LocalQueue:
         return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
 
     def _start_what_fits(self) -> None:
+        refused = self.total + 1  # number of GPUs that other submissions do not leave
         for job in list(self.waiting):
-            if self._fits(job) and (claims := self._claim(job.shape.gpus_per_node)) is not None:
+            wanted = job.shape.gpus_per_node
+            if wanted >= refused or not self._fits(job):
+                continue
+            claims = claim(self.free, wanted)
+            if claims is not None:
                 self.waiting.remove(job)
                 self.free = [gpu for gpu in self.free if gpu not in claims]
                 self._start([job], claims)
-
-    def _claim(self, count: int) -> dict[str, int] | None:
-        """Claim free GPUs for a job. Return None if other queues use too many of them."""
-        claims: dict[str, int] = {}
-        for gpu in self.free:
-            if len(claims) < count and (file := claim(gpu)) is not None:
-                claims[gpu] = file
-        if len(claims) == count:
-            return claims
-        release(claims.values())
-        if not self.running and not self.told:
-            self.told = True
-            self.progress.show(WAITS, "yellow")
-        return None
+                continue
+            refused = wanted
+            if not self.running and not self.told:
+                self.told = True
+                self.progress.show(WAITS, "yellow")
 
     def _fits(self, job: Job) -> bool:
         gpus = job.shape.gpus_per_node
@@ -135,7 +131,7 @@ class LocalQueue:
             return not running
         return gpus <= len(self.free)
 
-    def _start(self, jobs: list[Job], claims: dict[str, int], restarts: int = 0) -> None:
+    def _start(self, jobs: list[Job], claims: Claims, restarts: int = 0) -> None:
         cwd, environment = place(self.manifest)
         if self._can_run(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(claims)
@@ -148,7 +144,8 @@ class LocalQueue:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the queue, which stops the workers
-                pass_fds=tuple(claims.values()),  # the claims last as long as the worker
+                # The claims last as long as the worker.
+                pass_fds=[one.fileno() for one in claims.values()],
             )
         self.running.append(_Running(jobs, process, claims, len(self._left(jobs)), restarts))
 
@@ -167,7 +164,7 @@ class LocalQueue:
         elif code != 0 and not self.noted and self._started_again(one):
             return
         self.free += one.claims
-        release(one.claims.values())
+        release(one.claims)
 
     def _started_again(self, one: _Running) -> bool:
         """Start a worker that died again, if runs are left and earlier deaths made progress."""
@@ -209,7 +206,7 @@ class LocalQueue:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
-            release(one.claims.values())
+            release(one.claims)
         self.running.clear()
 
 

@@ -156,7 +156,7 @@ class QueueLock(Lock):
     STALE_S = DEAD_S  # then its runs count as killed
     ADVICE = (
         "wait until it has ended, or stop it with `python -m jobs cancel`, or use --force to "
-        "execute all runs in both at the same time"
+        "execute all runs in both"
     )
 
 

@@ -26,10 +26,10 @@ from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
 from jobs.results.judgements import Judgement
 from jobs.results.manifest import Executor, Manifest, new_id
-from jobs.results.record import Record
+from jobs.results.record import Record, is_stale
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import Observation, observe
-from jobs.results.stale import Staleness, without_hash
+from jobs.results.stale import source_hashes, without_hash
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion, expand
@@ -106,8 +106,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     if options.repeat_unknown:
         live -= unknown.keys()
     same_device = _same_device(options.executor, sweep, runs, seen)
-    staleness = Staleness(expansion.runs)
-    older = {id(record) for record in records if staleness.is_stale(record)}
+    now = source_hashes(expansion.runs)
+    older = {id(record) for record in records if is_stale(record, now)}
     ignored = set() if options.keep_stale else older
 
     def counts(record: Record) -> bool:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import signal
+import time
 
 from jobs import provenance
 from jobs.code.state import project_state
 from jobs.errors import CommandError
 from jobs.launch import snapshot
-from jobs.launch.gpu_claims import claimed
+from jobs.launch.gpu_claims import POLL_S, WAITS, claim, release
 from jobs.launch.lock import QueueLock, SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.protection import protected
 from jobs.launch.signals import handled
-from jobs.results.heartbeat import RunsHere
+from jobs.results.heartbeat import runs_here
 from jobs.results.latest import note_accepted
 from jobs.results.manifest import Executor, Manifest, submitter, write_manifest
 from jobs.results.record import Record
@@ -65,7 +66,7 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record
         if not prepared.is_new:
             return []
         manifest, _ = _write(manifest, options)
-        with handled(signal.default_int_handler), RunsHere(manifest):
+        with handled(signal.default_int_handler), runs_here(manifest):
             lock.release()
             if options.executor is Executor.debug:
                 return _debug(manifest)
@@ -95,11 +96,18 @@ def _debug(manifest: Manifest) -> list[Record]:
 
     for job in manifest.jobs:
         worker = Worker(manifest, job.index, in_process=True)
+        told = False
+        while (claims := claim(worker.gpus, len(worker.gpus))) is None:
+            if not told:
+                print(WAITS, flush=True)
+            told = True
+            time.sleep(POLL_S)
         try:
-            with claimed(worker.gpus):
-                worker.run()
+            worker.run()
         except CannotRecord as error:
             raise ResultsUnwritable(message(manifest.folder, error.error.errno)) from None
+        finally:
+            release(claims)
         if worker.failures:
             failed = worker.failures[0]
             how = f"run {failed.run} ended with status {failed.status}"

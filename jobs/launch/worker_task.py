@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from jobs.formatting import on_one_line
 from jobs.printing import say
@@ -49,70 +48,65 @@ def main(arguments: list[str]) -> None:
     except (OSError, BrokenManifest) as error:
         say(f"nothing is executed: {error}", sys.stderr)
         raise SystemExit(2) from None
-    task = _Task(Worker(manifest, int(index), node_rank=int(os.environ.get("SLURM_NODEID", 0))))
-    task.run()
+    run(Worker(manifest, int(index), node_rank=int(os.environ.get("SLURM_NODEID", 0))))
 
 
-class _Task:
-    """Runs a worker, and handles the signals that Slurm sends."""
+def run(worker: Worker) -> None:
+    """Run a worker, and handle the signals that Slurm sends."""
+    signal.signal(signal.SIGTERM, lambda *_: _on_term(worker))
+    signal.signal(signal.SIGUSR2, lambda *_: _on_warning(worker))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
+    try:
+        worker.run()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # do not requeue a job that is done
 
-    def __init__(self, worker: Worker):
-        self.worker = worker
 
-    def run(self) -> None:
-        signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGUSR2, self._on_warning)
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGUSR2))
-        try:
-            self.worker.run()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # do not requeue a job that is done
+def _on_warning(worker: Worker) -> None:
+    """Handle Slurm's warning signal: stop and record the current run, and requeue the job.
 
-    def _on_warning(self, signum: int, frame: FrameType | None) -> None:
-        """Handle Slurm's warning signal: stop and record the current run, and requeue the job.
+    The signal arrives shortly before the time limit, or at a preemption. Before the limit, it
+    may be a minute early. It is then sent again when only the wanted time is left.
+    """
+    if worker.node_rank > 0:
+        return
+    facts = _facts()
+    left_s = _seconds_left(worker, facts)
+    preempted = left_s >= LIMIT_MARGIN_S or _sigterm_reason(facts) in ("grace", "preempted")
+    early_s = left_s - signal_delay_s(worker.job.timeout_min)
+    if not preempted and early_s > 0.5:
+        early = f"continuing for {early_s:.0f} s"
+        say(f"Slurm's warning of the time limit is early; {early}", sys.stdout)
+        signal.setitimer(signal.ITIMER_REAL, early_s)
+        return
+    begun, stuck = worker.has_begun, worker.is_stuck
+    worker.stop("preempted" if preempted else "limit")
+    if not preempted and not begun:  # it must not be requeued forever
+        say("not requeued: no run began before the time limit", sys.stderr)
+        raise SystemExit(1)
+    if not preempted and stuck:  # nor this
+        limit = f"the time limit of {worker.job.timeout_min} min is too short for a round"
+        say(f"not requeued: {limit}; raise resources.timeout_min", sys.stderr)
+        raise SystemExit(1)
+    raise SystemExit(_requeue())
 
-        The signal arrives shortly before the time limit, or at a preemption. Before the limit, it
-        may be a minute early. It is then sent again when only the wanted time is left.
-        """
-        worker = self.worker
-        if worker.node_rank > 0:
-            return
-        facts = _facts()
-        left_s = _seconds_left(worker, facts)
-        preempted = left_s >= LIMIT_MARGIN_S or _sigterm_reason(facts) in ("grace", "preempted")
-        early_s = left_s - signal_delay_s(worker.job.timeout_min)
-        if not preempted and early_s > 0.5:
-            early = f"continuing for {early_s:.0f} s"
-            say(f"Slurm's warning of the time limit is early; {early}", sys.stdout)
-            signal.setitimer(signal.ITIMER_REAL, early_s)
-            return
-        begun, stuck = worker.has_begun, worker.is_stuck
-        worker.stop("preempted" if preempted else "limit")
-        if not preempted and not begun:  # it must not be requeued forever
-            say("not requeued: no run began before the time limit", sys.stderr)
-            raise SystemExit(1)
-        if not preempted and stuck:  # nor this
-            limit = f"the time limit of {worker.job.timeout_min} min is too short for a round"
-            say(f"not requeued: {limit}; raise resources.timeout_min", sys.stderr)
-            raise SystemExit(1)
-        raise SystemExit(_requeue())
 
-    def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM from Slurm: record the current run and exit if the job is about to end."""
-        leads, nodes = self.worker.node_rank == 0, self.worker.job.shape.nodes
-        why = _sigterm_reason(_facts())
-        if why == "grace":
-            # Slurm would count a job that ends in its grace time as failed. So node 0 records the
-            # current run and requeues the job, as after the warning signal. Other nodes wait.
-            if leads:
-                os.kill(os.getpid(), signal.SIGUSR2)
-        elif why == "step" and leads and nodes > 1:
-            pass  # the worker of another node has ended; this worker detects and records that
-        else:
-            self.worker.stop("preempted" if why == "preempted" else "cancelled")
-            # With this exit code, the batch script restarts the job step. See `restarting_srun`.
-            restart = why == "step" and nodes > 1
-            raise SystemExit(128 + (signal.SIGKILL if restart else signum))
+def _on_term(worker: Worker) -> None:
+    """Handle SIGTERM from Slurm: record the current run and exit if the job is about to end."""
+    leads, nodes = worker.node_rank == 0, worker.job.shape.nodes
+    why = _sigterm_reason(_facts())
+    if why == "grace":
+        # Slurm would count a job that ends in its grace time as failed. So node 0 records the
+        # current run and requeues the job, as after the warning signal. Other nodes wait.
+        if leads:
+            os.kill(os.getpid(), signal.SIGUSR2)
+    elif why == "step" and leads and nodes > 1:
+        pass  # the worker of another node has ended; this worker detects and records that
+    else:
+        worker.stop("preempted" if why == "preempted" else "cancelled")
+        # With this exit code, the batch script restarts the job step. See `restarting_srun`.
+        restart = why == "step" and nodes > 1
+        raise SystemExit(128 + (signal.SIGKILL if restart else signal.SIGTERM))
 
 
 def _requeue() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
@@ -26,7 +25,7 @@ from jobs.results.slurm_job import SlurmJob
 from jobs.results.slurm_queue import UNCONFIRMED_S, Answer, ask
 from jobs.results.unreadable import BadLine, read_json
 from jobs.status import JobState, JobStates, Status
-from jobs.whole_files import write_json
+from jobs.whole_files import age_s, write_json
 
 ENDED = "ended.json"  # file in a submission's folder: last known states of ended jobs
 REFUSAL = "refusal.txt"  # file in a submission's folder: why sbatch refused a job array
@@ -76,7 +75,7 @@ def slurm_job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
     unknown: list[SlurmJob] = []
     recent: list[SlurmJob] = []  # `scontrol requeue` restarts ended jobs that Slurm still knows
     for manifest in manifests:
-        is_recent = _age_s(manifest.path / ENDED) < RECENT_S
+        is_recent = age_s(manifest.path / ENDED) < RECENT_S
         for index, job in manifest.slurm_jobs.items():
             word = ended[manifest.id].get(str(index))
             if word is None:
@@ -164,13 +163,6 @@ def _why_not(manifest: Manifest) -> str:
 
 def _slurm_log(manifest: Manifest, job_id: str, kind: str, task: str = "0") -> Path:
     return manifest.path / "slurm" / f"{job_id}_{task}_log.{kind}"
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return math.inf
 
 
 def with_last_words(manifest: Manifest, job: Job, state: JobState) -> JobState:

@@ -10,23 +10,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jobs.formatting import counted, relative
-from jobs.results.record import Record, is_stale
+from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources
 
 
-class Staleness:
-    """Tells which records are from older code. Sources are read once, when an object is created."""
-
-    def __init__(self, runs: Iterable[Run]):
-        sources = RunSources()
-        by_id = {run.id: run for run in runs}
-        self.now = {id: sources.source_hash(run) for id, run in by_id.items()}
-
-    def is_stale(self, record: Record) -> bool:
-        """Return whether a record is from older code. False if the present sources are unknown."""
-        return is_stale(record, self.now)
+def source_hashes(runs: Iterable[Run]) -> dict[str, str | None]:
+    """Return the hash of the present sources of each run, by run id. None: unknown."""
+    sources = RunSources()
+    by_id = {run.id: run for run in runs}
+    return {id: sources.source_hash(run) for id, run in by_id.items()}
 
 
 def with_stale(observation: Observation) -> Observation:
@@ -36,7 +30,7 @@ def with_stale(observation: Observation) -> Observation:
         for task in observation.tasks
         if task.record is not None and not task.status.is_live
     }
-    now = Staleness(task.run for task in measured.values()).now
+    now = source_hashes(task.run for task in measured.values())
     found = replace(observation, source_hashes=now)
     records = [record for key in found.stale if (record := measured[key].record) is not None]
     if not records:

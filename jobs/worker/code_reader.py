@@ -10,7 +10,6 @@ from jobs import ROOT
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
-from jobs.results.stale import Staleness
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources
 from jobs.whole_files import file_hash
@@ -28,7 +27,7 @@ class CodeReader:
         if manifest.snapshot is not None:
             self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
         # With the sources at the start of the job, because it imports modules only once.
-        self.staleness = Staleness(())
+        self.hashes: dict[str, str | None] = {}
 
     def environment(self, run: Run) -> dict[str, Any]:
         """Return the keys "git" and "code" of the field `environment` of a record.
@@ -53,7 +52,7 @@ class CodeReader:
         and so may execute old and new code together.
         """
         now = RunSources().source_hash(run)
-        return now if self.staleness.now.get(run.id, now) == now else None
+        return now if self.hashes.get(run.id, now) == now else None
 
     def _of_project(self, states: dict[Path, CodeState]) -> dict[str, Any]:
         """Return the entry of this project for a record. Its state is added to `states`."""

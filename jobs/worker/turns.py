@@ -21,7 +21,7 @@ from jobs.results.counting import (
     is_trial,
 )
 from jobs.results.manifest import Job, Manifest
-from jobs.results.record import BlockPlace, Record
+from jobs.results.record import BlockPlace, Record, is_stale
 from jobs.results.record_reader import RecordTail
 from jobs.status import Status
 from jobs.worker.recorder import Recorder
@@ -52,12 +52,12 @@ class KnownResults:
             manifest.id,
             usable=not manifest.force
             and record.device == recorder.device
-            and (manifest.keep_stale or not recorder.code.staleness.is_stale(record)),
+            and (manifest.keep_stale or not is_stale(record, recorder.code.hashes)),
         )
 
     def is_earlier_trial(self, record: Record) -> bool:
         """Return whether a record is of a trial of the code that this worker executes."""
-        now = self._recorder.code.staleness.now.get(record.run)
+        now = self._recorder.code.hashes.get(record.run)
         allowed = not self._manifest.force or record.submission == self._manifest.id
         return is_trial(record) and allowed and now is not None and record.source_hash == now
 

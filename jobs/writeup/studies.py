@@ -14,7 +14,7 @@ from jobs.results.latest import folders_in
 from jobs.results.manifest import SUBMISSIONS
 from jobs.results.record import Record, is_stale
 from jobs.results.run_states import Observation, TaskState, observe
-from jobs.results.stale import Staleness
+from jobs.results.stale import source_hashes
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 from jobs.sweep.load import load_sweep
@@ -125,7 +125,7 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
         raise unreadable[0]
     studies: Studies = {}
     for name, found in by_name.items():
-        now = Staleness(task.run for each in found for task in each.tasks).now
+        now = source_hashes(task.run for each in found for task in each.tasks)
         notes += [
             f"{relative(each.folder)}: {note}"
             for each in found

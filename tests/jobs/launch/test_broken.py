@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results.heartbeat import RunsHere
+from jobs.results.heartbeat import runs_here
 from jobs.results.manifest import Executor, write_handles
 from jobs.results.slurm_job import SlurmJob
 from tests.jobs.checkout import own_repository
@@ -82,7 +82,7 @@ def test_files_on_the_state_of_jobs_that_cannot_be_read_are_named(
         submission.handles[0] = SlurmJob("1_0")
         write_handles(submission)
     file = submission.path / name
-    with RunsHere(submission) if "state" in name else nullcontext():
+    with runs_here(submission) if "state" in name else nullcontext():
         for text in ("[]", '{"0": 1, "deaths": 1}', "{"):
             file.write_text(text)
             done = call("jobs", "status", out, environment={"PATH": ""})  # without Slurm

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.launch.lock import QueueLock
 from jobs.processes import start_ticks
-from jobs.results.heartbeat import HEARTBEAT, RunsHere
+from jobs.results.heartbeat import HEARTBEAT, runs_here
 from jobs.results.manifest import Manifest
 from tests.jobs.harness import (
     PATIENCE_S,
@@ -107,7 +107,7 @@ def test_the_heartbeat_goes_on_until_the_end(
 ) -> None:
     monkeypatch.setattr("jobs.results.heartbeat.BEAT_S", 0.01)
     heartbeat = submission.path / HEARTBEAT
-    with pytest.raises(KeyboardInterrupt), RunsHere(submission):
+    with pytest.raises(KeyboardInterrupt), runs_here(submission):
         await_true(heartbeat.exists, "the first beat")
         for _ in range(2):
             grow_old(heartbeat, 300)

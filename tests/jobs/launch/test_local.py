@@ -44,7 +44,7 @@ QUEUE = """
 import sys, time
 from pathlib import Path
 from jobs.launch.local_queue import LocalQueue
-from jobs.results.heartbeat import RunsHere
+from jobs.results.heartbeat import runs_here
 from jobs.results.manifest import read_manifest
 
 STUB = '''
@@ -62,7 +62,7 @@ class Queue(LocalQueue):
 
 parallel = int(sys.argv[2]) if len(sys.argv) > 2 else None
 manifest = read_manifest(Path(sys.argv[1]))
-with RunsHere(manifest):
+with runs_here(manifest):
     Queue(manifest, parallel).run()
 """
 
@@ -71,10 +71,10 @@ with RunsHere(manifest):
 def fake_gpus(tmp_path: Path) -> dict[str, str]:
     """Environment variables with which NVML has four fake GPUs, which no other test claims."""
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/pynvml.py").write_text(FAKE_NVML)
+    (tmp_path / "modules/pynvml.py").write_text(FAKE_NVML.replace("GPU-fake", os.urandom(8).hex()))
     modules = [str(ROOT), str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
     path = os.pathsep.join(filter(None, modules))
-    return {"PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    return {"PYTHONPATH": path}
 
 
 Ran = tuple[int, list[str], float, float]  # GPUs needed, GPUs given, begun, ended
@@ -155,7 +155,7 @@ def test_queues_share_no_gpu(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
 HOLDER = """
 import signal
 from jobs.launch.gpu_claims import claim
-if claim("GPU-fake-2") is not None:
+if (held := claim(["GPU-fake-2"], 1)) is not None:
     print("claimed", flush=True)
     signal.pause()
 """

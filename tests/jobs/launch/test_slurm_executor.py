@@ -73,7 +73,7 @@ class Worker:
         print("stopped:", reason)
 
 worker_task._requeue = lambda: print("requeued") or 0
-worker_task._Task(Worker()).run()
+worker_task.run(Worker())
 """
 
 
