@@ -21,6 +21,7 @@ from jobs.results.record import Record
 from jobs.results.run_logs import job_logs, log_of, text_of
 from jobs.results.run_states import Observation, TaskState
 from jobs.results.stale import with_stale
+from jobs.status import Status
 
 EXAMPLES = "3fa2 --in logs/flash"
 
@@ -142,7 +143,11 @@ def _again(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[s
     place = shlex.quote(str(relative(seen.folder)))
     if not task.run.checkout and task.run.shape.nodes == 1:
         yield f"  python -m jobs replay {task.run.id} --in {place}    # here, in the foreground"
-    yield f"  {manifest.command}    # its submission"
+    option = "" if task.status.runs_again_on_submit else "--retry-failed"
+    if task.status in (Status.ok, Status.unsupported):
+        option = "--force"
+    command = manifest.command if option in manifest.command else f"{manifest.command} {option}"
+    yield f"  {command}    # its submission"
 
 
 def _line(name: str, text: str) -> str:

@@ -291,7 +291,7 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
         bad += [error.problem for error in broken]
     if not manifests:
         if not os.path.isdir(folder):
-            raise NoResults(f"there is no folder {folder}; give a results folder")
+            raise NoResults(f"there is no folder {folder}; `python -m jobs list` lists results")
         inside = [folder / name for name in names_in(folder)]
         below = [str(path) for path in inside if os.path.isdir(path / SUBMISSIONS)]
         raise NoResults(

@@ -59,7 +59,8 @@ def wrong_value(name: str, value: Any, error: ValidationError) -> str:
     for item in error.errors():
         if item["type"] == "reference":
             return f"{name}: {item['msg']}"
-    return f"{name}: got {_shown(value)}, expected {expected(error)}"
+    several = f"; several are written [{value}]" if "," in str(value) else ""
+    return f"{name}: got {_shown(value)}, expected {expected(error)}{several}"
 
 
 def expected(error: ValidationError, without: str = "") -> str:

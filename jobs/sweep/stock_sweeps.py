@@ -27,7 +27,7 @@ def sweep_file(path: Path) -> Path:
         folder = path.parent if path.parent in {file.parent for file in stock} else Path("sweeps")
         alike = [file.as_posix() for file in stock if file.parent == folder]
         what = f"cannot be read: {error.strerror}, and no stock sweep has this name"
-        hint = nearest(path.as_posix(), alike)
+        hint = nearest((folder / path.stem).as_posix() + ".yaml", alike)
         raise InputError([Problem(Position(str(path)), what + hint)]) from None
     except (OSError, ValueError):  # reading the file reports this error
         pass

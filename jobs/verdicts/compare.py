@@ -297,9 +297,9 @@ def _decision(
     """
     if not _verdicts(cells):
         return []
-    lines = [
-        f"faster, slower: significant at {LEVEL:.1%}. same: within {margin:.2%}. unsure: neither."
-    ]
+    by_floor = observation is None and any(verdict.p is None for verdict in _verdicts(cells))
+    what = "beyond the floor" if by_floor else f"significant at {LEVEL:.1%}"
+    lines = [f"faster, slower: {what}. same: within {margin:.2%}. unsure: neither."]
     open_cells = undecided(cells)
     if not open_cells:
         return lines

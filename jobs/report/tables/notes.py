@@ -16,6 +16,7 @@ from jobs.frame.statistics import over_processes, statistic
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
 from jobs.results.record import Record, is_stale
+from jobs.status import Status
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
 MOST_LISTED = 3  # maximum number of commits or versions that a note lists
@@ -139,8 +140,10 @@ def _slowed_down(records: Sequence[Record], phases: Sequence[str]) -> list[str]:
 
 
 def _reasons(results: Iterable[Result]) -> list[str]:
-    """Return why records are missing, the most frequent reasons first."""
-    counts = Counter(f"{r.status}: {r.detail}" for r in results if not r.record and r.detail)
+    """Return why runs have no result, the most frequent reasons first. Cells tell that of OOM."""
+    failures = ((r, r.record.failure if r.record else None) for r in results)
+    whys = ((r.status, failure.summary if failure else r.detail) for r, failure in failures)
+    counts = Counter(f"{status}: {why}" for status, why in whys if why and status is not Status.oom)
     found = counts.most_common(MAX_REASONS)
     more = len(counts) - MAX_REASONS
     texts = [f"{reason} ({counted(count, 'run')})" for reason, count in found]

@@ -41,12 +41,13 @@ def test_show_has_the_figures_of_a_run_and_why_another_failed(tmp_path: Path) ->
     page = call("jobs", "show", ids[1][:6], "--in", folder.path).stdout
     assert ids[1] in page and "size=1" in page and "2 GPUs per node" in page
     assert " 3.000 " in page, "the median of its samples"
-    assert f"replay {ids[1]}" in page
+    assert f"replay {ids[1]}" in page and "--force" in page
     log = next(folder.path.glob("submissions/*/jobs/0")) / f"{ids[2]}-0-1.log"
     log.write_text("".join(f"line {i} of the log\n" for i in range(50)))
     page = call("jobs", "show", ids[2], "--in", folder.path).stdout
-    assert "error: RuntimeError: as asked" in page
+    assert "error: RuntimeError: as asked" in page and "--retry-failed" in page
     assert "line 49 of the log" in page and "line 3 of the log" not in page
+    assert "error: RuntimeError: as asked (1 run)" in call("jobs", "tables", folder.path).stdout
 
 
 def test_the_log_of_another_attempt_is_not_shown(folder: ResultsFolder) -> None:
