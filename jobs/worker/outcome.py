@@ -133,7 +133,7 @@ def not_repeated(before: Record) -> Outcome:
     """Return the outcome of a run that is not executed: an earlier attempt says how it ends."""
     failure, place = before.failure, before.block
     assert failure is not None and place is not None
-    where = "the trial" if place.trial else f"round {place.round}"
+    where = "the trial" if place.trial else f"round {place.round + 1}"
     message = f"not executed again, because it ended so in {where}: {failure.message}"
     why = failure.model_copy(update={"message": message, "traceback": None})
     return Outcome(status=before.status, failure=why)

@@ -141,9 +141,14 @@ def _slowed_down(records: Sequence[Record], phases: Sequence[str]) -> list[str]:
 
 def _reasons(results: Iterable[Result]) -> list[str]:
     """Return why runs have no result, the most frequent reasons first. Cells tell that of OOM."""
-    failures = ((r, r.record.failure if r.record else None) for r in results)
-    whys = ((r.status, failure.summary if failure else r.detail) for r, failure in failures)
-    counts = Counter(f"{status}: {why}" for status, why in whys if why and status is not Status.oom)
+    whys: dict[str, str] = {}  # by run; later rounds may only say that the first one failed
+    for result in results:
+        failure = result.record.failure if result.record else None
+        why = failure.summary if failure else result.detail
+        if why and result.status is not Status.oom:
+            why = why.removeprefix(f"{result.status.capitalize()}: ")
+            whys.setdefault(result.run.id, f"{result.status}: {why}")
+    counts = Counter(whys.values())
     found = counts.most_common(MAX_REASONS)
     more = len(counts) - MAX_REASONS
     texts = [f"{reason} ({counted(count, 'run')})" for reason, count in found]
