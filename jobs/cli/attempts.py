@@ -23,7 +23,7 @@ def attempts(
     where: Where = None,
     output_format: Annotated[
         ListFormat, typer.Option("--format", help="Output format of the list.")
-    ] = ListFormat.md,
+    ] = "md",
 ) -> None:
     """List all attempts of the runs in a results folder, with their median times.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import typer
 
@@ -23,19 +23,13 @@ from systems.triton_faults import TRITON_FAULT
 EXAMPLES = "my_kernels/flash.py:MyFlash"
 
 SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
+Kind = Literal["attention", "ddp", "fsdp", "optimizer"]
 
 
-class Dtype(StrEnum):
+class Dtype(StrEnum):  # typer has no lists of literals
     bf16 = "bf16"
     fp16 = "fp16"
     fp32 = "fp32"
-
-
-class CheckKind(StrEnum):
-    attention = "attention"
-    ddp = "ddp"
-    fsdp = "fsdp"
-    optimizer = "optimizer"
 
 
 def check(
@@ -48,7 +42,7 @@ def check(
         ),
     ],
     kind: Annotated[
-        CheckKind | None,
+        Kind | None,
         typer.Option("--as", help="What it implements. [default: what its source shows]"),
     ] = None,
     cpu: Annotated[bool, flag("--cpu", "Use the CPU, even if there is a GPU.")] = False,
@@ -90,16 +84,16 @@ def check(
         reference = Reference.parse(implementation)
         found = kind or likely_kind(reference)
         if found is None:
-            kinds = ", ".join(CheckKind)
+            kinds = ", ".join(get_args(Kind))
             fail(f"{reference}: what it implements is unknown; use --as with one of {kinds}")
-        check_source(reference, str(found))
+        check_source(reference, found)
     except BadReference as error:
         fail(str(error))
     _show_versions()
-    if found == CheckKind.attention:
+    if found == "attention":
         code = _attention(str(reference), on_gpu, dtypes, seq_len, head_dim, seconds)
     else:
-        code = _parallel(str(found), str(reference), on_gpu)
+        code = _parallel(found, str(reference), on_gpu)
     raise SystemExit(code)
 
 

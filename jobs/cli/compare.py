@@ -59,7 +59,7 @@ def compare(
     output_format: Annotated[
         ListFormat,
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
-    ] = ListFormat.md,
+    ] = "md",
     every: Annotated[
         bool, flag("--all", "Also list cells that are new, gone or not measured.")
     ] = False,
@@ -99,7 +99,7 @@ def compare(
         found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
     for text in dict.fromkeys(notes):
         note(text)
-    as_csv = output_format is ListFormat.csv
+    as_csv = output_format == "csv"
     print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width()))
     raise SystemExit(found.exit_code)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,11 +16,6 @@ from jobs.results.manifest import SUBMISSIONS
 from jobs.results.unreadable import BadLine
 
 EXAMPLES = "logs/flash --out flash.parquet"
-
-
-class By(StrEnum):
-    run = "run"
-    process = "process"
 
 
 def export(
@@ -41,12 +35,12 @@ def export(
         ),
     ] = None,
     by: Annotated[
-        By,
+        Literal["run", "process"],
         typer.Option(
             help="A row is a run with all its repeats or rounds, or one process of it, with the "
             "clock, power and temperature of the GPU."
         ),
-    ] = By.run,
+    ] = "run",
 ) -> None:
     """Write the results of folders as one flat table, for pandas and other programs.
 
@@ -61,7 +55,7 @@ def export(
 
     bad: list[BadLine] = []
     inside = [path for place in folders for path in _with_submissions(place, bad) or [place]]
-    frame, notes = read_frame(inside, by is By.process)
+    frame, notes = read_frame(inside, by == "process")
     for text in (*map(str, bad), *notes):
         note(text)
     if out is None:

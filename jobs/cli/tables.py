@@ -34,7 +34,7 @@ def tables(
     folder: Results,
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
-    ] = Format.md,
+    ] = "md",
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -78,7 +78,7 @@ def tables(
         note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
         images = _draw(observation, sweep, results, plot)
-        if output_format is Format.md and images:
+        if output_format == "md" and images:
             print("\n\n".join(markdown_image(image, plot) for image in images))
 
 
@@ -97,7 +97,7 @@ def _print_tables(
             fail(f"--table: sweep {sweep.name} has no table {only!r} (valid: {known})")
     for view in views:
         try:
-            for_programs = output_format is Format.csv
+            for_programs = output_format == "csv"
             table = make_report_table(observation, view, results, for_programs)
         except TableError as error:
             fail(f"sweep {sweep.name}, table {view.name}: {error}")

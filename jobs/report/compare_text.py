@@ -7,7 +7,7 @@ from collections import Counter
 from jobs.code.short_names import short_names
 from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, wrapped
 from jobs.report.tables.markdown import markdown_table
-from jobs.report.tables.render import ListFormat, render_columns
+from jobs.report.tables.render import render_columns
 from jobs.run import varying
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison
@@ -43,7 +43,7 @@ def csv_comparison(found: Comparison) -> str:
     """Return a comparison as CSV with all cells. Headings and notes are comment lines."""
     comments = "".join(f"# {line}\n" for line in (*found.heading, *found.notes))
     columns = _columns(found.cells, found.cells, exact=True) if found.cells else {}
-    return (comments + render_columns(columns, ListFormat.csv)).removesuffix("\n")
+    return (comments + render_columns(columns, "csv")).removesuffix("\n")
 
 
 def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict[str, list[str]]:

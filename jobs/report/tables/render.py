@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from enum import StrEnum
 from html import escape
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from tabulate import tabulate
@@ -17,22 +17,13 @@ from jobs.report.figures import Drawing
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.report_table import ReportTable
 
-
-class Format(StrEnum):
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    html = "html"
-
-
-class ListFormat(StrEnum):
-    md = "md"
-    csv = "csv"
+Format = Literal["md", "csv", "latex", "html"]
+ListFormat = Literal["md", "csv"]
 
 
 def render_columns(columns: dict[str, list[str]], to: ListFormat, width: int = UNLIMITED) -> str:
     """Return columns of text as a Markdown table of a width, see `markdown_table`, or as CSV."""
-    if to is ListFormat.md:
+    if to == "md":
         return markdown_table(columns, "left", width) + "\n"
     return _csv(columns)
 
@@ -44,15 +35,15 @@ def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     notes are comment lines. Markdown fits a terminal of `width` columns.
     """
     notes = ". ".join(table.notes)
-    if to is Format.md:
+    if to == "md":
         see = "--format csv or python aggregate.py export FOLDER"
         cells = markdown_table(table.columns, "right", width, _least(table), see)
         parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width)]
         return "\n\n".join(part for part in parts if part) + "\n"
-    if to is Format.html:
+    if to == "html":
         below = [f"<p>{escape(notes)}</p>"] if notes else []
         return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
-    is_latex = to is Format.latex
+    is_latex = to == "latex"
     mark = "%" if is_latex else "#"
     lines = f"{table.heading}\n{notes}".splitlines()
     comments = "".join(f"{mark} {line}\n" for line in lines if line)
