@@ -42,18 +42,17 @@ class SourceTree:
         they import, do not count. Paths are absolute. The result is None if there is no module of
         this name, which is dotted, or a reference such as `my_kernels/flash.py:MyFlash`.
         """
-        start = self._find(name, (ROOT,)) if _is_own(name) else find(name)
+        start = self._find(name, ()) if _is_own(name) else find(name)
         if start is None:
             return None
         folders = _folders_of(start)
+        root = package_root(start)
         found = {start}
-        waiting = [start]
         if not is_reference(name):
-            waiting += self._packages(name, (ROOT,) if _is_own(name) else ())
-        elif package_root(start) != start.parent:
-            parts = start.relative_to(package_root(start)).with_suffix("").parts
-            waiting += self._packages(".".join(parts), (package_root(start),))
-        found |= set(waiting)
+            found |= set(self._along(name, ()))
+        elif root != start.parent:
+            found |= set(self._along(".".join(start.parent.relative_to(root).parts), (root,)))
+        waiting = list(found)
         while waiting:
             path = waiting.pop()
             for imported in self._imported(path, left_out):
@@ -87,10 +86,7 @@ class SourceTree:
                 continue
             if _is_within(module, left_out):
                 continue
-            file = self._find(module, folders)
-            if file is not None:
-                yield file
-            yield from self._packages(module, folders)
+            yield from self._along(module, folders)
             for name in item.names:
                 submodule = f"{module}.{name}" if module else name
                 if name != "*" and not _is_within(submodule, left_out):
@@ -98,10 +94,10 @@ class SourceTree:
                     if file is not None:
                         yield file
 
-    def _packages(self, module: str, folders: tuple[Path, ...]) -> list[Path]:
-        """Return the `__init__.py` files of the packages that contain a module."""
+    def _along(self, module: str, folders: tuple[Path, ...]) -> list[Path]:
+        """Return the files of a module and of the packages that contain it."""
         parts = module.split(".")
-        names = (".".join(parts[:count]) for count in range(1, len(parts)))
+        names = (".".join(parts[: i + 1]) for i in range(len(parts)))
         return [file for name in names if (file := self._find(name, folders)) is not None]
 
     def _find(self, module: str, folders: tuple[Path, ...]) -> Path | None:
