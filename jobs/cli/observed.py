@@ -16,16 +16,11 @@ from jobs.results.unreadable import BadLine
 from jobs.status import Status
 
 
-def observed(folder: Path | None, shows_bad_lines: bool = False) -> Observation:
-    """Return the state of a results folder. Default: that of the last accepted submission.
-
-    `shows_bad_lines` tells that the caller shows the bad lines of the observation itself.
-    """
+def observed(folder: Path | None) -> Observation:
+    """Return the state of a results folder. Default: that of the last accepted submission."""
     path = (folder or _last_folder()).resolve()
     with waiting_for(f"the results in {path} to be read"):
-        seen = observe(path)
-    note_bad_lines([] if shows_bad_lines else seen.bad_lines)
-    return seen
+        return observe(path)
 
 
 def _last_folder() -> Path:

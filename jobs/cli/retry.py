@@ -36,7 +36,7 @@ def retry(
     Runs that are out of memory (oom) are, too. Each submission of the folder is repeated with its
     own sweep and executor (Slurm, local or debug), the newest first. Exit codes: see submit.
     """
-    seen = observed(folder, shows_bad_lines=True)  # the plan shows them
+    seen = observed(folder)  # the plan shows the bad lines
     wanted = {
         task.key: task.status
         for task in matching(seen, where).tasks

@@ -75,7 +75,7 @@ def status(
 
     def report() -> tuple[str, bool]:
         nonlocal folder, tasks
-        seen = observed(folder, shows_bad_lines=True)
+        seen = observed(folder)
         folder = seen.folder  # another submission may become the last one while this command runs
         chosen = with_stale(matching(seen, where))
         tasks = chosen.tasks
