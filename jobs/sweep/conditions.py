@@ -184,9 +184,9 @@ class Condition:
             return word if value == word or is_word else value
         if isinstance(node, (ast.List, ast.Tuple)):
             return [self._literal(item, subject) for item in node.elts]
-        number = _number(node)
-        if number is not None:
-            return number
+        match node:
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as x)) if is_number(x):
+                return -x
         raise ConditionError(
             f"{self.text!r}: {ast.unparse(node)!r} is not a plain value "
             "(number, word, text in quotes, true, false, null, or a list of these)"
@@ -239,11 +239,3 @@ def _negation(part: _Decide) -> _Decide:
         return None if held is None else not held
 
     return decide
-
-
-def _number(node: ast.expr) -> Any:
-    """Return the number that a node stands for, or None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = _number(node.operand)
-        return None if number is None else -number
-    return node.value if isinstance(node, ast.Constant) and is_number(node.value) else None
