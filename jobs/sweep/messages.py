@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from jobs.errors import ENOUGH, Position, Problem, nearest
+from jobs.errors import ENOUGH, Position, Problem, nearest, shown
 
 MOST = 8 * ENOUGH  # a value that may have several types can have so many errors
 _Path = tuple[str | int, ...]
@@ -168,8 +168,7 @@ def _any_of(texts: Iterable[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shown(repr(value), 60)
 
 
 def _locate(loc: _Path, data: Any) -> _Path:

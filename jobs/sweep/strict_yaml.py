@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from jobs.errors import Position, Problem
+from jobs.errors import Position, Problem, shown
 
 DataPath = tuple[str | int, ...]
 # Aliases can expand a small file to a huge or deep document. No real sweep reaches these limits.
@@ -218,7 +218,7 @@ def _refuse_tag(node: yaml.Node) -> None:
     """Refuse a node with a tag in the text. PyYAML gives a tag to every node."""
     written = _WRITTEN_TAG.match(node.start_mark.buffer or "", node.start_mark.pointer)
     if written:
-        raise _Refused(f"tag {_short(written[1])!r} is not allowed; write a plain value")
+        raise _Refused(f"tag {shown(written[1], 40)!r} is not allowed; write a plain value")
 
 
 def _key(node: yaml.Node) -> str:
@@ -253,16 +253,12 @@ def _scalar(node: yaml.ScalarNode) -> Any:
         digits = text.replace("_", "")
         if len(digits) <= len(str(MAX_INT)) and abs(int(digits)) <= MAX_INT:
             return int(digits)
-        raise _Refused(f"{_short(text)!r}: an integer must have at most 64 bits")
+        raise _Refused(f"{shown(text, 40)!r}: an integer must have at most 64 bits")
     if _FLOAT.fullmatch(text):
         if math.isfinite(float(text)):
             return float(text)
-        raise _Refused(f"{_short(text)!r}: this number is too large for a 64-bit float")
+        raise _Refused(f"{shown(text, 40)!r}: this number is too large for a 64-bit float")
     for form, what in _TRAPS.items():
         if re.fullmatch(form, text):
-            raise _Refused(f"{_short(text)!r}: {what}")
+            raise _Refused(f"{shown(text, 40)!r}: {what}")
     return text
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else text[:37] + "..."
