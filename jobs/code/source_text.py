@@ -74,14 +74,8 @@ def _docstrings(tree: ast.Module, lines: list[str], starts: list[int]) -> Iterat
         node = nodes.pop()
         if not isinstance(node, ast.expr):  # which contains no statements
             nodes += ast.iter_child_nodes(node)
-        if not isinstance(node, _WITH_DOCSTRING) or not node.body:
-            continue
-        first = node.body[0]
-        if (
-            isinstance(first, ast.Expr)
-            and isinstance(first.value, ast.Constant)
-            and isinstance(first.value.value, str)
-        ):
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
             assert first.end_lineno is not None and first.end_col_offset is not None
             start = position(first.lineno, first.col_offset)
             yield start, position(first.end_lineno, first.end_col_offset), ""
