@@ -18,9 +18,9 @@ from jobs.frame.results import Key, Result, with_defaults
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.sweep.benchmarks import short_name
-from jobs.sweep.conditions import Condition, ConditionError
+from jobs.sweep.conditions import Condition, ConditionError, Names
 from jobs.sweep.schema import Sweep
-from jobs.sweep.views import DEVICE, PSEUDO, Plot, Table, names_in_title, names_in_where
+from jobs.sweep.views import DEVICE, PSEUDO, Plot, Table, names_in_title
 
 
 def tables_of(sweep: Sweep) -> list[Table]:
@@ -177,7 +177,7 @@ def select(observation: Observation, view: Table | Plot, results: list[Result]) 
             raise TableError(f"no run has a parameter {name!r}{nearest(name, known)}")
     try:
         if view.where:
-            condition = Condition(view.where, names_in_where(known))
+            condition = Condition(view.where, Names(known, [DEVICE]))
             own = [r for r in own if condition(r.run.params | {f"run.{DEVICE}": r.device})]
     except ConditionError as error:
         raise TableError(f"where: {error}") from error

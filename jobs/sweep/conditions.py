@@ -52,11 +52,8 @@ class Names:
     parameters: Collection[str]  # of all benchmarks at hand
     recorded: Collection[str] = ()  # values of runs and records, without the prefix `run.`
     # Returns an error message if a parameter, or a name with the prefix `run.`, can never equal a
-    # plain value. None: all values are valid.
-    check: Check | None = None
-
-    def wrong(self, name: str, value: Any) -> str | None:
-        return None if self.check is None else self.check(name, value)
+    # plain value. By default, all values are valid.
+    check: Check = lambda name, value: None
 
     def full(self, name: str) -> str | None:
         """Return the name of a parameter, or of another value with its prefix. None: unknown."""
@@ -161,7 +158,7 @@ class Condition:
         for one in value if isinstance(value, list) else [value]:
             if is_bound and not isinstance(one, str):
                 continue
-            wrong = self._names.wrong(name, one)
+            wrong = self._names.check(name, one)
             if is_bound and wrong is None:
                 wrong = f"words such as {one!r} have no order"
             if wrong is not None:
@@ -179,7 +176,7 @@ class Condition:
                 )
             word, value = node.id, _WORDS.get(node.id.lower(), node.id)
             # Some parameters have the word `none` as a value, not null.
-            wrong = self._names.wrong
+            wrong = self._names.check
             is_word = wrong(subject, value) is not None and wrong(subject, word) is None
             return word if value == word or is_word else value
         if isinstance(node, (ast.List, ast.Tuple)):

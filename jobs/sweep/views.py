@@ -6,7 +6,7 @@ A view is checked against the parameters of its benchmark, if the validation has
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +18,7 @@ from jobs.published.columns import published_columns
 from jobs.published.figures import Published, published_problems
 from jobs.run import Run
 from jobs.sweep.benchmarks import RESERVED, Benchmark, short_name
-from jobs.sweep.conditions import Check, Condition, ConditionError, Names
+from jobs.sweep.conditions import Condition, ConditionError, Names
 from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar
 from jobs.sweep.messages import fault, raise_faults
 from jobs.sweep.strict_yaml import DataPath
@@ -78,11 +78,6 @@ def names_in_title(title: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r"\{(.*?)\}", title)))
 
 
-def names_in_where(parameters: Collection[str], check: Check | None = None) -> Names:
-    """Return the names that the condition `where` of a view may contain."""
-    return Names(parameters, [DEVICE], check)
-
-
 Faults = Iterator[InitErrorDetails]
 
 
@@ -125,7 +120,8 @@ class _View(BaseModel):
                 yield fault(f"title: no parameter {name!r}{hint}", "title")
         if self.where is not None:
             try:
-                Condition(self.where, names_in_where(benchmark.fields, partial(_wrong, benchmark)))
+                check = partial(_wrong, benchmark)
+                Condition(self.where, Names(benchmark.fields, [DEVICE], check))
             except ConditionError as error:
                 yield fault(str(error), "where")
 
@@ -259,7 +255,7 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
     chosen = list(runs)
     if view.where is not None:
         params = {name for run in runs for name in run.params}
-        condition = Condition(view.where, names_in_where(params))
+        condition = Condition(view.where, Names(params, [DEVICE]))
         if condition.recorded:  # needs records, which the runs may not have yet
             return
         try:
