@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.cli.output import fail
-from jobs.code.git import GitError
 from jobs.code.state import repository_root, write_carried
 
 EXAMPLES = "&& rsync -a --exclude .git ./ gpubox:sweeps/"
@@ -23,7 +22,5 @@ def carry() -> None:
         fail(f"the current folder must be in a git repository, got {str(Path.cwd())!r}")
     try:
         print(f"wrote {write_carried(root)}")
-    except GitError as error:
-        fail(str(error))
     except OSError as error:
         fail(f"{error.filename or root}: {error.strerror}")

@@ -12,7 +12,7 @@ from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.cli.output import fail
 from jobs.results.latest import REPLAY
-from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
+from jobs.sweep.benchmarks import load_benchmark
 
 EXAMPLES = "3fa2"
 
@@ -31,10 +31,7 @@ def replay(run: RunId, folder: In = None) -> None:
     shape = task.run.shape
     if shape.nodes > 1:
         fail(f"replay executes a run on this machine, got run {task.run.id} with {shape}")
-    try:
-        defaults = load_benchmark(task.run.benchmark).json_defaults
-    except NoBenchmark as error:
-        fail(str(error))
+    defaults = load_benchmark(task.run.benchmark).json_defaults
     sweep: dict[str, object] = {
         "name": "replay",
         "benchmark": task.run.benchmark,

@@ -12,13 +12,11 @@ from jobs.cli.output import fail
 from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.cli.where import matching
-from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
 from jobs.status import Status
-from jobs.sweep.benchmarks import NoBenchmark
 from systems.terminal import INTERRUPTED
 
 EXAMPLES = "logs/flash --where 'status == oom'"
@@ -83,10 +81,7 @@ def _retry(
     if manifest.checkouts:
         which = f"submission {manifest.id} of {options.out}"
         fail(f"retry cannot repeat runs of --against ({which}); repeat: {manifest.command}")
-    try:
-        loaded = reload(manifest)
-    except NoBenchmark as error:  # the code has changed since then
-        raise CommandError(str(error)) from None
+    loaded = reload(manifest)
     if dry_run:
         prepared = plan(loaded, options, manifest.sweep_path)
         _announce(prepared, manifest, wanted)

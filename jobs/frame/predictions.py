@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from jobs.errors import TableError
 from jobs.frame.metrics import Metric, fact_number
 from jobs.run import Run
-from jobs.sweep.benchmarks import benchmark_module
+from jobs.sweep.benchmarks import NoBenchmark, benchmark_module
 from systems.external.parameter import STORED
 
 
@@ -33,7 +33,7 @@ def predicted(run: Run, metric: Metric) -> np.ndarray | str | None:
             return None
         given = json.dumps(run.params)
         params = module.Params.model_validate_json(given, context={STORED: True})
-    except LookupError as error:
+    except NoBenchmark as error:
         raise TableError(str(error)) from error
     except ValidationError:
         return None

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from jobs.errors import nearest
+from jobs.errors import CommandError, nearest
 from jobs.sweep.messages import wrong_value
 from systems.external.parameter import Implementation
 from systems.external.reference import is_reference
@@ -29,7 +29,7 @@ _RUN = re.compile(r"^def run\(", re.MULTILINE)
 RESERVED = ("phase", "device", "repeat", "value")
 
 
-class NoBenchmark(LookupError):
+class NoBenchmark(CommandError):
     """Raised if a benchmark does not exist, or if its module cannot be used."""
 
 
