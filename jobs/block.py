@@ -73,18 +73,12 @@ def in_blocks(
 ) -> list[tuple[Block | None, list[TaskKey]]]:
     """Group the tasks of a job, in the order of execution: by block, or alone with None."""
     block_of = {run: block for block in blocks for run in block.runs}
-    groups: list[tuple[Block | None, list[TaskKey]]] = []
-    members: dict[str, list[TaskKey]] = {}
+    groups: dict[TaskKey | str, tuple[Block | None, list[TaskKey]]] = {}
     for task in tasks:
         block = block_of.get(task[0])
-        if block is None:
-            groups.append((None, [task]))
-        elif block.id in members:
-            members[block.id].append(task)
-        else:
-            members[block.id] = [task]
-            groups.append((block, members[block.id]))
-    return groups
+        _, members = groups.setdefault(task if block is None else block.id, (block, []))
+        members.append(task)
+    return list(groups.values())
 
 
 def trial_runs(tasks: Iterable[TaskKey], blocks: Iterable[Block]) -> list[str]:
