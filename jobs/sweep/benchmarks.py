@@ -165,11 +165,13 @@ def load_benchmark(name: str) -> Benchmark:
             module = benchmark_module(name)
     except NoBenchmark:
         raise
-    except _TorchImport as error:
-        raise _imports_torch(name, error) from None
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise _imports_torch(name, error) from None
+    except (Exception, SystemExit, _TorchImport) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+        if is_missing or isinstance(error, _TorchImport):
+            raise NoBenchmark(
+                f"benchmark {name!r} imports torch at the top of {_place(error)}: import torch "
+                "inside run(), so that machines without torch can read its parameters"
+            ) from None
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         text = (text.splitlines() or [""])[0]
         where = f"{type(error).__name__}: {text} ({_place(error)})"
@@ -211,13 +213,6 @@ class _TorchGuard(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         raise _TorchImport
-
-
-def _imports_torch(name: str, error: BaseException) -> NoBenchmark:
-    return NoBenchmark(
-        f"benchmark {name!r} imports torch at the top of {_place(error)}: "
-        "import torch inside run(), so that machines without torch can read its parameters"
-    )
 
 
 def _place(error: BaseException) -> str:
