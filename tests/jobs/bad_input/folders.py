@@ -63,7 +63,7 @@ def without_submissions(path: Path) -> None:
     shutil.rmtree(path / "submissions")
 
 
-NO_FOLDER = "/no; give a results folder"  # after the path of the working folder
+NO_FOLDER = "there is no folder"  # after the path of the working folder
 BAD_MANIFEST = "is not a manifest that this version"
 _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("no", {}, NO_FOLDER),
