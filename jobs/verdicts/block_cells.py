@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from statistics import median
 
@@ -23,18 +23,10 @@ INCOMPLETE = "no complete round"
 _LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
 
 
-@dataclass(frozen=True)
-class BlockCells:
-    """The comparison of the runs in a folder with the baselines of their blocks."""
-
-    cells: list[Cell]
-    pairs: list[Pair]  # those of the cells, with at least one round
-
-
 def block_cells(
     observation: Observation, margin: float, chosen: Collection[str] | None = None
-) -> BlockCells:
-    """Compare each run with the baseline of its block.
+) -> tuple[list[Cell], list[Pair]]:
+    """Compare each run with the baseline of its block. Return the cells, and pairs with rounds.
 
     All blocks in the folder are judged together, also those that are not chosen: they show how
     large the noise is. `margin` is the relative difference up to which two times count as the same,
@@ -44,8 +36,6 @@ def block_cells(
     cell with the phase "".
     """
     runs = {task.run.id: task.run for task in observation.tasks}
-    pairs = _pairs(observation)
-    verdicts = judged(pairs, margin)
     labels = _labels(observation, runs)
     # Not those of older code or of an earlier execution: the run may be broken since.
     measured = {
@@ -54,15 +44,16 @@ def block_cells(
         for record in execution
         if record.measurements is not None and record.measurements.samples_ms
     }
-    kept = [
-        (pair, verdict)
-        for pair, verdict in zip(pairs, verdicts, strict=True)
+    pairs = [
+        pair
+        for pair in _judged_pairs(observation, margin)
         if chosen is None or pair.candidate in chosen
     ]
-    with_rounds = {_run_of(pair) for pair, _ in kept if pair.rounds}
+    with_rounds = [pair for pair in pairs if pair.rounds]
+    timed = {_run_of(pair) for pair in with_rounds}
     cells: dict[tuple[tuple[str, ...], str], Cell] = {}  # by run and phase
-    for pair, verdict in kept:
-        phase = pair.phase if _run_of(pair) in with_rounds else ""
+    for pair in pairs:
+        phase = pair.phase if _run_of(pair) in timed else ""
         key = (_run_of(pair), phase)
         if key in cells:
             continue
@@ -71,13 +62,12 @@ def block_cells(
         cell = Cell(run, pair.device, phase, "not measured", label, baseline_run=baseline)
         if pair.wrong:
             cells[key] = _wrong_cell(cell, pair)
-        elif verdict is None:
+        elif pair.verdict is None:
             cells[key] = _cell_without_rounds(cell, pair, measured)
         else:
-            cells[key] = _judged_cell(cell, pair, verdict)
-    own = [pair for pair, _ in kept]
-    unmeasured = _unmeasured(observation, runs, own, chosen, labels)
-    return BlockCells([*cells.values(), *unmeasured], [pair for pair in own if pair.rounds])
+            cells[key] = _judged_cell(cell, pair, pair.verdict)
+    unmeasured = _unmeasured(observation, runs, pairs, chosen, labels)
+    return [*cells.values(), *unmeasured], with_rounds
 
 
 @lru_cache(maxsize=1)
@@ -86,20 +76,18 @@ def verdicts_of(observation: Observation) -> dict[tuple[str, str, str, str], Ver
 
     Tables print them, so that they say the same as `compare`.
     """
-    pairs = _pairs(observation)
-    verdicts = judged(pairs, sweep_margin(observation))
     return {
-        (pair.candidate, pair.baseline, pair.phase, pair.device): verdict
-        for pair, verdict in zip(pairs, verdicts, strict=True)
-        if verdict is not None and not pair.wrong
+        (pair.candidate, pair.baseline, pair.phase, pair.device): pair.verdict
+        for pair in _judged_pairs(observation, sweep_margin(observation))
+        if pair.verdict is not None and not pair.wrong
     }
 
 
-def _pairs(observation: Observation) -> list[Pair]:
+def _judged_pairs(observation: Observation, margin: float) -> list[Pair]:
     """Return the pairs of runs that count, such as those of the latest version of a benchmark."""
     runs = {task.run.id for task in observation.tasks}
     found = paired_rounds(observation.records)
-    return [pair for pair in found if {pair.candidate, pair.baseline} <= runs]
+    return judged([pair for pair in found if {pair.candidate, pair.baseline} <= runs], margin)
 
 
 def sweep_margin(observation: Observation) -> float:
@@ -108,10 +96,8 @@ def sweep_margin(observation: Observation) -> float:
     return next((blocks.margin for blocks in keys if blocks), None) or MARGIN
 
 
-def judged(
-    pairs: Sequence[Pair], margin: float, one_sided: float = ONE_SIDED
-) -> list[Verdict | None]:
-    """Return the verdict on each pair, None for those without rounds.
+def judged(pairs: Sequence[Pair], margin: float, one_sided: float = ONE_SIDED) -> list[Pair]:
+    """Return pairs with their verdicts. Those without rounds have none.
 
     The pairs on one kind of device share what they show about noise: a variance, see `judge`, and
     each phase a floor, see `aa_floor`.
@@ -123,18 +109,13 @@ def judged(
         key = (pair.block, pair.baseline)
         of_phase[key] = max(of_phase.get(key, ()), pair.rounds, key=len)
     floors = {key: aa_floor(of_phase.values()) for key, of_phase in blocks.items()}
-    groups: dict[str, list[int]] = {}
-    for i, pair in enumerate(pairs):
-        if pair.rounds:
-            groups.setdefault(pair.device, []).append(i)
-    verdicts: list[Verdict | None] = [None] * len(pairs)
-    for places in groups.values():
-        own = [pairs[i] for i in places]
-        limits = [floor_of_block(p.rounds, floors[p.phase, p.device]) for p in own]
+    verdicts: dict[int, Verdict] = {}  # by identity of the pair
+    for device in {device for _, device in blocks}:
+        own = [pair for pair in pairs if pair.rounds and pair.device == device]
+        limits = [floor_of_block(pair.rounds, floors[pair.phase, device]) for pair in own]
         found = judge([pair.rounds for pair in own], margin, limits, one_sided)
-        for i, verdict in zip(places, found, strict=True):
-            verdicts[i] = verdict
-    return verdicts
+        verdicts |= zip(map(id, own), found, strict=True)
+    return [replace(pair, verdict=verdicts.get(id(pair))) for pair in pairs]
 
 
 def _run_of(pair: Pair) -> tuple[str, str, str, str]:

@@ -16,12 +16,13 @@ from jobs.formatting import counted, format_range, relative
 from jobs.frame.recorded import recorded_value
 from jobs.results.record import is_stale
 from jobs.results.run_states import Observation
-from jobs.verdicts.block_cells import BlockCells, block_cells, sweep_margin
+from jobs.verdicts.block_cells import block_cells, sweep_margin
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
 from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
+from jobs.verdicts.pairs import Pair
 
 NO_ROUNDS = (
     "it has no paired rounds. The command tables shows times that were not measured in turn. To "
@@ -93,18 +94,12 @@ def compare_blocks(
             "both"
         )
     used = margin or sweep_margin(observation)
-    found = block_cells(observation, used, chosen)
-    if not found.cells:
+    cells, pairs = block_cells(observation, used, chosen)
+    if not cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
-    return Comparison(
-        found.cells,
-        [*_block_heading(observation, found), *_only_run(observation, found.cells)],
-        [
-            *_basis(observation, found),
-            *_decision(found.cells, used, observation),
-            *_broken(found.cells, folder),
-        ],
-    )
+    heading = [*_block_heading(observation, cells, pairs), *_only_run(observation, cells)]
+    notes = [*_basis(observation, cells, pairs), *_decision(cells, used, observation)]
+    return Comparison(cells, heading, [*notes, *_broken(cells, folder)])
 
 
 def compare_folders(
@@ -182,9 +177,9 @@ def _unrelated(before: Side, after: Side) -> str:
     return f"{what} on the same kind of device: got {here} and {there}"
 
 
-def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
+def _block_heading(observation: Observation, cells: list[Cell], pairs: list[Pair]) -> list[str]:
     """Return the lines that say what is compared with what, and which commit is which."""
-    baselines = list(dict.fromkeys(cell.baseline for cell in found.cells))
+    baselines = list(dict.fromkeys(cell.baseline for cell in cells))
     checkouts = {
         f"code={name}": checkout
         for manifest in observation.manifests
@@ -199,7 +194,7 @@ def _block_heading(observation: Observation, found: BlockCells) -> list[str]:
         where = f"commit {state[:10]}" if isinstance(state, str) else "commit unknown"
         changed = ", with changes" if other.state.get("dirty") else ""
         name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
-        candidates = {p.candidate for p in found.pairs if p.baseline_checkout == other.name}
+        candidates = {p.candidate for p in pairs if p.baseline_checkout == other.name}
         stale = {run for run, _ in observation.stale}
         since = " It has changed since." if candidates & stale else ""
         lines.append(
@@ -243,13 +238,13 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(observation: Observation, found: BlockCells) -> list[str]:
+def _basis(observation: Observation, cells: list[Cell], pairs: list[Pair]) -> list[str]:
     """Return the lines that say how much was measured, and where."""
-    judged = _verdicts(found.cells)
+    judged = _verdicts(cells)
     if not judged:  # nothing is measured, or all that is measured is broken
         return []
-    allocations = {each.allocation for pair in found.pairs for each in pair.rounds}
-    records = {id(r): r for pair in found.pairs for round in pair.records for r in round}
+    allocations = {each.allocation for pair in pairs for each in pair.rounds}
+    records = {id(r): r for pair in pairs for round in pair.records for r in round}
     gpus = len({str(gpu.get("uuid")) for record in records.values() for gpu in record.gpus})
     parts = [
         format_range({verdict.rounds for verdict in judged}, "round"),
@@ -263,7 +258,7 @@ def _basis(observation: Observation, found: BlockCells) -> list[str]:
         "ratio: after / before, the geometric mean over rounds; before, after: medians over "
         "processes. Their quotient can differ from the ratio."
     )
-    return [f"{', '.join(parts)}.", columns, _floor_text(found.cells)]
+    return [f"{', '.join(parts)}.", columns, _floor_text(cells)]
 
 
 def _floor_text(cells: Iterable[Cell]) -> str:

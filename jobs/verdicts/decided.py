@@ -59,11 +59,10 @@ def judge_block(
         and not pair.wrong
         and pair.candidate not in stuck
     ]
-    verdicts = judged(wanted, margin or MARGIN, ONE_SIDED_OF_WORKERS)
     undecided = [
         f"{pair.candidate[:8]} {pair.phase}"
-        for pair, verdict in zip(wanted, verdicts, strict=True)
-        if verdict is None or verdict.rounds < FEWEST_ROUNDS or verdict.verdict == "unsure"
+        for pair in judged(wanted, margin or MARGIN, ONE_SIDED_OF_WORKERS)
+        if len(pair.rounds) < FEWEST_ROUNDS or not pair.verdict or pair.verdict.verdict == "unsure"
     ]
     if any(pair.rounds for pair in own):
         known = {pair.phase for pair in own}

@@ -13,7 +13,7 @@ from typing import Any
 from jobs.frame.metrics import median_ms
 from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
 from jobs.results.record import Record
-from jobs.verdicts.judge import RESOLUTION_MS, Round
+from jobs.verdicts.judge import RESOLUTION_MS, Round, Verdict
 
 _Key = tuple[str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
 
@@ -40,6 +40,7 @@ class Pair:
     repaired: Counter[str]
     records: tuple[tuple[Record, ...], ...]  # of the baseline, and last the candidate, by round
     wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
+    verdict: Verdict | None = None  # None: there are no rounds, or they are not judged yet
 
     @property
     def is_launch_bound(self) -> bool:
