@@ -19,8 +19,6 @@ from jobs.verdicts.judge import MARGIN, ONE_SIDED, Round, Verdict, aa_floor, flo
 from jobs.verdicts.pairs import Pair, paired_rounds
 
 INCOMPLETE = "no complete round"
-# Statuses with which a candidate fails by itself, and not because it was stopped.
-_LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
 
 
 def block_cells(
@@ -125,19 +123,13 @@ def _run_of(pair: Pair) -> tuple[str, str, str, str]:
 def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
     """Return a cell with the verdict on the rounds of a pair.
 
-    A candidate that failed in more rounds than it was measured in is broken. Failures that were
-    repaired do not count, see `Pair`.
+    A candidate that failed in more rounds than it was measured in is broken.
     """
     left_out = pair.left_out.total()
     details = []
     if left_out:
         details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {_reason(pair)}")
-    failed = sum(
-        count - pair.repaired[reason]
-        for reason, count in pair.left_out.items()
-        if reason in _LASTING
-    )
-    if failed > verdict.rounds:
+    if pair.failures > verdict.rounds:
         return replace(cell, verdict="broken", detail=details[0])
     if verdict.unlike:
         details.append(_unlike(pair, verdict))

@@ -13,11 +13,17 @@ from typing import Any
 from jobs.frame.metrics import median_ms
 from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
 from jobs.results.record import Record
+from jobs.status import Status
 from jobs.verdicts.judge import RESOLUTION_MS, Round, Verdict
 
 _Key = tuple[str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
+# A round, or the reason why it has not both times, and its records: of the baseline, and last the
+# candidate
+_Outcome = tuple[Round | str, tuple[Record, ...]]
 
 TOO_SHORT = "time of 0 ms"
+# Statuses with which a candidate fails by itself, and not because it was stopped.
+_LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,10 @@ class Pair:
     # Complete rounds without both times: their number by reason, e.g. {"baseline: oom": 1}. A
     # reason is the status of the run that has no time, "no such phase" or "time of 0 ms".
     left_out: Counter[str]
-    # Those of `left_out` that count no longer: they are of an allocation in which the candidate was
-    # never measured, for example because a library was missing, and in the latest allocation it was
-    # measured in every round.
-    repaired: Counter[str]
+    # Number of those in which the candidate failed by itself. Those of an allocation in which it
+    # was never measured, for example because a library was missing, do not count if it was measured
+    # in every round of the latest allocation.
+    failures: int
     records: tuple[tuple[Record, ...], ...]  # of the baseline, and last the candidate, by round
     wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
     verdict: Verdict | None = None  # None: there are no rounds, or they are not judged yet
@@ -78,16 +84,9 @@ def paired_rounds(records: Sequence[Record]) -> list[Pair]:
             for record in candidates:
                 key = (record.run, first.run, first.checkout, block, phase, first.device)
                 values = [*baseline, _value(record, phase)]
-                outcome = _outcome(allocation, (*twice, record), values)
+                outcome = _round(allocation, values, bool(record.gpus)), (*twice, record)
                 found.setdefault(key, {}).setdefault(allocation, []).append(outcome)
     return [_pair(key, outcomes, wrong) for key, outcomes in found.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    records: tuple[Record, ...]  # of the baseline, and last the candidate
-    round: Round | None  # None: one of the values is missing
-    reason: str = ""  # why it is missing
 
 
 def _pair(
@@ -99,21 +98,24 @@ def _pair(
     allocation. Allocations are ordered by their first round.
     """
     every = [outcome for found in outcomes.values() for outcome in found]
-    *earlier, latest = outcomes.values()
-    repaired: Counter[str] = Counter()
-    if not any(outcome.reason for outcome in latest):
-        for found in earlier:
-            if all(outcome.reason for outcome in found):
-                repaired.update(outcome.reason for outcome in found)
-    baseline, *_, candidate = every[-1].records
+    rounds = [(found, records) for found, records in every if isinstance(found, Round)]
+    *_, latest = outcomes.values()
+    is_repaired = all(isinstance(found, Round) for found, _ in latest)
+    failures = sum(
+        found in _LASTING
+        for of_allocation in outcomes.values()
+        if not is_repaired or any(isinstance(found, Round) for found, _ in of_allocation)
+        for found, _ in of_allocation
+    )
+    _, (baseline, *_, candidate) = every[-1]
     sides = {"candidate": candidate, "baseline": baseline}
     bad = (side for side, record in sides.items() if code_of(record) in wrong)
     return Pair(
         *key,
-        tuple(outcome.round for outcome in every if outcome.round is not None),
-        Counter(outcome.reason for outcome in every if outcome.reason),
-        repaired,
-        tuple(outcome.records for outcome in every if outcome.round is not None),
+        tuple(round for round, _ in rounds),
+        Counter(found for found, _ in every if isinstance(found, str)),
+        failures,
+        tuple(records for _, records in rounds),
         next(bad, ""),
     )
 
@@ -132,19 +134,17 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     }
 
 
-def _outcome(
-    allocation: str, records: tuple[Record, ...], values: Sequence[float | str]
-) -> _Outcome:
-    """Return a round, or the reason why one of the values of its records is missing."""
+def _round(allocation: str, values: Sequence[float | str], on_gpu: bool) -> Round | str:
+    """Return a round, or the reason why one of its values is missing."""
     *baseline, candidate = values
     if isinstance(candidate, str):
-        return _Outcome(records, None, candidate)
+        return candidate
+    times = []
     for value in baseline:
         if isinstance(value, str):
-            return _Outcome(records, None, f"baseline: {value}")
-    times = tuple(value for value in baseline if not isinstance(value, str))
-    step = RESOLUTION_MS if records[-1].gpus else 0.0
-    return _Outcome(records, Round(allocation, times, candidate, step))
+            return f"baseline: {value}"
+        times.append(value)
+    return Round(allocation, tuple(times), candidate, RESOLUTION_MS if on_gpu else 0.0)
 
 
 def _value(record: Record, phase: str) -> float | str:
