@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -42,7 +43,7 @@ class Round:
     @property
     def log_ratio(self) -> float:
         """Logarithm of candidate / baseline. The baseline is the geometric mean of its times."""
-        return math.log(self.candidate) - _mean([math.log(time) for time in self.baseline])
+        return math.log(self.candidate) - fmean([math.log(time) for time in self.baseline])
 
     @property
     def aa_log_ratio(self) -> float | None:
@@ -124,19 +125,20 @@ def judge(
 
 def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided: float) -> Verdict:
     same = math.log1p(margin)
+    if not estimate.freedom:  # a single round
+        ratio, is_beyond = math.exp(estimate.mean), estimate.mean > same
+        return Verdict("unsure", ratio, None, None, None, 1, 1, floor, beyond_margin=is_beyond)
     least = same if floor is None else math.log1p(floor)
     alone = estimate.allocations() if estimate.are_unlike else [estimate]
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
     half = (estimate.over_allocations if estimate.are_unlike else estimate).half_width(CONFIDENCE)
-    known = [p for p in (each.p for each in alone) if p is not None]  # all or none, see `error`
-    p = max(known, default=None)
     return Verdict(
         decisions[0] if agree else "unsure",
         ratio=math.exp(estimate.mean),
-        low=None if half is None else _exp(estimate.mean - half),
-        high=None if half is None else _exp(estimate.mean + half),
-        p=p if agree else 1.0,
+        low=_exp(estimate.mean - half),
+        high=_exp(estimate.mean + half),
+        p=max(each.p for each in alone) if agree else 1.0,
         rounds=sum(estimate.counts),
         allocations=len(estimate.counts),
         floor=floor,
@@ -170,14 +172,14 @@ def aa_floor(blocks: Iterable[Sequence[Round]]) -> float | None:
     found = [
         [log for round in block if (log := round.aa_log_ratio) is not None] for block in blocks
     ]
-    means = [abs(_mean(logs)) for logs in found if logs]
+    means = [abs(fmean(logs)) for logs in found if logs]
     squares = [log * log for logs in found for log in logs]
     if len(squares) < 2:
         return None
     if len(means) >= MANY_BLOCKS:
         return math.expm1(float(np.quantile(means, CONFIDENCE)))
     # Blocks with different numbers of rounds have means of different variances.
-    variance = _mean(squares) * _mean([1 / len(logs) for logs in found if logs])
+    variance = fmean(squares) * fmean([1 / len(logs) for logs in found if logs])
     bound = float(stdtrit(len(squares), 1 - (1 - CONFIDENCE) / 2)) * math.sqrt(variance)
     return math.expm1(bound)
 
@@ -227,8 +229,8 @@ class _Estimate:
     names: tuple[str, ...]  # of the allocations
     means: tuple[float, ...]
     counts: tuple[int, ...]  # numbers of rounds
-    variance: float | None  # of one round; None: there is a single one
-    freedom: float  # degrees of freedom of the variance
+    variance: float  # of one round
+    freedom: float  # degrees of freedom of the variance; 0: there is a single round
     # Variance of the mean because clocks have steps. It is the same in every round, because times
     # that differ by less than a step are always rounded to the same steps.
     blur: float
@@ -238,7 +240,7 @@ class _Estimate:
         groups: dict[str, list[float]] = {}
         for round in rounds:
             groups.setdefault(round.allocation, []).append(round.log_ratio)
-        means = tuple(map(_mean, groups.values()))
+        means = tuple(map(fmean, groups.values()))
         counts = tuple(map(len, groups.values()))
         freedom = sum(counts) - len(counts)
         squares = [
@@ -247,9 +249,9 @@ class _Estimate:
         ]  # fmt: skip
         if freedom == 0 and len(means) > 1:
             # One round in each allocation: noise and the variation of hosts cannot be told apart.
-            freedom, whole = len(means) - 1, _mean(means)
+            freedom, whole = len(means) - 1, fmean(means)
             squares = [(mean - whole) ** 2 for mean in means]
-        variance = math.fsum(squares) / freedom if freedom else None
+        variance = math.fsum(squares) / max(freedom, 1)
         return cls(tuple(groups), means, counts, variance, freedom, _blur(rounds))
 
     @property
@@ -264,7 +266,7 @@ class _Estimate:
         from scipy.special import fdtrc
 
         others = len(self.means) - 1
-        if not others or self.variance is None or sum(self.counts) == len(self.counts):
+        if not others or sum(self.counts) == len(self.counts):
             return False
         whole = np.average(self.means, weights=self.counts)
         between = sum(n * (m - whole) ** 2 for n, m in zip(self.counts, self.means, strict=True))
@@ -279,29 +281,23 @@ class _Estimate:
         ]
 
     @property
-    def error(self) -> float | None:
-        """Standard error of the mean."""
-        if self.variance is None:
-            return None
+    def error(self) -> float:
+        """Standard error of the mean, of at least two rounds."""
         return math.sqrt(self.variance / sum(self.counts) + self.blur)
 
     @property
-    def p(self) -> float | None:
+    def p(self) -> float:
         """Two-sided p value of the mean 0."""
         from scipy.special import stdtr
 
-        if self.error is None:
-            return None
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
         return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.error))
 
-    def half_width(self, confidence: float) -> float | None:
+    def half_width(self, confidence: float) -> float:
         """Return the half width of the interval of the mean."""
         from scipy.special import stdtrit
 
-        if self.error is None:
-            return None
         return float(stdtrit(self.freedom, 1 - (1 - confidence) / 2)) * self.error
 
     @property
@@ -314,17 +310,15 @@ class _Estimate:
 
     def decision(self, same: float, least: float, one_sided: float) -> Decision:
         """Return the verdict. `same` and `least` are the logarithms of the margin and the floor."""
-        half = self.half_width(1 - 2 * one_sided)
-        if half is not None and abs(self.mean) + half < same:
+        if abs(self.mean) + self.half_width(1 - 2 * one_sided) < same:
             return "same"
-        if self.p is not None and self.p < LEVEL and abs(self.mean) > least:
+        if self.p < LEVEL and abs(self.mean) > least:
             return "slower" if self.mean > 0 else "faster"
         return "unsure"
 
     def is_below(self, same: float) -> bool:
         """Return whether a one-sided test says that the mean is below the margin."""
-        half = self.half_width(1 - 2 * ONE_SIDED)
-        return half is not None and self.mean + half < same
+        return self.mean + self.half_width(1 - 2 * ONE_SIDED) < same
 
 
 def _blur(rounds: Sequence[Round]) -> float:
@@ -347,15 +341,14 @@ def _shared(estimates: Sequence[_Estimate]) -> list[_Estimate]:
     larger variance may be noisier than the others. It keeps its own variance, and the larger that
     is, the fewer degrees of freedom of the others it gets, so that it does not become sure.
     """
-    own = [e for e in estimates if e.variance is not None and sum(e.counts) >= FEWEST_SHARED]
+    own = [each for each in estimates if sum(each.counts) >= FEWEST_SHARED]
     if len(own) < 2:
         return list(estimates)
-    scale, freedom = _prior([e.variance + _TINY for e in own if e.variance is not None],
-                            [e.freedom for e in own])  # fmt: skip
+    scale, freedom = _prior([each.variance + _TINY for each in own], [e.freedom for e in own])
     whole = sum(each.freedom for each in own)
     shared = []
     for each in estimates:
-        if each.variance is None or sum(each.counts) < FEWEST_SHARED:
+        if sum(each.counts) < FEWEST_SHARED:
             shared.append(each)
             continue
         others = min(freedom, MOST_SHARED, whole - each.freedom)
@@ -399,7 +392,3 @@ def _trigamma_inverse(value: float) -> float:
 def _exp(value: float) -> float:
     """Return exp(value), or infinity if it is too large for a float."""
     return math.exp(value) if value < 700 else math.inf
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
