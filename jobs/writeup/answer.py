@@ -38,7 +38,7 @@ from jinja2 import Environment, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.language import Missing, NotMeasured, by, environment
+from jobs.writeup.language import Missing, NotMeasured, environment
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
@@ -102,7 +102,6 @@ def render_answer(
     jinja.finalize = lambda value: _n(value) if isinstance(value, (float, Recorded)) else value
     known: dict[str, Any] = {
         **lookups.functions,
-        "by": by(lookups.value),
         "accounting": _accounting(lookups),
         "sizes": list(accounting.MODEL_SIZES),
         "device": device or None,

@@ -6,7 +6,8 @@ A family has the numbers of one kind by the value of a parameter, such as the ti
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
@@ -41,34 +42,10 @@ class Family(dict[Any, Any]):
                 found[key] = Missing()
         return found
 
-    def __add__(self, other: Any) -> Family:
-        return self._each(other, operator.add)
-
-    def __sub__(self, other: Any) -> Family:
-        return self._each(other, operator.sub)
-
-    def __mul__(self, other: Any) -> Family:
-        return self._each(other, operator.mul)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __truediv__(self, other: Any) -> Family:
-        return self._each(other, operator.truediv)
-
-
-def by(value: Callable[..., Any]) -> Callable[..., Family]:
-    """Return the function `by` of answers. It calls `value`, or the function given as `of`."""
-
-    def of_values(
-        parameter: str,
-        values: Iterable[Any],
-        *given: Any,
-        of: Callable[..., Any] = value,
-        **params: Any,
-    ) -> Family:
-        return Family({each: of(*given, **params, **{parameter: each}) for each in values})
-
-    return of_values
+    __add__ = __radd__ = partialmethod(_each, calculate=operator.add)
+    __sub__ = partialmethod(_each, calculate=operator.sub)
+    __mul__ = __rmul__ = partialmethod(_each, calculate=operator.mul)
+    __truediv__ = partialmethod(_each, calculate=operator.truediv)
 
 
 def _of_values(choose: Callable[..., Any]) -> Callable[..., Any]:

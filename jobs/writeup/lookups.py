@@ -26,7 +26,7 @@ from jobs.writeup.cell_lookup import (
     value_of,
 )
 from jobs.writeup.cells import ONCE, asked_cells
-from jobs.writeup.language import Missing
+from jobs.writeup.language import Family, Missing
 from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
@@ -60,6 +60,7 @@ class AnswerLookups:
             "value": self.value,
             "state": self.state,
             "speed": self.speed,
+            "by": self.by,
             "items": self.items,
             "failure": self.failure,
             "published": published,
@@ -175,6 +176,18 @@ class AnswerLookups:
         elif "[" not in text:
             text += " (one round)"
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
+
+    def by(
+        self,
+        parameter: str,
+        values: Iterable[Any],
+        *given: Any,
+        of: Callable[..., Any] | None = None,
+        **params: Any,
+    ) -> Family:
+        """Return what a function, by default `value`, returns for each value of a parameter."""
+        function: Callable[..., Any] = of or self.value
+        return Family({each: function(*given, **params, **{parameter: each}) for each in values})
 
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""
