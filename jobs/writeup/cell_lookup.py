@@ -43,9 +43,7 @@ def cell_of(
         TableError: if the metric, statistic or unit is unknown, or if several runs or phases have
             such a metric.
     """
-    problem = _value_problem(name, statistic, unit)
-    if problem:
-        raise TableError(problem)
+    _require_known(name, statistic, unit)
     require_one_run(f"value({name!r})", results, params)
     rows = list(rows_of(results, [metric_named(name, unit)], lambda r, _: [_phase(name, r, phase)]))
     return Cell(rows, statistic) if rows else None
@@ -125,17 +123,16 @@ def published(file: str, column: str, **params: Any) -> Any:
         return Recorded(found)
 
 
-def _value_problem(name: Any, statistic: Any, unit: Any) -> str | None:
-    """Check arguments of the template function `value`. Return an error message or None."""
-    unknown = unknown_value(str(name))
-    if unknown:
-        return f"value {unknown}"
+def _require_known(name: str, statistic: str, unit: str | None) -> None:
+    """Raise TableError if the metric, the statistic or the unit of a lookup is unknown."""
+    if unknown := unknown_value(str(name)):
+        raise TableError(f"value {unknown}")
     if statistic not in ONE_NUMBER:
-        return f"statistic {statistic!r} is not known{nearest(str(statistic), ONE_NUMBER)}"
+        known = nearest(str(statistic), ONE_NUMBER)
+        raise TableError(f"statistic {statistic!r} is not known{known}")
     if unit is not None and unit not in units_of(name):
         valid = ", ".join(units_of(name)) or "only the default unit"
-        return f"value {name!r} cannot be shown in {unit!r} (valid: {valid})"
-    return None
+        raise TableError(f"value {name!r} cannot be shown in {unit!r} (valid: {valid})")
 
 
 def _format_params(params: Mapping[str, Any]) -> str:

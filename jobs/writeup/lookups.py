@@ -158,17 +158,13 @@ class AnswerLookups:
             The text, such as `1.95 [1.93, 1.97]` for runs that were measured in the same rounds and
             `1.95 (not paired)` for others.
         """
-        study = self._named(sweep)
-        cells = [
-            self._cell(study, "time", phase, "median", None, each)
-            for each in (params, params | baseline)
-        ]
-        run, other = cells
+        study, both = self._named(sweep), (params, params | baseline)
+        run, other = (self._cell(study, "time", phase, "median", None, each) for each in both)
         if study is None or run is None or other is None:
-            return self._none(study, params, params | baseline)
+            return self._none(study, *both)
         speedup = speedup_of(run, other, study.observation)
         if speedup.ratio is None:
-            return self._none(study, params, params | baseline)
+            return self._none(study, *both)
         text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
         text = re.sub(r" (same|unsure)$", r" (\1)", text)
         if not speedup.paired:
