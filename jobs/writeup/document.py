@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -175,12 +174,13 @@ class PartResult:
     @property
     def state(self) -> State:
         """The state on the kind of device that answers the part best."""
-        return min((view.state for view in self.views), key=list(State).index)
+        return self.state_on(None)
 
-    def state_on(self, device: str) -> State:
-        """The state on one kind of device, which is that of all if the answer needs no records."""
-        found = (view.state for view in self.views if view.device in ("", device))
-        return next(found, State.missing)
+    def state_on(self, device: str | None) -> State:
+        """The state on one kind of device. None: on that which answers the part best."""
+        # An answer that needs no records has the device "".
+        found = [view.state for view in self.views if device is None or view.device in ("", device)]
+        return min(found, key=list(State).index, default=State.missing)
 
     @property
     def shown_studies(self) -> set[str]:
@@ -218,15 +218,11 @@ class ProblemResult:
     @property
     def state(self) -> State:
         """The state of the problem: partly if some but not all of its parts are answered."""
-        return self._state([part.state for part in self.parts])
+        return self.state_on(None)
 
-    def state_on(self, device: str) -> State:
-        """The state of the problem on one kind of device."""
-        return self._state([part.state_on(device) for part in self.parts])
-
-    @staticmethod
-    def _state(of_parts: Iterable[State]) -> State:
-        states = set(of_parts)
+    def state_on(self, device: str | None) -> State:
+        """The state of the problem on one kind of device, None: on the best for each part."""
+        states = {part.state_on(device) for part in self.parts}
         if len(states) > 1:
             states.discard(State.derived)
         if len(states) == 1:
@@ -238,7 +234,7 @@ class ProblemResult:
     @property
     def states_of_parts(self) -> str:
         """The states of the parts with their letters, such as `answered (a, b), stale (c)`."""
-        return _with_letters([(part.state, part) for part in self.parts])
+        return _with_letters(self.parts, None)
 
     def states_on(self, device: str) -> str:
         """The states of the parts that need records on one kind of device, and their cells.
@@ -247,17 +243,17 @@ class ProblemResult:
         needs records.
         """
         parts = [part for part in self.parts if part.state is not State.derived]
-        states = _with_letters([(part.state_on(device), part) for part in parts])
+        states = _with_letters(parts, device)
         views = [view for part in parts for view in part.views if view.device == device]
         cells = [view.cells for view in views if view.cells is not None]
         return f"{states}; {reduce(operator.or_, cells).summary}" if cells else states
 
 
-def _with_letters(parts: list[tuple[State, PartResult]]) -> str:
+def _with_letters(parts: list[PartResult], device: str | None) -> str:
     """Return states with the letters of their parts, such as `answered (a, b), stale (c)`."""
     letters: dict[State, list[str]] = {}
-    for state, part in parts:
-        letters.setdefault(state, []).append(part.part.part)
+    for part in parts:
+        letters.setdefault(part.state_on(device), []).append(part.part.part)
     if len(letters) == 1:
         return str(*letters)
     in_order = sorted(letters.items(), key=lambda item: list(State).index(item[0]))
@@ -285,5 +281,5 @@ class Document:
     def counts(self, device: str | None = None) -> dict[State, int]:
         """Return the number of parts by state, on one kind of device or on the best for each."""
         parts = [part for problem in self.problems for part in problem.parts]
-        states = [part.state if device is None else part.state_on(device) for part in parts]
+        states = [part.state_on(device) for part in parts]
         return {state: states.count(state) for state in State}
