@@ -36,7 +36,7 @@ from functools import cached_property
 from typing import Any
 
 from jobs.block import Block, TaskKey
-from jobs.results.record import BlockPlace, Record
+from jobs.results.record import BlockPlace, Record, throttle_reasons
 from jobs.run import Run
 from jobs.status import Status
 
@@ -413,8 +413,4 @@ def complete_rounds(
 
 def is_throttled(record: Record) -> bool:
     """Return whether heat or hardware slowed down a GPU. The power limit is no disturbance."""
-    return any(
-        reason in DISTURBANCES
-        for phase in record.conditions.values()
-        for reason in phase.get("throttle", ())
-    )
+    return not throttle_reasons(record).isdisjoint(DISTURBANCES)

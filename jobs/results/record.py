@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -197,6 +197,16 @@ class Record(_Part):
         if self.status == "ok" and self.failure is not None:
             raise ValueError("a record with status ok must not have the field failure")
         return self
+
+
+def throttle_reasons(record: Record, phases: Collection[str] = ()) -> set[str]:
+    """Return what slowed down a GPU in some phases of a record. Empty: in any phase."""
+    return {
+        reason
+        for phase, conditions in record.conditions.items()
+        if phase in phases or not phases
+        for reason in conditions.get("throttle", ())
+    }
 
 
 def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from jobs.formatting import is_number
 from jobs.frame.recorded import UNKNOWN, environment_value, recorded_value
-from jobs.results.record import Record
+from jobs.results.record import Record, throttle_reasons
 
 OTHER_CLOCK = 0.01  # relative difference from which on two SM clocks count as different
 MOST_NAMED = 3  # values in a line
@@ -83,9 +82,9 @@ def _other_clocks(before: Records, after: Records) -> list[str]:
     ours, theirs = _clock(before), _clock(after)
     if ours and theirs and abs(theirs / ours - 1) > OTHER_CLOCK:
         lines.append(f"SM clock: {ours:.0f} MHz before, {theirs:.0f} MHz after")
-    shares = [_throttled(before), _throttled(after)]
-    for reason in sorted({*shares[0], *shares[1]}) if all(shares) else ():
-        first, second = (f"{share[reason] / share['']:.0%}" for share in shares)
+    sides = [[throttle_reasons(r) for r in side if r.conditions] for side in (before, after)]
+    for reason in sorted(set().union(*sides[0], *sides[1])) if all(sides) else ():
+        first, second = (f"{fmean(reason in each for each in side):.0%}" for side in sides)
         if first != second:
             lines.append(f"slowed down by {reason}: {first} of processes before, {second} after")
     return lines
@@ -97,16 +96,3 @@ def _clock(records: Records) -> float | None:
     clocks = [found.get("sm_clock_mhz") for found in phases]  # minimum, median, maximum
     known = [clock[len(clock) // 2] for clock in clocks if isinstance(clock, list) and clock]
     return median(filter(is_number, known)) if any(map(is_number, known)) else None
-
-
-def _throttled(records: Records) -> Counter[str]:
-    """Return the number of processes by what slowed them down, and of all with the key ""."""
-    return Counter(
-        reason
-        for record in records
-        if record.conditions
-        for reason in {
-            "",
-            *(r for each in record.conditions.values() for r in each.get("throttle", ())),
-        }
-    )

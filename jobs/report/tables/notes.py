@@ -15,7 +15,7 @@ from jobs.frame.rows import Cell
 from jobs.frame.statistics import over_processes, statistic
 from jobs.report.views import Shown
 from jobs.results.counting import DISTURBANCES, is_thrown_away, place_of, task_of
-from jobs.results.record import Record, is_stale
+from jobs.results.record import Record, is_stale, throttle_reasons
 from jobs.status import Status
 
 POWER_CAP = "sw_power_cap"  # name in `jobs.provenance.THROTTLE_REASONS`
@@ -129,10 +129,8 @@ def _sampling(shown: Shown, cells: Collection[Cell]) -> str:
 
 def _slowed_down(records: Sequence[Record], phases: Sequence[str]) -> list[str]:
     """Return how many processes were slowed down in a phase that the table shows."""
-    reasons = []
-    for conditions in (record.conditions for record in records if record.conditions):
-        wanted = (set(phases) - {""} or conditions.keys()) & conditions.keys()
-        reasons.append({name for each in wanted for name in conditions[each].get("throttle", ())})
+    shown = set(phases) - {""}
+    reasons = [throttle_reasons(record, shown) for record in records if record.conditions]
     capped = sum(POWER_CAP in each for each in reasons)
     throttled = sum(not each.isdisjoint(DISTURBANCES) for each in reasons)
     found = [(capped, "power-capped"), (throttled, "throttled by heat or hardware")]
