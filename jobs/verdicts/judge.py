@@ -195,18 +195,6 @@ def floor_of_block(rounds: Sequence[Round], pooled: float | None) -> float | Non
     return min(known, default=None)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values that are adjusted for their number by the method of Holm."""
-    count = len(p_values)
-    order = np.argsort(p_values)
-    adjusted = np.empty(count)
-    # The smallest counts as often as there are values, the largest once.
-    products = np.asarray(p_values)[order] * np.arange(count, 0, -1)
-    adjusted[order] = np.minimum(np.maximum.accumulate(products), 1)
-    result: list[float] = adjusted.tolist()
-    return result
-
-
 def established(verdicts: Sequence[Verdict]) -> list[bool]:
     """Return whether each candidate is slower by more than the margin, among all that are judged.
 
@@ -215,10 +203,14 @@ def established(verdicts: Sequence[Verdict]) -> list[bool]:
     """
     # Two folders without repeats have no p value. Their floor alone decides.
     known = [float(each.verdict != "slower") if each.p is None else each.p for each in verdicts]
-    adjusted = holm(known)
+    significant = -1.0  # the largest p value that is small enough for its rank
+    for i, p in enumerate(sorted(known)):
+        if p * (len(known) - i) >= EXIT_LEVEL:
+            break
+        significant = p
     return [
-        each.verdict == "slower" and each.beyond_margin and p < EXIT_LEVEL
-        for each, p in zip(verdicts, adjusted, strict=True)
+        each.verdict == "slower" and each.beyond_margin and p <= significant
+        for each, p in zip(verdicts, known, strict=True)
     ]
 
 

@@ -18,7 +18,6 @@ from jobs.verdicts.judge import (
     aa_floor,
     established,
     floor_of_block,
-    holm,
     judge,
 )
 
@@ -186,15 +185,17 @@ def test_without_aa_there_is_no_floor() -> None:
     assert aa_floor([rounds(1.0)]) is None
 
 
-def test_holm_multiplies_the_smallest_by_the_number_of_cells() -> None:
-    assert holm([0.01, 0.5, 0.02]) == pytest.approx([0.03, 0.5, 0.04])
-    assert holm([]) == []
-
-
 def test_a_slowdown_is_established_beyond_the_margin_and_among_all_cells() -> None:
     slow = Verdict("slower", 1.02, 1.01, 1.03, 0.004, 5, 1, None)
     same = replace(slow, verdict="same", p=0.3)
     assert established([slow, same]) == [True, False]
     assert not any(established([slow, *[same] * 20]))  # 0.084 after the adjustment
     assert not any(established([replace(slow, beyond_margin=False)]))
+    # The smallest of three p values counts three times, the next one twice.
+    for p_values, found in {
+        (0.024, 0.5, 0.016): [True, False, True],
+        (0.026, 0.5, 0.016): [False, False, True],
+        (0.018, 0.5, 0.017): [False, False, False],
+    }.items():
+        assert established([replace(slow, p=p) for p in p_values]) == found
     assert established([]) == []
