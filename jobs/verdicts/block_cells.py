@@ -18,8 +18,6 @@ from jobs.verdicts.cell import Cell
 from jobs.verdicts.judge import MARGIN, ONE_SIDED, Round, Verdict, aa_floor, floor_of_block, judge
 from jobs.verdicts.pairs import Pair, paired_rounds
 
-INCOMPLETE = "no complete round"
-
 
 def block_cells(
     observation: Observation, margin: float, chosen: Collection[str] | None = None
@@ -34,6 +32,7 @@ def block_cells(
     cell with the phase "".
     """
     runs = {task.run.id: task.run for task in observation.tasks}
+    chosen = runs.keys() if chosen is None else chosen
     labels = _labels(observation, runs)
     # Not those of older code or of an earlier execution: the run may be broken since.
     measured = {
@@ -42,11 +41,7 @@ def block_cells(
         for record in execution
         if record.measurements is not None and record.measurements.samples_ms
     }
-    pairs = [
-        pair
-        for pair in _judged_pairs(observation, margin)
-        if chosen is None or pair.candidate in chosen
-    ]
+    pairs = [pair for pair in _judged_pairs(observation, margin) if pair.candidate in chosen]
     with_rounds = [pair for pair in pairs if pair.rounds]
     timed = {_run_of(pair) for pair in with_rounds}
     cells: dict[tuple[tuple[str, ...], str], Cell] = {}  # by run and phase
@@ -125,10 +120,9 @@ def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
 
     A candidate that failed in more rounds than it was measured in is broken.
     """
-    left_out = pair.left_out.total()
-    details = []
-    if left_out:
-        details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {_reason(pair)}")
+    left_out, details = pair.left_out.total(), []
+    for reason, _ in pair.left_out.most_common(1):
+        details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {reason}")
     if pair.failures > verdict.rounds:
         return replace(cell, verdict="broken", detail=details[0])
     if verdict.unlike:
@@ -181,7 +175,7 @@ def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]])
     """
     is_measured = (pair.candidate, pair.device) in measured
     baseline_is_measured = (pair.baseline, pair.device) in measured
-    reason = _reason(pair)
+    ((reason, _),) = pair.left_out.most_common(1)  # a pair has a round or a reason
     status = reason.removeprefix("baseline: ")
     known = status in Status.__members__
     if baseline_is_measured and not is_measured and known and status != Status.unsupported:
@@ -192,16 +186,11 @@ def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]])
     return replace(cell, detail=reason, pending=interrupted)
 
 
-def _reason(pair: Pair) -> str:
-    """Return the commonest reason why a round has not both times."""
-    return max(pair.left_out, key=lambda reason: pair.left_out[reason], default=INCOMPLETE)
-
-
 def _unmeasured(
     observation: Observation,
     runs: dict[str, Run],
     pairs: list[Pair],
-    chosen: Collection[str] | None,
+    chosen: Collection[str],
     labels: dict[str, str],
 ) -> list[Cell]:
     """Return a cell for each run in a block that has no complete round, or no times at all."""
@@ -218,8 +207,7 @@ def _unmeasured(
     }
     cells = []
     for run_id, block in latest.items():
-        selected = run_id in runs and (chosen is None or run_id in chosen)
-        if run_id == block.baseline or (block.id, run_id) in known or not selected:
+        if run_id == block.baseline or (block.id, run_id) in known or run_id not in chosen:
             continue
         found = statuses[run_id]
         unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}
@@ -231,7 +219,7 @@ def _unmeasured(
             "",
             "not measured",
             labels[block.baseline],
-            detail=str(min(unfinished or failed, default=INCOMPLETE)),
+            detail=str(min(unfinished or failed, default="no complete round")),
             pending=bool(unfinished) or not failed,
             baseline_run=runs[block.baseline],
         )
