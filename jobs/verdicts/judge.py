@@ -129,27 +129,25 @@ def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided:
         ratio, is_beyond = math.exp(estimate.mean), estimate.mean > same
         return Verdict("unsure", ratio, None, None, None, 1, 1, floor, beyond_margin=is_beyond)
     least = same if floor is None else math.log1p(floor)
-    alone = estimate.allocations() if estimate.are_unlike else [estimate]
+    whole, alone = estimate, [estimate]
+    if estimate.are_unlike:
+        whole, alone = estimate.over_allocations, estimate.allocations()
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
-    half = (estimate.over_allocations if estimate.are_unlike else estimate).half_width(CONFIDENCE)
+    unlike = zip(estimate.names, decisions, map(math.exp, estimate.means), strict=True)
+    half = whole.half_width(CONFIDENCE)
     return Verdict(
         decisions[0] if agree else "unsure",
-        ratio=math.exp(estimate.mean),
-        low=_exp(estimate.mean - half),
-        high=_exp(estimate.mean + half),
+        ratio=math.exp(whole.mean),
+        low=_exp(whole.mean - half),
+        high=_exp(whole.mean + half),
         p=max(each.p for each in alone) if agree else 1.0,
         rounds=sum(estimate.counts),
         allocations=len(estimate.counts),
         floor=floor,
-        not_slower=all(each.is_below(same) for each in alone),
-        beyond_margin=estimate.mean > same,
-        unlike=()
-        if agree
-        else tuple(
-            (name, decision, math.exp(mean))
-            for name, decision, mean in zip(estimate.names, decisions, estimate.means, strict=True)
-        ),
+        not_slower=all(e.mean + e.half_width(1 - 2 * ONE_SIDED) < same for e in alone),
+        beyond_margin=whole.mean > same,
+        unlike=() if agree else tuple(unlike),
     )
 
 
@@ -248,9 +246,9 @@ class _Estimate:
 
     @property
     def mean(self) -> float:
-        """Mean over rounds, or over allocations if they are unlike."""
-        weights = [1] * len(self.means) if self.are_unlike else self.counts
-        return math.fsum(w * m for w, m in zip(weights, self.means, strict=True)) / sum(weights)
+        """Mean over rounds."""
+        sums = (count * mean for count, mean in zip(self.counts, self.means, strict=True))
+        return math.fsum(sums) / sum(self.counts)
 
     @property
     def are_unlike(self) -> bool:
@@ -295,9 +293,10 @@ class _Estimate:
     @property
     def over_allocations(self) -> _Estimate:
         """The estimate whose error includes the variation of hosts, from one mean of each."""
-        variance, count = float(np.var(self.means, ddof=1)), len(self.means)
+        count, mean = len(self.means), fmean(self.means)
+        variance = float(np.var(self.means, ddof=1)) / count
         return replace(
-            self, means=(self.mean,), counts=(count,), variance=variance, freedom=count - 1, blur=0
+            self, means=(mean,), counts=(1,), variance=variance, freedom=count - 1, blur=0.0
         )
 
     def decision(self, same: float, least: float, one_sided: float) -> Decision:
@@ -307,10 +306,6 @@ class _Estimate:
         if self.p < LEVEL and abs(self.mean) > least:
             return "slower" if self.mean > 0 else "faster"
         return "unsure"
-
-    def is_below(self, same: float) -> bool:
-        """Return whether a one-sided test says that the mean is below the margin."""
-        return self.mean + self.half_width(1 - 2 * ONE_SIDED) < same
 
 
 def _blur(rounds: Sequence[Round]) -> float:
