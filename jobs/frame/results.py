@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.errors import TableError
-from jobs.results.counting import (
-    Selection,
-    is_thrown_away,
-    select_attempts,
-    tried,
-)
+from jobs.results.counting import Selection, is_thrown_away, select_attempts, tried
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run
@@ -99,27 +94,19 @@ def list_results(observation: Observation) -> list[Result]:
         if not devices:
             results.append(_as_observed(task, task.record.device if task.record else ""))
         for device in devices:
+            place = task.run, task.repeat, device
             here = selection.shown.get((*task.key, device))
-            why_not = selection.withheld.get((*task.key, device))
+            withheld = selection.withheld.get((*task.key, device), "")
+            why_not = "" if task.status.is_live else withheld
             if here is not None:
                 results += [
-                    Result(
-                        task.run,
-                        task.repeat,
-                        device,
-                        record.status,
-                        record,
-                        in_round=selection.is_in_round(record),
-                    )
+                    Result(*place, record.status, record, in_round=selection.is_in_round(record))
                     for record in here
                 ]
-            elif why_not is not None and not task.status.is_live:
-                missing = Result(task.run, task.repeat, device, Status.missing, None, why_not)
-                results.append(missing)
-            elif len(devices) == 1 or task.record is None:
+            elif not why_not and (len(devices) == 1 or task.record is None):
                 results.append(_as_observed(task, device))
             else:
-                results.append(Result(task.run, task.repeat, device, Status.missing, None))
+                results.append(Result(*place, Status.missing, None, why_not))
     return results
 
 
