@@ -87,8 +87,7 @@ def compare(
     if after is None:
         observation = with_stale(observe(before.resolve()))
         notes = [*map(str, observation.bad_lines), *observation.notes]
-        runs = {task.run.id: task.run for task in observation.tasks}
-        found = compare_blocks(observation, margin, _chosen(runs, where))
+        found = compare_blocks(observation, margin, _chosen(observation.runs, where))
     else:
         old, new = read_side(before.resolve()), read_side(after.resolve())
         notes = [
@@ -96,7 +95,8 @@ def compare(
             for each in (old.observation, new.observation)
             for text in (*each.bad_lines, *each.notes)
         ]
-        found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
+        runs = old.observation.runs | new.observation.runs
+        found = compare_folders(old, new, margin, _chosen(runs, where))
     for text in dict.fromkeys(notes):
         note(text)
     as_csv = output_format == "csv"

@@ -64,7 +64,7 @@ def _row(seen: Observation) -> dict[str, Any]:
     return {
         "folder": str(relative(seen.folder)),
         "sweep": seen.manifests[-1].sweep.name,
-        "runs": len({task.run.id for task in seen.tasks}),
+        "runs": len(seen.runs),
         "states": {str(status): counts[status] for status in Status if status in counts},
         "newest": max(
             [seen.manifests[-1].created_at, *(record.finished_at for record in seen.records)]

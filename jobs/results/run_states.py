@@ -61,6 +61,11 @@ class Observation:
     source_hashes: Mapping[str, str | None] = field(default_factory=dict)
 
     @cached_property
+    def runs(self) -> dict[str, Run]:
+        """The runs by id, without those of an outdated version of a benchmark."""
+        return {task.run.id: task.run for task in self.tasks}
+
+    @cached_property
     def stale(self) -> frozenset[TaskKey]:
         """The tasks with results of older code, if the present sources are determined."""
         return frozenset(

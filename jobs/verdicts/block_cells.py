@@ -31,9 +31,9 @@ def block_cells(
     There is a cell for each run, baseline, kind of device and phase. A run without times has one
     cell with the phase "".
     """
-    runs = {task.run.id: task.run for task in observation.tasks}
+    runs = observation.runs
     chosen = runs.keys() if chosen is None else chosen
-    labels = _labels(observation, runs)
+    labels = _labels(observation)
     # Not those of older code or of an earlier execution: the run may be broken since.
     measured = {
         (record.run, record.device)
@@ -59,7 +59,7 @@ def block_cells(
             cells[key] = _cell_without_rounds(cell, pair, measured)
         else:
             cells[key] = _judged_cell(cell, pair, pair.verdict)
-    unmeasured = _unmeasured(observation, runs, pairs, chosen, labels)
+    unmeasured = _unmeasured(observation, pairs, chosen, labels)
     return [*cells.values(), *unmeasured], with_rounds
 
 
@@ -78,9 +78,9 @@ def verdicts_of(observation: Observation) -> dict[tuple[str, str, str, str], Ver
 
 def _judged_pairs(observation: Observation, margin: float) -> list[Pair]:
     """Return the pairs of runs that count, such as those of the latest version of a benchmark."""
-    runs = {task.run.id for task in observation.tasks}
     found = paired_rounds(observation.records)
-    return judged([pair for pair in found if {pair.candidate, pair.baseline} <= runs], margin)
+    known = observation.runs.keys()
+    return judged([pair for pair in found if {pair.candidate, pair.baseline} <= known], margin)
 
 
 def sweep_margin(observation: Observation) -> float:
@@ -187,11 +187,7 @@ def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]])
 
 
 def _unmeasured(
-    observation: Observation,
-    runs: dict[str, Run],
-    pairs: list[Pair],
-    chosen: Collection[str],
-    labels: dict[str, str],
+    observation: Observation, pairs: list[Pair], chosen: Collection[str], labels: dict[str, str]
 ) -> list[Cell]:
     """Return a cell for each run in a block that has no complete round, or no times at all."""
     statuses: dict[str, set[Status]] = {}
@@ -213,22 +209,16 @@ def _unmeasured(
         unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}
         # All rounds are complete, but neither this run nor the baseline has a time.
         failed = found - unfinished - {Status.ok, Status.not_needed}
-        cell = Cell(
-            runs[run_id],
-            "",
-            "",
-            "not measured",
-            labels[block.baseline],
-            detail=str(min(unfinished or failed, default="no complete round")),
-            pending=bool(unfinished) or not failed,
-            baseline_run=runs[block.baseline],
-        )
-        cells.append(cell)
+        detail = str(min(unfinished or failed, default="no complete round"))
+        run, baseline = observation.runs[run_id], observation.runs[block.baseline]
+        cell = Cell(run, "", "", "not measured", labels[baseline.id], baseline_run=baseline)
+        cells.append(replace(cell, detail=detail, pending=bool(unfinished) or not failed))
     return cells
 
 
-def _labels(observation: Observation, runs: dict[str, Run]) -> dict[str, str]:
+def _labels(observation: Observation) -> dict[str, str]:
     """Return labels of the baselines of blocks, by run id."""
+    runs = observation.runs
     return {
         block.baseline: _label(
             runs[block.baseline], [runs[run] for run in block.runs if run in runs]

@@ -131,7 +131,8 @@ def compare_folders(
     if not both:
         raise CommandError(_unrelated(before, after))
     used = margin or sweep_margin(after.observation)
-    cells = folder_cells(before.runs | after.runs, results, used, chosen)
+    runs = before.observation.runs | after.observation.runs
+    cells = folder_cells(runs, results, used, chosen)
     measured = [
         (a.records, b.records)
         for (run, _), (a, b) in results.items()

@@ -76,11 +76,6 @@ class Side(NamedTuple):
     observation: Observation
     results: dict[RunOnDevice, Times]
 
-    @property
-    def runs(self) -> dict[str, Run]:
-        """The runs in the folder by id."""
-        return {task.run.id: task.run for task in self.observation.tasks}
-
 
 def read_side(folder: Path) -> Side:
     """Read one of two results folders.
