@@ -45,14 +45,6 @@ class Round:
         """Logarithm of candidate / baseline. The baseline is the geometric mean of its times."""
         return math.log(self.candidate) - fmean([math.log(time) for time in self.baseline])
 
-    @property
-    def aa_log_ratio(self) -> float | None:
-        """Logarithm of second / first time of the baseline. None if there is only one time."""
-        if len(self.baseline) < 2:
-            return None
-        first, second = self.baseline
-        return math.log(second) - math.log(first)
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -167,17 +159,16 @@ def aa_floor(blocks: Iterable[Sequence[Round]]) -> float | None:
     """
     from scipy.special import stdtrit
 
-    found = [
-        [log for round in block if (log := round.aa_log_ratio) is not None] for block in blocks
-    ]
-    means = [abs(fmean(logs)) for logs in found if logs]
+    pairs = [[each.baseline for each in block if len(each.baseline) == 2] for block in blocks]
+    found = [[math.log(b) - math.log(a) for a, b in of_block] for of_block in pairs if of_block]
+    means = [abs(fmean(logs)) for logs in found]
     squares = [log * log for logs in found for log in logs]
     if len(squares) < 2:
         return None
     if len(means) >= MANY_BLOCKS:
         return math.expm1(float(np.quantile(means, CONFIDENCE)))
     # Blocks with different numbers of rounds have means of different variances.
-    variance = fmean(squares) * fmean([1 / len(logs) for logs in found if logs])
+    variance = fmean(squares) * fmean([1 / len(logs) for logs in found])
     bound = float(stdtrit(len(squares), 1 - (1 - CONFIDENCE) / 2)) * math.sqrt(variance)
     return math.expm1(bound)
 
