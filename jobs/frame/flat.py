@@ -272,8 +272,7 @@ def typed(values: list[Any], dtype: Any = None) -> Any:
     By default, the dtype is bool, int64 or float64 for numbers, or their nullable forms if values
     are missing; `string` if a value is a text or too large for a number.
     """
-    if dtype is None:
-        dtype = _dtype(values)
+    dtype = dtype or _dtype(values)
     if dtype == "string":
         return pd.array([_text(value) for value in values], dtype="string")
     if dtype == "float64":

@@ -62,8 +62,7 @@ def hours(observation: Observation) -> list[Hours]:
     the same code on the same GPUs. Attempts with a status that is a failure, and those of an
     outdated version of a benchmark, are not.
     """
-    names = dict.fromkeys(manifest.sweep.name for manifest in observation.manifests)
-    rows = {name: Hours(name) for name in names}
+    rows = {each.sweep.name: Hours(each.sweep.name) for each in observation.manifests}
     in_results = _in_results(observation)
     gpus = {
         (manifest.id, run.id): run.shape.nodes * run.shape.gpus_per_node

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number, relative
-from jobs.frame.metrics import metric_named, metric_samples
+from jobs.frame.metrics import slowest_rank
 from jobs.frame.recorded import recorded_value
 from jobs.frame.statistics import statistic
 from jobs.results.record import Record
@@ -49,12 +49,10 @@ def _samples(record: Record) -> list[list[str]]:
     if record.measurements is None:
         return []
     rows = []
-    metric = metric_named("time")
     for phase in record.measurements.samples_ms:
-        values = metric_samples(record, metric, phase)
-        if values is not None and not isinstance(values, str):
-            numbers = [statistic(values, name) for name in ("median", "mean", "min", "max", "std")]
-            rows.append([phase, str(len(values)), *map(format_number, numbers)])
+        times = slowest_rank(record.measurements, phase)
+        numbers = [statistic(times, name) for name in ("median", "mean", "min", "max", "std")]
+        rows.append([phase, str(len(times)), *map(format_number, numbers)])
     return rows
 
 

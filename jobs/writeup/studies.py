@@ -206,9 +206,6 @@ def merged(observations: Sequence[Observation]) -> Observation:
 
     If several folders have a run, its state is that of the first folder with a record of it.
     """
-    first, *others = observations
-    if not others:
-        return first
     tasks: dict[tuple[str, int], TaskState] = {}
     for each in observations:
         for task in each.tasks:
@@ -216,7 +213,7 @@ def merged(observations: Sequence[Observation]) -> Observation:
             if known is None or (known.record is None and task.record is not None):
                 tasks[task.key] = task
     return replace(
-        first,
+        observations[0],
         manifests=[manifest for each in observations for manifest in each.manifests],
         records=[record for each in observations for record in each.records],
         bad_lines=[line for each in observations for line in each.bad_lines],
