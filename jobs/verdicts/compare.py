@@ -187,19 +187,15 @@ def _block_heading(observation: Observation, cells: list[Cell], pairs: list[Pair
         for name, checkout in manifest.checkouts.items()
     }
     lines = []
-    for label in baselines:
-        other = checkouts.get(label)
-        if other is None:
-            continue
-        state = other.state.get("commit")
-        where = f"commit {state[:10]}" if isinstance(state, str) else "commit unknown"
+    for other in (checkouts[label] for label in baselines if label in checkouts):
+        commit = str(other.state.get("commit") or "unknown")
+        name = "" if commit.startswith(other.name) else f"{other.name}, "
         changed = ", with changes" if other.state.get("dirty") else ""
-        name = "" if isinstance(state, str) and state.startswith(other.name) else f"{other.name}, "
         candidates = {p.candidate for p in pairs if p.baseline_checkout == other.name}
         stale = {run for run, _ in observation.stale}
         since = " It has changed since." if candidates & stale else ""
         lines.append(
-            f"before: the other checkout ({name}{where}{changed}); "
+            f"before: the other checkout ({name}commit {commit[:10]}{changed}); "
             f"after: the working tree as measured ({_commits(observation, candidates)}).{since}"
         )
     if plain := [label for label in baselines if label not in checkouts]:
