@@ -15,6 +15,7 @@ from tests.jobs.harness import (
     PATIENCE_S,
     Fifo,
     alive,
+    artifacts_of,
     call,
     facts,
     only_record,
@@ -33,7 +34,8 @@ OK: dict[str, Any] = {"what": "ok"}
 def test_stops_at_the_first_failure_and_shows_its_traceback(
     tmp_path: Path, ranks: int | None
 ) -> None:
-    cases = [OK, {"what": "raises", "rank": 1}, {"what": "ok", "tag": 1}]
+    failing = {"what": "raises", "rank": 1, "artifact": "trace"}
+    cases = [OK, failing, {"what": "ok", "tag": 1}]
     sweep = write_sweep(tmp_path, cases, launch={"nproc_per_node": ranks} if ranks else {})
     out = tmp_path / "out"
     # The input is empty, so a debugger or a prompt would fail.
@@ -47,6 +49,7 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
     first, second = records(out)
     assert (facts(first)["pid"] == process.pid) is (ranks is None)
     assert second.failure is not None and second.failure.rank == (1 if ranks else None)
+    assert artifacts_of(out, second).keys() == ({"trace0", "trace1"} if ranks else {"trace"})
     environment = facts(first)["environment"]
     assert environment.get("WORLD_SIZE") == (str(ranks) if ranks else None)
     assert "SLURM_JOB_ID" not in environment

@@ -1,6 +1,6 @@
 """Files that runs write (artifacts): their folders, and how `jobs logs` and records refer to them.
 
-test_stop.py tests the files of a run whose worker died.
+test_stop.py tests the files of a run whose worker died, test_debug.py those of debug runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from systems.benchmark import artifacts_folder
-from tests.jobs.harness import ROOT, artifacts_of, call, only_record, records, write_sweep
-
-LEFT = {"trace": "a trace"}
+from tests.jobs.harness import artifacts_of, call, records, write_sweep
 
 
 def test_each_attempt_that_leaves_files_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -29,24 +27,10 @@ def test_each_attempt_that_leaves_files_has_a_folder_of_its_own(tmp_path: Path) 
     assert sorted(record.status for record in leaving) == ["killed", "killed", "ok", "ok"]
     for record in leaving:
         assert record.artifacts == f"artifacts/{record.run}-{record.repeat}-{record.attempt}"
-        assert artifacts_of(out, record) == LEFT
+        assert artifacts_of(out, record) == {"trace": "a trace"}
         logs = call("jobs", "logs", record.run, "--in", out).stdout
         assert f"# artifacts in {out}/artifacts/{record.run}-" in logs
     assert len(list((out / "artifacts").iterdir())) == 4
-
-
-@pytest.mark.slow
-def test_a_debug_run_and_its_replay_leave_files_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # for logs/replay
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    sweep, out = write_sweep(tmp_path, [{"what": "raises", "artifact": "trace"}]), tmp_path / "out"
-    assert call("jobs.submit", sweep, "--debug", "--out", out).returncode == 1
-    first = only_record(out)
-    assert call("jobs", "replay", first.run, "--in", out).returncode == 1
-    replays = tmp_path / "logs" / "replay"
-    assert artifacts_of(out, first) == artifacts_of(replays, only_record(replays)) == LEFT
 
 
 def test_without_the_launcher_they_go_to_the_working_folder(
