@@ -47,16 +47,17 @@ OK = [{"what": "ok", "tag": 1}, {"what": "ok"}, {"what": "ok", "tag": 2}]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of a block of three rounds."""
     folder = tmp_path_factory.mktemp("block")
     sweep, out = block_sweep(folder, OK, rounds=3), folder / "out"
     done = call("jobs.submit", sweep, "--local", "--out", out)
     assert done.returncode == 0, done.stdout
-    return sweep, out
+    return out
 
 
-def test_a_trial_and_then_rounds_in_changing_order(measured: tuple[Path, Path]) -> None:
-    found = records(measured[1])
+def test_a_trial_and_then_rounds_in_changing_order(measured: Path) -> None:
+    found = records(measured)
     orders = {-1: [0, 1, 2], 0: [0, 1, 0, 2], 1: [2, 0, 1, 0], 2: [0, 2, 0, 1]}
     assert order(found) == [(n, tag) for n, tags in orders.items() for tag in tags]
     assert len({facts(r)["pid"] for r in found}) == len({facts(r)["server"] for r in found}) * 15
@@ -70,30 +71,20 @@ def test_a_trial_and_then_rounds_in_changing_order(measured: tuple[Path, Path]) 
     assert list(executions(found).values()) == [4, 4, 4]
 
 
-def test_the_trial_checks_the_output_and_gives_all_rounds_one_hold(
-    measured: tuple[Path, Path],
-) -> None:
+def test_the_trial_checks_the_output_and_gives_all_rounds_one_hold(measured: Path) -> None:
     """Its times are not shown, but what it checked is, once for each run."""
-    trial, rounds = records(measured[1])[:3], records(measured[1])[3:]
+    trial, rounds = records(measured)[:3], records(measured)[3:]
     assert all(options(r)["check"] and options(r)["hold_ms"] == 0.0 for r in trial)
     assert not any(options(r)["check"] for r in rounds)
     hold = max(facts(r)["hold_ms"] for r in trial)
     assert {options(r)["hold_ms"] for r in rounds} == {hold}
-    shown = list_results(observe(measured[1]))
+    shown = list_results(observe(measured))
     assert {id(r.record) for r in shown}.isdisjoint(map(id, trial)) and len(shown) == 12
     checked = [r for r in shown if r.record and "relative_error" in facts(r.record)]
     assert sorted((r.run.params["tag"], r.repeat) for r in checked) == [(0, 0), (1, 0), (2, 0)]
-    listed = call("aggregate", "attempts", measured[1], "--format", "csv").stdout
+    listed = call("aggregate", "attempts", measured, "--format", "csv").stdout
     why = Counter(row["why"] for row in csv.DictReader(listed.splitlines()))
     assert why == {"its round is complete": 12, "trial of its block": 3}
-
-
-def test_a_complete_block_is_not_measured_again(measured: tuple[Path, Path]) -> None:
-    sweep, out = measured
-    again = call("jobs.submit", sweep, "--local", "--out", out)
-    assert again.returncode == 0 and "skipping 12 runs with a result" in again.stdout
-    assert len(records(out)) == 15
-    assert "sweep misbehave, 12 processes, 1 sub" in call("jobs", "status", out).stdout
 
 
 @pytest.mark.slow
@@ -138,7 +129,8 @@ def test_a_block_is_measured_until_it_is_decided(tmp_path: Path) -> None:
     assert done.returncode == 0 and "21 runs not needed" in done.stderr + done.stdout
     assert order(records(out))[-1][0] == 2
     status = call("jobs", "status", out)
-    assert status.returncode == 0 and "blocks: 1 decided after 3 rounds" in status.stdout
+    assert status.returncode == 0 and "sweep misbehave, 30 processes, 1 sub" in status.stdout
+    assert "blocks: 1 decided after 3 rounds" in status.stdout
     states = json.loads(call("jobs", "status", out, "--json").stdout)["counts"]
     assert states == {"ok": 9, "not_needed": 21}
     assert call("aggregate", "compare", out).returncode == 0
