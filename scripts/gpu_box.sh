@@ -46,7 +46,7 @@ if [ -n "${WHEELS:-}" ]; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$WHEELS"/*.whl || exit 1
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 else
-    "$python" -m venv .venv && .venv/bin/pip install -q -e '.[test,nvml]' || exit 1
+    "$python" -m venv .venv && .venv/bin/pip install -q -e '.[test]' || exit 1
     python=$PWD/.venv/bin/python
 fi
 {
