@@ -21,7 +21,7 @@ from jobs.launch.expected_time import mean_times
 from jobs.launch.packing import local_slots, pack, too_short
 from jobs.launch.protection import weakness
 from jobs.launch.ranks import require_ranks, unlike_gpus
-from jobs.launch.resume import Counts, split_done, split_rounds, tasks_of
+from jobs.launch.resume import Counts, split_done, split_rounds
 from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
 from jobs.results.judgements import Judgement
@@ -213,7 +213,9 @@ def _split(
     executed.
     """
     paired = {run for block in expansion.blocks for run in block.runs}
-    tasks = tasks_of([run.id for run in expansion.runs if run.id not in paired], sweep.repeats)
+    alone = [run.id for run in expansion.runs if run.id not in paired]
+    # Each run once before any is repeated. A slow change of the machine then affects all equally.
+    tasks = [(run, repeat) for repeat in range(sweep.repeats) for run in alone]
     free = [block for block in expansion.blocks if live.isdisjoint(block.all_tasks())]
     busy = [block for block in expansion.blocks if not live.isdisjoint(block.all_tasks())]
     flying = live & set(tasks) | {task for block in busy for task in block.all_tasks()}

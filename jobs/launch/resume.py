@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from jobs.block import Block, TaskKey
 from jobs.results.counting import complete_rounds, is_done, is_done_in_round
@@ -10,15 +10,6 @@ from jobs.results.record import Record
 
 # Whether a record is from the code and the kind of device with which its run will execute.
 Counts = Callable[[Record], bool]
-
-
-def tasks_of(runs: Sequence[str], repeats: int) -> list[TaskKey]:
-    """Return all (run id, repeat) pairs of some runs, sorted by repeat.
-
-    Every run is executed once before any run is repeated. If the speed of the machine changes
-    slowly, the change affects all runs equally.
-    """
-    return [(run, repeat) for repeat in range(repeats) for run in runs]
 
 
 def split_done(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jobs.errors import InputError
 from jobs.launch.packing import STARTUP_MIN, local_slots, pack
 from jobs.launch.plan_submission import Options, prepare
-from jobs.launch.resume import tasks_of
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor
 from jobs.results.record_writer import RecordWriter
@@ -44,6 +43,8 @@ def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
         manifest = prepared.manifest
         planned = [task for job in manifest.jobs for task in job.tasks]
         assert len({*planned, *prepared.done}) == 12 == len(planned) + len(prepared.done)
+        repeats = [repeat for _, repeat in planned]
+        assert repeats == sorted(repeats)  # each run once before any is repeated
         return sorted((manifest.runs[run].params["size"], repeat) for run, repeat in planned)
 
     for _ in range(2):
@@ -134,7 +135,7 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
 ) -> None:
     shape = Shape(gpus_per_node=gpus_per_node)
     runs = {str(i): Run(str(i), "toy", 1, {}, shape, 60.0) for i in range(20)}
-    tasks = tasks_of([*runs], 1)
+    tasks = [(run, 0) for run in runs]
     slots = partial(local_slots, gpus=gpus, parallel=parallel)
     assert [len(job.tasks) for job in pack(tasks, runs, None, slots)] == sizes
     assert slots(Shape(gpus_per_node=gpus_per_node, exclusive=True)) == 1
@@ -153,9 +154,7 @@ def test_packing_keeps_every_task_once_with_its_likes(
         str(i): Run(str(i), "toy", 1, {}, shape, 60.0 * (1 + i % 3))
         for i, shape in enumerate(shapes)
     }
-    tasks = tasks_of([*runs], repeats)
-    # Repeats go round, so that drift is spread.
-    assert tasks == [(run, n) for n in range(repeats) for run in runs]
+    tasks = [(run, n) for n in range(repeats) for run in runs]
     jobs = pack(tasks, runs, runs_per_job)
     assert [job.index for job in jobs] == list(range(len(jobs)))
     packed = [task for job in jobs for task in job.tasks]
