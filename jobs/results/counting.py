@@ -56,7 +56,8 @@ CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRA
 MAX_CRASHES = 3  # consecutive crashes after which a run needs --retry-failed
 # Number of executions after which a round counts as complete although a GPU was throttled in each.
 MAX_EXECUTIONS = 3
-# Names in `jobs.provenance.THROTTLE_REASONS`.
+# Heat and hardware that slow down a GPU, as named in `jobs.provenance.THROTTLE_REASONS`. The power
+# limit is no disturbance.
 DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake")
 
 
@@ -394,23 +395,17 @@ def complete_rounds(
     own = (
         record for record in attempts if record.block is not None and record.block.id == block.id
     )
-    latest: dict[tuple[int, str], tuple[float, bool, bool]] = {}  # by round and device
+    latest: dict[tuple[int, str], tuple[bool, bool]] = {}  # by round and device
     tries: Counter[int] = Counter()
-    for execution in filter(is_complete, executions_of(own)):
+    for execution in complete_executions(own):
         number = place_of(execution[0]).round
         valid = [record for record in execution if counts(record)]
         is_valid = set(block.tasks(number)) <= {(record.run, record.repeat) for record in valid}
         tries[number] += is_valid
-        key, start = (number, execution[0].device), started_at(execution)
-        if key not in latest or start >= latest[key][0]:
-            latest[key] = start, is_valid, any(map(is_throttled, valid))
+        is_disturbed = any(not throttle_reasons(r).isdisjoint(DISTURBANCES) for r in valid)
+        latest[number, execution[0].device] = is_valid, is_disturbed
     return {
         number
-        for (number, _), (_, is_valid, is_disturbed) in latest.items()
+        for (number, _), (is_valid, is_disturbed) in latest.items()
         if is_valid and (not is_disturbed or tries[number] >= MAX_EXECUTIONS)
     }
-
-
-def is_throttled(record: Record) -> bool:
-    """Return whether heat or hardware slowed down a GPU. The power limit is no disturbance."""
-    return not throttle_reasons(record).isdisjoint(DISTURBANCES)
