@@ -152,7 +152,7 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
     """Run the worker of a node other than node 0: it starts the ranks of its node as ordered."""
     leader = connect_to_leader(rendezvous_file)
     servers.get()  # import modules while the leader prepares the first run
-    try:
+    with suppress(OSError):  # the leader has exited, which ends the job
         while (order := receive(leader, Order)).what != "end":
             if order.request is None:
                 continue  # an order to stop that arrived after this node's report was sent
@@ -169,10 +169,6 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
                 send(leader, _run_here(server, mine, leader))
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-    except OSError:
-        return  # the leader has exited, which ends the job
-    finally:
-        servers.close()
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
