@@ -14,6 +14,7 @@ from jobs.provenance import gpu_uuid
 
 POLL_S = 0.1
 WAITS = "waiting for GPUs that another submission on this machine uses"
+LONGEST = 107  # bytes of a socket's name; an index or UUID that no GPU has may be longer
 Claims = dict[str, socket.socket]
 
 
@@ -22,9 +23,10 @@ def claim(gpus: Iterable[str], count: int) -> Claims | None:
     claims: Claims = {}
     for gpu in gpus:
         if len(claims) < count:
+            name = f"\0cluster-sweeps-{gpu_uuid(gpu)}".encode(errors="replace")
             claims[gpu] = socket.socket(socket.AF_UNIX)
             try:
-                claims[gpu].bind(f"\0cluster-sweeps-{gpu_uuid(gpu)}")
+                claims[gpu].bind(name[:LONGEST])
             except OSError:  # another process holds it
                 claims.pop(gpu).close()
     if len(claims) == count:

@@ -167,13 +167,17 @@ class LocalQueue:
         release(one.claims)
 
     def _started_again(self, one: _Running) -> bool:
-        """Start a worker that died again, if runs are left and earlier deaths made progress."""
+        """Start a worker that died again, if runs are left and earlier deaths made progress.
+
+        Return whether it was started.
+        """
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
         left = len(self._left(one.jobs))
         restarts = 0 if left < one.left else one.restarts
+        again = left > 0 and restarts < IDLE_RESTARTS
         if left == 0:
             then = "all its runs have a record"
-        elif restarts < IDLE_RESTARTS:
+        elif again:
             then = f"starting it again for {counted(left, 'run')}"
             self._start(one.jobs, one.claims, restarts + 1)
         else:
@@ -183,7 +187,7 @@ class LocalQueue:
                     write_worker_end(self.manifest.job_folder(job.index), end)
         how = f"{end.text(one.jobs[0].index)};"
         self.progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
-        return left > 0 and restarts < IDLE_RESTARTS
+        return again
 
     def _left(self, jobs: list[Job]) -> set[TaskKey]:
         """Return the tasks of some jobs that a worker still has to execute."""

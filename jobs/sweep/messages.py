@@ -59,7 +59,8 @@ def wrong_value(name: str, value: Any, error: ValidationError) -> str:
     for item in error.errors():
         if item["type"] == "reference":
             return f"{name}: {item['msg']}"
-    several = f"; several are written [{value}]" if "," in str(value) else ""
+    is_list = isinstance(value, str) and "," in value
+    several = f"; several values are a list: {shown(f'[{value}]', 60)}" if is_list else ""
     return f"{name}: got {_shown(value)}, expected {expected(error)}{several}"
 
 
