@@ -76,7 +76,8 @@ def await_end(done: Cancelled) -> int:
 
 
 def _scancel(manifest: Manifest, jobs: list[Job]) -> None:
-    ids = [manifest.slurm_ids[job.index] for job in jobs]
+    known = manifest.slurm_ids
+    ids = [known[job.index] for job in jobs]
     cluster = manifest.slurm_jobs[jobs[0].index].cluster
     remote = "" if cluster in ("", configuration().get("ClusterName")) else cluster
     for start in range(0, len(ids), 500):  # command lines have a maximum length

@@ -119,10 +119,10 @@ def _adopt(manifest: Manifest, answers: dict[SlurmJob, Answer]) -> None:
 def _slurm_state(
     manifest: Manifest, job: Job, answers: Mapping[SlurmJob, Answer], ended: dict[str, str]
 ) -> JobState:
-    handle = manifest.slurm_jobs.get(job.index)
-    if handle is None and manifest.handles_unreadable:
+    handle = manifest.handles.get(job.index)
+    if not isinstance(handle, SlurmJob) and manifest.handles_unreadable:
         return JobState(Status.unknown, f"{manifest.path / HANDLES} cannot be read")
-    if handle is None:
+    if not isinstance(handle, SlurmJob):
         return JobState(Status.missing, f"not submitted: {_why_not(manifest)}; submit again")
     index, answer = str(job.index), answers.get(handle, Answer())
     words = answer.found.words if answer.found else ended.get(index)
