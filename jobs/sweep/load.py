@@ -20,7 +20,7 @@ from jobs.sweep.messages import problems_of
 from jobs.sweep.overrides import apply_override, remove_parameters, repeated_overrides
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
-from jobs.sweep.strict_yaml import DataPath, Document, PlacedDict, entries, parse
+from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
 from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
@@ -57,8 +57,8 @@ def load_sweep(
         document = _merge(_read_cluster(cluster, problems), document)
     benchmarks = _apply_overrides(document, overrides, problems)
     if filter is not None:
-        where = Position("--where")
-        document.data.put("filter", filter, where, where)
+        document.data["filter"] = filter
+        document.place(("filter",), Position("--where"))
     # A value that cannot be parsed is None in the data. Report only the parsing error.
     unread = {problem.position for problem in problems}
     try:
@@ -93,12 +93,12 @@ def _apply_overrides(
     # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
-        apply_override(document.data, argument, [], problems)
+        apply_override(document, argument, [], problems)
     benchmarks = _benchmarks(document, problems)
     parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
-            apply_override(document.data, argument, parameters, problems)
+            apply_override(document, argument, parameters, problems)
     return benchmarks
 
 
@@ -136,7 +136,7 @@ def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Docume
     document = parse(content, source)
     problems.extend(document.problems)
     if document.data is None and not document.problems:
-        document.data = PlacedDict()
+        document.data = {}
     if not isinstance(document.data, dict):
         if not document.problems:
             what = f"the file must be a mapping of keys to values, got {_kind(document.data)}"
@@ -181,7 +181,7 @@ def _read_cluster(path: Path, problems: list[Problem]) -> Document:
     """Read a cluster file. Report and remove other keys than CLUSTER_KEYS."""
     document = _read(path, problems, ())
     if not isinstance(document.data, dict):
-        return Document(PlacedDict(), document.source)
+        return Document({}, document.source)
     for key in list(document.data):
         if key not in CLUSTER_KEYS:
             what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
@@ -197,13 +197,16 @@ def _merge(under: Document, over: Document) -> Document:
     sets in `fixed`, `grid` or `zip` is first removed from all three keys of `under`.
     """
     data = under.data
+    replaced: set[DataPath] = set()
     for axis in AXES:
         if isinstance(over.data.get(axis), dict):
             remove_parameters(data, over.data[axis])
     for key, value in over.data.items():
-        below = data.get(key)
-        if isinstance(value, PlacedDict) and isinstance(below, PlacedDict):
-            below.put_all(value)
-            value = below
-        data.put(key, value, over.data.keys_at[key], over.data.values_at[key])
-    return Document(data, over.source, over.start)
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            data[key] |= value
+            replaced |= {(key, inner) for inner in value}
+        else:
+            data[key] = value
+            replaced.add((key,))
+    kept = {path: at for path, at in under.places.items() if not replaced & {path[:1], path[:2]}}
+    return Document(data, over.source, kept | over.places)

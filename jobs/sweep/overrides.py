@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from jobs.errors import Position, Problem, nearest, shown
 from jobs.sweep.resources import Launch, Resources, Slurm
 from jobs.sweep.schema import AXES, Blocks, Sweep
-from jobs.sweep.strict_yaml import DataPath, PlacedDict, entries, parse
+from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "resources": Resources,
@@ -25,9 +25,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 
 def apply_override(
-    data: PlacedDict, argument: str, fields: list[str], problems: list[Problem]
+    document: Document, argument: str, fields: list[str], problems: list[Problem]
 ) -> None:
-    """Apply an override `key=value` to the data of a sweep file with the parameters `fields`.
+    """Apply an override `key=value` to a sweep file with the parameters `fields`.
 
     Errors in it are added to `problems`.
     """
@@ -43,19 +43,19 @@ def apply_override(
     if key in fields:
         path = ["grid" if isinstance(given.data, list) else "fixed", key]
         # A parameter in grid keeps its position, so the order of runs is unchanged.
-        remove_parameters(data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
+        remove_parameters(document.data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
     elif path[0] not in known:
         inside = [f"{name}.{key}" for name, keys in SECTIONS.items() if key in keys.model_fields]
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
         hint = f"; did you mean {inside[0]!r}?" if inside else nearest(path[0], known)
         problems.append(Problem(where, what + hint))
         return
-    for _, case in entries(data.get("cases")):  # which would replace the new value
+    for _, case in entries(document.data.get("cases")):  # which would replace the new value
         if path[0] in AXES and len(path) == 2:
             remove_parameters(case, {path[1]})
         elif path[0] in ("resources", "launch", "timeout_s"):
             _remove(case, path)
-    wrong = _set(data, path, given.data, where)
+    wrong = _set(document, path, given.data, where)
     if wrong:
         problems.append(Problem(where, wrong))
 
@@ -93,15 +93,18 @@ def _position(argument: str) -> Position:
     return Position(f"command line: {shown(argument)}")
 
 
-def _set(data: PlacedDict, path: list[str], value: Any, where: Position) -> str | None:
+def _set(document: Document, path: list[str], value: Any, where: Position) -> str | None:
     """Set a value in nested mappings, which are created. Return a message if it is impossible."""
-    for i, parent in enumerate(path[:-1]):
-        if data.get(parent) is None:
-            data.put(parent, PlacedDict(), where, where)
-        if not isinstance(data[parent], PlacedDict):
-            return f"{'.'.join(path[: i + 1])} is not a mapping, so {'.'.join(path)} cannot be set"
-        data = data[parent]
-    data.put(path[-1], value, where, where)
+    inner = document.data
+    for i, parent in enumerate(path[:-1], 1):
+        if inner.get(parent) is None:
+            inner[parent] = {}
+            document.place(tuple(path[:i]), where)
+        inner = inner[parent]
+        if not isinstance(inner, dict):
+            return f"{'.'.join(path[:i])} is not a mapping, so {'.'.join(path)} cannot be set"
+    inner[path[-1]] = value
+    document.place(tuple(path), where)
     return None
 
 

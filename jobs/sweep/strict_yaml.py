@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,57 +23,30 @@ MAX_INT = 2**64
 TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
 
 
-class PlacedDict(dict[str, Any]):
-    """A mapping that knows the positions of its keys and values."""
-
-    def __init__(self) -> None:
-        self.keys_at: dict[str, Position] = {}
-        self.values_at: dict[str, Position] = {}
-
-    def put(self, key: str, value: Any, key_at: Position, value_at: Position) -> None:
-        self[key] = value
-        self.keys_at[key], self.values_at[key] = key_at, value_at
-
-    def put_all(self, other: PlacedDict) -> None:
-        self.update(other)
-        self.keys_at.update(other.keys_at)
-        self.values_at.update(other.values_at)
-
-
-class PlacedList(list[Any]):
-    """A list that knows the positions of its items."""
-
-    def __init__(self) -> None:
-        self.values_at: dict[int, Position] = {}
-
-
 @dataclass
 class Document:
     """The result of parsing a YAML text: its data, with positions, and the errors."""
 
     data: Any = None
     source: str = ""
-    start: Position | None = None  # position of the data as a whole
+    # The positions of the key and of the value at a path. For an item of a list they are the same.
+    places: dict[DataPath, tuple[Position, Position]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, path: DataPath, key: bool = False) -> Position:
         """Return the position of the value at a path, or of its key.
 
-        Without one, it is that of the innermost enclosing value. A value from the command line has
-        one position as a whole.
+        Without one, it is that of the innermost enclosing value.
         """
-        found, here = self.start or Position(self.source), self.data
-        for i, part in enumerate(path):
-            places = getattr(here, "values_at", {})
-            keys = getattr(here, "keys_at", {}) if key and i == len(path) - 1 else {}
-            inner = keys.get(part) or places.get(part) or found
-            if found.line or inner.source != found.source:
-                found = inner
-            try:
-                here = here[part]
-            except (LookupError, TypeError):
-                break
-        return found
+        for length in range(len(path), -1, -1):
+            if found := self.places.get(path[:length]):
+                return found[0 if key and length == len(path) else 1]
+        return Position(self.source)
+
+    def place(self, path: DataPath, where: Position) -> None:
+        """Give one position to the value at a path as a whole, such as an argument."""
+        kept = {inner: at for inner, at in self.places.items() if inner[: len(path)] != path}
+        self.places = kept | {path: (where, where)}
 
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
@@ -102,7 +75,8 @@ def parse(content: str | bytes, source: str) -> Document:
 
     The `data` is None if the content is empty or cannot be parsed.
     """
-    document = Document(None, source, Position(source, 1, 1))
+    start = Position(source, 1, 1)
+    document = Document(None, source, {(): (start, start)})
     try:
         text = content.decode() if isinstance(content, bytes) else content
         loader = yaml.SafeLoader(text)
@@ -119,8 +93,7 @@ def parse(content: str | bytes, source: str) -> Document:
     try:
         node = loader.get_single_node()
         if node is not None:
-            document.start = _marked(source, node.start_mark)
-            document.data = _Builder(document).build(node)
+            document.data = _Builder(document).build(node, ())
         return document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -167,18 +140,17 @@ class _Builder:
         self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
         self.count = 0  # number of nodes built so far
 
-    def position(self, node: yaml.Node) -> Position:
-        return _marked(self.document.source, node.start_mark)
-
-    def build(self, node: yaml.Node, read: Callable[[yaml.Node], Any] | None = None) -> Any:
+    def build(self, node: yaml.Node, path: DataPath, key_at: Position | None = None) -> Any:
         """Return the value of a node. If it is refused, report an error and return None."""
+        at = _marked(self.document.source, node.start_mark)
+        self.document.places[path] = (key_at or at, at)
         try:
-            return (read or self.value)(node)
+            return self.value(node, path)
         except _Refused as error:
-            self.document.problems.append(Problem(self.position(node), str(error)))
+            self.document.problems.append(Problem(at, str(error)))
             return None
 
-    def value(self, node: yaml.Node) -> Any:
+    def value(self, node: yaml.Node, path: DataPath) -> Any:
         self.count += 1
         if self.count > MAX_NODES:
             raise _TooManyNodes(node.start_mark)
@@ -190,27 +162,27 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)
         self.open.add(id(node))
-        result = self.mapping(node) if isinstance(node, yaml.MappingNode) else self.list(node)
+        if isinstance(node, yaml.MappingNode):
+            result: Any = self.mapping(node, path)
+        else:
+            result = [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
         self.open.discard(id(node))
         return result
 
-    def list(self, node: yaml.Node) -> PlacedList:
-        result = PlacedList()
-        for i, child in enumerate(node.value):
-            result.values_at[i] = self.position(child)
-            result.append(self.build(child))
-        return result
-
-    def mapping(self, node: yaml.Node) -> PlacedDict:
-        result = PlacedDict()
+    def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = self.build(key_node, _key)
-            at = self.position(key_node)
-            if key in result:
-                first = f"first set on line {result.keys_at[key].line}; remove one"
-                self.document.problems.append(Problem(at, f"duplicate key {key!r}, {first}"))
-            elif key is not None:
-                result.put(key, self.build(value_node), at, self.position(value_node))
+            at = _marked(self.document.source, key_node.start_mark)
+            try:
+                key = _key(key_node)
+                if key in result:
+                    first, _ = self.document.places[*path, key]
+                    what = f"duplicate key {key!r}, first set on line {first.line}; remove one"
+                    raise _Refused(what)
+            except _Refused as error:
+                self.document.problems.append(Problem(at, str(error)))
+                continue
+            result[key] = self.build(value_node, (*path, key), at)
         return result
 
 
