@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.resources import wanted_instead
 from jobs.sweep.schema import AXES, Case, Shuffle, Sweep
 from jobs.sweep.strict_yaml import DataPath
-from jobs.sweep.views import Plot, Table, view_problems
+from jobs.sweep.views import view_problems
 
 MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
@@ -41,8 +41,8 @@ class Expansion:
     excluded: int  # combinations that match an entry of `exclude`
     filtered: int  # combinations that the filter leaves out
     duplicates: int  # combinations that repeat an earlier run
-    warnings: list[Problem] = field(default_factory=list, compare=False)
-    blocks: list[Block] = field(default_factory=list)  # groups of runs that are measured in turn
+    warnings: list[Problem] = field(compare=False)
+    blocks: list[Block]  # groups of runs that are measured in turn
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
@@ -56,6 +56,7 @@ class _Expander:
     def __init__(self, loaded: LoadedSweep):
         self.sweep, self.benchmarks = loaded.sweep, loaded.benchmarks
         self.document = loaded.document
+        self.scopes = list(_scopes(self.sweep, self.benchmarks))
         self.exclusions = [
             self.condition(item, "exclude", i) for i, item in enumerate(self.sweep.exclude)
         ]
@@ -63,7 +64,6 @@ class _Expander:
         text = self.sweep.filter
         self.filter = self.condition(text, "filter") if text else None
         self.runs: dict[str, Run] = {}
-        self.shapes: dict[DataPath, dict[str, Any]] = {}  # resources of the scopes, by their paths
         self.origin: dict[str, DataPath] = {}  # path of the scope of each run, by run id
         self.excluded = self.filtered = self.duplicates = 0
         # For each problem, the parameter combinations that have it, as text.
@@ -77,8 +77,7 @@ class _Expander:
             raise InputError([Problem(self.document.at(path), str(error))]) from None
 
     def expansion(self) -> Expansion:
-        scopes = list(_scopes(self.sweep, self.benchmarks))
-        points = sum(math.prod(len(group) for group in groups) for *_, groups in scopes)
+        points = sum(math.prod(map(len, scope.groups)) for scope in self.scopes)
         paired = self.sweep.blocks
         times = self.sweep.repeats if paired is None else paired.most_rounds
         if points * times > MAX_RUNS:
@@ -86,12 +85,9 @@ class _Expander:
             got = f"got {points} combinations x {times} {of}; make the lists shorter"
             what = f"a sweep must have at most {MAX_RUNS} runs, {got}"
             raise InputError([Problem(self.document.at(()), what)])
-        for path, case, fixed, groups in scopes:
-            for combination in itertools.product(*groups):
-                point = dict(fixed)
-                for part in combination:
-                    point.update(part)
-                self.add(path, case, point)
+        for scope in self.scopes:
+            for combination in itertools.product(*scope.groups):
+                self.add(scope, {k: v for part in combination for k, v in part.items()})
                 if len(self.problems) >= ENOUGH:
                     raise self.error()
         self.check_views()
@@ -109,10 +105,15 @@ class _Expander:
         return Expansion(ordered, *counts, list(self.without_effect()), formed)
 
     def error(self) -> InputError:
-        return InputError([_with_examples(*item) for item in self.problems.items()])
+        found = []
+        for problem, points in self.problems.items():
+            more = f" and {len(points) - 1} more" if len(points) > 1 else ""
+            example = f" ({points[0]}{more})" if points else ""
+            found.append(Problem(problem.position, problem.message + example))
+        return InputError(found)
 
-    def add(self, path: DataPath, case: Case | None, point: dict[str, Any]) -> None:
-        benchmark = self.benchmarks.of(case.benchmark if case else None)
+    def add(self, scope: _Scope, point: dict[str, Any]) -> None:
+        benchmark = scope.benchmark
         try:
             params = benchmark.params.model_validate(point).model_dump(mode="json")
         except ValidationError as error:
@@ -121,24 +122,23 @@ class _Expander:
             complete = benchmark.json_defaults | point
             is_complete = len(complete) == len(benchmark.fields)
             if not (is_complete and self.count_if_left_out(benchmark, complete)):
-                self.note_refusal(error, point, path)
+                self.note_refusal(error, point, scope.path)
             return
         if self.count_if_left_out(benchmark, params):
             return
         identity = run_id(benchmark.name, benchmark.version, params, benchmark.json_defaults)
-        shape = self.shape(case, params, path)
+        shape = self.shape(scope, params)
         if identity in self.runs:
             self.duplicates += 1
             if shape != self.runs[identity].shape:
                 first = ".".join(map(str, self.origin[identity]))
                 what = f"the same run is in {first} with other resources or launch settings"
-                self.refuse(path, f"{what}; remove one", point)
+                self.refuse(scope.path, f"{what}; remove one", point)
             return
-        timeout_s = case.timeout_s if case and case.timeout_s else self.sweep.timeout_s
         code = benchmark.references(params)
         name, version = benchmark.name, benchmark.version
-        self.runs[identity] = Run(identity, name, version, params, shape, timeout_s, code)
-        self.origin[identity] = path
+        self.runs[identity] = Run(identity, name, version, params, shape, scope.timeout_s, code)
+        self.origin[identity] = scope.path
 
     def refuse(self, path: DataPath, what: str, point: dict[str, Any] | None = None) -> None:
         """Collect an error. With `point`, the message shows this combination as an example."""
@@ -174,15 +174,12 @@ class _Expander:
 
     def check_views(self) -> None:
         """Check the tables and plots of the sweep against its runs, and collect the errors."""
-        views: list[tuple[DataPath, Table | Plot]] = [
-            *((("tables", i), table) for i, table in enumerate(self.sweep.tables)),
-            *((("plots", i), plot) for i, plot in enumerate(self.sweep.plots)),
-        ]
-        for place, view in views:
-            name = self.benchmarks.of(view.benchmark).name
-            runs = [run for run in self.runs.values() if run.benchmark == name]
-            for path, what in view_problems(view, runs):
-                self.refuse((*place, *path), what)
+        for key in ("tables", "plots"):
+            for i, view in enumerate(getattr(self.sweep, key)):
+                name = self.benchmarks.of(view.benchmark).name
+                runs = [run for run in self.runs.values() if run.benchmark == name]
+                for path, what in view_problems(view, runs):
+                    self.refuse((key, i, *path), what)
 
     def without_effect(self) -> Iterator[Problem]:
         """Yield a warning for each entry of `exclude` that matches no run.
@@ -213,16 +210,9 @@ class _Expander:
             else:
                 self.refuse((*scope, "grid"), message, point)
 
-    def shape(self, case: Case | None, params: dict[str, Any], path: DataPath) -> Shape:
+    def shape(self, scope: _Scope, params: dict[str, Any]) -> Shape:
         """Return the resources of a run, with the values of its parameters for `$PARAMETER`."""
-        if path not in self.shapes:
-            wanted = self.sweep.resources.model_dump() | self.sweep.launch.model_dump()
-            if case is not None:
-                wanted |= case.resources.model_dump(exclude_unset=True)
-                wanted |= case.launch.model_dump(exclude_unset=True)
-            wanted.pop("tasks_per_node", None)
-            self.shapes[path] = wanted
-        wanted = dict(self.shapes[path])
+        wanted = dict(scope.resources)
         for key, value in wanted.items():
             if not isinstance(value, str) or not value.startswith("$"):
                 continue
@@ -230,8 +220,7 @@ class _Expander:
             wrong = wanted_instead(key, given)
             if wrong:
                 section = "launch" if key == "nproc_per_node" else "resources"
-                is_own = case is not None and key in getattr(case, section).model_fields_set
-                where = (*path, section, key) if is_own else (section, key)
+                where = (*scope.path, section, key) if key in scope.own else (section, key)
                 self.refuse(where, f"{key} must be {wrong}, got {value} = {given!r}")
                 given = None
             wanted[key] = given
@@ -249,48 +238,57 @@ class _Expander:
         """Return text that lists up to 20 values of each parameter in the filter."""
         compared = self.filter.parameters if self.filter else set()
         seen: dict[str, dict[Any, None]] = {}
-        for _, _, fixed, groups in _scopes(self.sweep, self.benchmarks):
-            for part in itertools.chain([fixed], *groups):
+        for scope in self.scopes:
+            for part in itertools.chain(*scope.groups):
                 for name in compared & part.keys():
                     seen.setdefault(name, {})[part[name]] = None
         texts = (f"; {name} has the values {list(seen[name])[:20]}" for name in sorted(seen))
         return "".join(texts)
 
 
-def _with_examples(problem: Problem, points: list[str]) -> Problem:
-    more = f" and {len(points) - 1} more" if len(points) > 1 else ""
-    example = f" ({points[0]}{more})" if points else ""
-    return Problem(problem.position, problem.message + example)
-
-
 Group = list[dict[str, Any]]  # alternative settings of one or more parameters
 
 
-def _scopes(
-    sweep: Sweep, benchmarks: Benchmarks
-) -> Iterator[tuple[DataPath, Case | None, dict[str, Any], list[Group]]]:
-    """Yield the path of each scope in the file, its case, its fixed parameters and its groups.
+@dataclass(frozen=True)
+class _Scope:
+    """A case with all that it inherits, or the top level of a sweep without cases."""
 
-    The Cartesian product of a scope's groups gives its runs. The last group varies fastest.
-    """
+    path: DataPath  # in the file
+    benchmark: Benchmark
+    groups: list[Group]  # their Cartesian product gives the runs; the last group varies fastest
+    timeout_s: float
+    resources: dict[str, Any]  # also launch settings, by their names in `Shape`
+    own: Collection[str] = ()  # which of the resources are those of the case
+
+
+def _scopes(sweep: Sweep, benchmarks: Benchmarks) -> Iterator[_Scope]:
+    resources = _resources(sweep)
     if not sweep.cases:
-        yield (), None, sweep.fixed, _groups(sweep.grid, sweep.zip)
+        groups = _groups(sweep.fixed, sweep.grid, sweep.zip)
+        yield _Scope((), benchmarks.own, groups, sweep.timeout_s, resources)
     for i, case in enumerate(sweep.cases):
-        known = set(benchmarks.of(case.benchmark).fields)
-        theirs = known - {*case.fixed, *case.grid, *case.zip}
+        benchmark = benchmarks.of(case.benchmark)
+        theirs = set(benchmark.fields) - {*case.fixed, *case.grid, *case.zip}
         # A case does not inherit a parameter that it sets. If the sweep and the case both set a
         # parameter in grid, its position in grid is kept, and so is the order of the runs.
         fixed = {k: v for k, v in sweep.fixed.items() if k in theirs} | case.fixed
-        grid = {
-            k: case.grid.get(k, v) for k, v in sweep.grid.items() if k in case.grid or k in theirs
-        }
+        grid = {k: v for k, v in sweep.grid.items() if k in theirs | case.grid.keys()} | case.grid
         zipped = {k: v for k, v in sweep.zip.items() if k in theirs}
-        yield ("cases", i), case, fixed, _groups(grid | case.grid, zipped, case.zip)
+        groups = _groups(fixed, grid, zipped, case.zip)
+        timeout_s = case.timeout_s or sweep.timeout_s
+        own = _resources(case, exclude_unset=True)
+        yield _Scope(("cases", i), benchmark, groups, timeout_s, resources | own, own.keys())
 
 
-def _groups(grid: dict[str, list[Any]], *zips: dict[str, list[Any]]) -> list[Group]:
-    """Return a group for each of the `zips`, then one for each parameter in `grid`."""
-    groups = [
-        [dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips if z
-    ]
-    return groups + [[{name: value} for value in values] for name, values in grid.items()]
+def _resources(of: Sweep | Case, exclude_unset: bool = False) -> dict[str, Any]:
+    dumped = of.resources.model_dump(exclude={"tasks_per_node"}, exclude_unset=exclude_unset)
+    return dumped | of.launch.model_dump(exclude_unset=exclude_unset)
+
+
+def _groups(
+    fixed: dict[str, Any], grid: dict[str, list[Any]], *zips: dict[str, list[Any]]
+) -> list[Group]:
+    """Return the only setting in `fixed`, each of the `zips`, and each parameter in `grid`."""
+    rows = [[dict(zip(z, row, strict=True)) for row in zip(*z.values(), strict=True)] for z in zips]
+    alone = [[{name: value} for value in values] for name, values in grid.items()]
+    return [[fixed], *filter(None, rows), *alone]
