@@ -56,9 +56,8 @@ class Metric:
     def heading(self, title: str) -> str:
         """Return the title of a table or plot, with the metric and its unit added.
 
-        For example, the title `forward` becomes `forward: peak memory (GiB)`. If the title already
-        names the metric, or if the metric is a fact or a prediction, only the unit is added. If the
-        title already names the unit, the unit is not added again.
+        For example, `forward` becomes `forward: peak memory (GiB)`. To a title that names the
+        metric, and for a fact or a prediction, only the unit is added, unless the title names it.
         """
         if not _contains(title, self.label) and not self.name.startswith(NAMED):
             return f"{title}: {self.header}"
@@ -104,21 +103,15 @@ METRICS = {
 
 
 def metrics_of(view: Table | Plot) -> list[Metric]:
-    """Return the metrics that a table or plot shows.
-
-    A unit or direction in the declaration of the table or plot replaces the default of the metric.
-    The direction states whether lower or higher values are better.
-    """
+    """Return the metrics that a table or plot shows, with its unit and its better direction."""
     names = [view.value] if isinstance(view.value, str) else view.value
     return [metric_named(name, view.unit, view.direction) for name in names]
 
 
 def metric_named(name: str, unit: str | None = None, direction: str | None = None) -> Metric:
-    """Return the metric that has this name.
+    """Return the metric with a name of METRICS, or that of a fact or prediction.
 
-    The name is a key of METRICS, such as time, or the name of a value that the benchmark returns
-    (fact.weights_bytes) or predicts (predicted.weights_bytes). The default unit replaces one that
-    does not fit. The direction is "lower" if lower values are better, or "higher".
+    The default unit replaces one that does not fit.
     """
     known = METRICS.get(name) or fact_metric(name)
     fits = unit if unit in units_of(name) else None
@@ -126,12 +119,10 @@ def metric_named(name: str, unit: str | None = None, direction: str | None = Non
 
 
 def fact_metric(name: str) -> Metric:
-    """Return the metric of a value that a benchmark returns (a fact) or predicts (a prediction).
+    """Return the metric of a fact or prediction, such as `fact.weights_bytes`.
 
-    The name has the prefix `fact.` or `predicted.`. Its suffix gives the unit and is not part of
-    the label. For example, the metric fact.weights_bytes has the label `weights` and the unit
-    bytes. Lower values are better for times and sizes. Higher values are better for values without
-    a unit.
+    The suffix of its name gives the unit and is not part of the label. Without a unit, higher
+    values are better.
     """
     predicted = name.startswith(PREDICTED)
     parts = name.removeprefix(PREDICTED if predicted else FACT).split(".")
@@ -145,9 +136,8 @@ def fact_metric(name: str) -> Metric:
 def slowest_rank(measurements: Measurements, phase: str) -> np.ndarray:
     """Return the times of all samples of one phase in milliseconds, as an array `(samples,)`.
 
-    If several ranks measured a sample, its time is the time of the slowest rank. If a rank has more
-    samples than another rank, its last samples are not used, so that all ranks have the same number
-    of samples.
+    If several ranks measured a sample, its time is that of the slowest rank. The last samples of a
+    rank that has more than another are not used.
     """
     samples = measurements.samples_ms[phase]
     if isinstance(samples[0], float):
@@ -174,25 +164,21 @@ def phases_with(measurements: Measurements, metric: str) -> list[str]:
     return [phase for phase in _by_phase(measurements, metric) if _has(measurements, metric, phase)]
 
 
-def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """Return the measured values that a metric needs in addition to the times, keyed by phase.
+# What a metric needs in addition to the times, as a field of the measurements
+_NEEDED = {
+    "peak_memory": "peak_memory_bytes",
+    "tflops": "flops",
+    "mfu": "flops",
+    "bandwidth": "bytes",
+    "bus_bandwidth": "bus_bytes",
+    "tokens_per_second": "tokens",
+}
 
-    For example, the metric tflops needs the FLOPs of each phase. If a metric needs only the times,
-    return the times.
-    """
-    match metric:
-        case "peak_memory":
-            return m.peak_memory_bytes
-        case "tflops" | "mfu":
-            return m.flops
-        case "bandwidth":
-            return m.bytes
-        case "bus_bandwidth":
-            return m.bus_bytes
-        case "tokens_per_second":
-            return m.tokens
-        case _:
-            return m.samples_ms
+
+def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
+    """Return the measured values that a metric needs by phase: those in `_NEEDED`, or times."""
+    found: Mapping[str, Any] = getattr(m, _NEEDED.get(metric, "samples_ms"))
+    return found
 
 
 def _has(m: Measurements, metric: str, phase: str) -> bool:
@@ -203,10 +189,9 @@ def _has(m: Measurements, metric: str, phase: str) -> bool:
 def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | str | None:
     """Compute a metric of one phase from the record of a run.
 
-    The result is in the unit of the metric. It is an array `(samples,)`, or `(1,)` if the metric
-    has one value per phase or run, a string if the value is text, and None if the record does not
-    contain the metric or if it is a rate and a measured time is 0. Metrics without phases ignore
-    the phase.
+    It is an array `(samples,)` in the unit of the metric, or `(1,)` if the metric has one value per
+    phase or run; a string if the value is text; None if the record does not contain the metric, or
+    a time of a rate is 0. Metrics without phases ignore the phase.
     """
     m, name = record.measurements, metric.name
     if m is None:
@@ -260,11 +245,8 @@ def fact_at(facts: Any, path: list[str]) -> Any:
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:
     """Return the value of a metric that a benchmark returned (fact) or predicted (prediction).
 
-    The name of the metric is the path of the value in `facts`, after the prefix `fact.` or
-    `predicted.`. The suffix of its name, such as `_ms`, gives the unit of the value.
-
-    The result is an array with one number in the unit of the metric, or a string if the value is
-    text. None if the value does not exist, or is neither a number nor text.
+    It is an array with one number in the unit of the metric, or a string if the value is text. None
+    if the value does not exist, or is neither a number nor text.
     """
     fact = fact_at(facts, metric.name.split(".")[1:])
     if isinstance(fact, str):
