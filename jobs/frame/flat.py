@@ -232,26 +232,22 @@ def _facts(measured: list[Measurements]) -> dict[str, Any]:
     """Return the facts of the repeats of a run by column. Lists are left out."""
     found: dict[str, list[Any]] = {}
     for measurements in measured:
-        for name, value in _scalars(measurements.facts, measurements.facts, ""):
-            found.setdefault(FACT + name, []).append(value)
+        for path, value in _scalars(measurements.facts):
+            name = ".".join(path)
+            parts = name.split(".")
+            # A key may contain a dot. A table that names this fact shows the nested value.
+            if len(path) == len(parts) or fact_at(measurements.facts, parts) is None:
+                found.setdefault(FACT + name, []).append(value)
     return {name: _one_value(values) for name, values in found.items()}
 
 
-def _scalars(facts: dict[str, Any], inside: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the scalars in nested dicts, with their dotted names.
-
-    `inside` is the dict in `facts` whose scalars are yielded, and `path` the keys that lead to it,
-    each followed by a dot.
-    """
-    for key, value in inside.items():
-        name = f"{path}{key}"
+def _scalars(facts: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys that lead to each scalar in nested dicts, and the scalar."""
+    for key, value in facts.items():
         if isinstance(value, dict):
-            yield from _scalars(facts, value, f"{name}.")
-        elif isinstance(value, list) or value is None:
-            continue
-        # A key may contain a dot. A table that names this fact shows the nested value.
-        elif "." not in key or fact_at(facts, name.split(".")) is None:
-            yield name, value
+            yield from _scalars(value, *above, key)
+        elif value is not None and not isinstance(value, list):
+            yield (*above, key), value
 
 
 def _one_value(values: list[Any]) -> Any:
