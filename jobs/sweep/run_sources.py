@@ -15,8 +15,6 @@ from jobs.code.sources import SourceTree
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
 
-_Key = tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-
 
 class RunSources:
     """Reads the sources of runs at one moment. An object does not see later changes of files."""
@@ -37,22 +35,19 @@ class RunSources:
 
     def files(self, run: Run) -> frozenset[Path] | None:
         """Return the files that count for the hash of a run. None if they are unknown."""
-        key = self._key(run)
-        return None if key is None else self._files_of(key)
-
-    def _key(self, run: Run) -> _Key | None:
-        """Return what determines the files of a run. None if it is unknown."""
         if run.checkout:
             return None
         module = run.benchmark if "." in run.benchmark else f"systems.benchmarks.{run.benchmark}"
+        modules: tuple[str, ...] = (module,)
+        left_out: tuple[str, ...] = ()
         try:
             function = self._function(run.benchmark, module)
-            if function is None:
-                return module, (), (), run.code
-            found = function(run.params)
-            return module, tuple(found.modules), tuple(found.left_out), run.code
+            if function is not None:
+                found = function(run.params)
+                modules, left_out = (module, *found.modules), tuple(found.left_out)
         except (Exception, SystemExit):  # code of the user, or old parameters
             return None
+        return self._files_of(modules, left_out, run.code)
 
     def _find_function(self, name: str, module: str) -> Callable[[dict[str, Any]], Any] | None:
         """Return the function `sources` of a benchmark, as a function of the parameters in JSON.
@@ -69,9 +64,10 @@ class RunSources:
         # The parameters are valid, and validation would take most of the time for many runs.
         return lambda params: function(model.model_construct(**params))
 
-    def _find_files(self, key: _Key) -> frozenset[Path] | None:
-        module, modules, left_out, references = key
-        found = [self._tree.files(name, left_out) for name in (module, *modules)]
+    def _find_files(
+        self, modules: tuple[str, ...], left_out: tuple[str, ...], references: tuple[str, ...]
+    ) -> frozenset[Path] | None:
+        found = [self._tree.files(name, left_out) for name in modules]
         found += [self._tree.files(name) for name in references]
         known = [files for files in found if files is not None]
         return frozenset().union(*known) if len(known) == len(found) else None
