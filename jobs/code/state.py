@@ -107,7 +107,7 @@ def read_state(root: Path, results: Path, own: str | None = None) -> CodeState:
             why = str(error)
     if (root / CARRIED).is_file():
         try:
-            return _from_carried(root)
+            return _from_carried(root, _read_carried(root))
         except BrokenState as error:
             why = str(error)
     return CodeState(why=why)
@@ -120,14 +120,14 @@ def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
     all files equal those of the carried commit. A file that was not carried is a change.
     """
     try:
-        carried = _read_carried(root)["files"].keys()
+        carried = _read_carried(root)
         names = git.tracked_files(root, ignored_in(root, root / "logs"))
         # A file that only the older commit has is missing, as in the carried commit.
         tracked = [name for name in names if os.path.lexists(root / name)]
-        state = _from_carried(root)
     except (BrokenState, git.GitError):
         return None
-    is_copy = not state.dirty and carried >= {*tracked, *(found.untracked or ())}
+    state = _from_carried(root, carried)
+    is_copy = not state.dirty and carried["files"].keys() >= {*tracked, *(found.untracked or ())}
     return state if is_copy else None
 
 
@@ -146,8 +146,7 @@ def _from_git(root: Path, ignored: list[str]) -> CodeState:
     )
 
 
-def _from_carried(root: Path) -> CodeState:
-    carried = _read_carried(root)
+def _from_carried(root: Path, carried: dict[str, Any]) -> CodeState:
     now = {name: file_hash(root / name) for name in carried["files"]}
     changed = tuple(name for name, digest in carried["files"].items() if now[name] != digest)
     digest = hashlib.sha256(f"{carried['commit']}{sorted(now.items())}".encode())
