@@ -57,19 +57,16 @@ class _Former:
             listed = ", ".join(self.keys.interleave)
             what = f"blocks.interleave: no run has one of the parameters {listed}"
             self.at(("interleave",), what)
-        if not self.check_baseline([run for members in groups.values() for run in members]):
-            return []
-        return [block for name, members in groups.items() for block in self.block(name, members)]
-
-    def check_baseline(self, runs: list[Run]) -> bool:
-        """Return whether each value of the baseline occurs in a run. Otherwise add errors."""
+        paired = [run.params for members in groups.values() for run in members]
         for name, wanted in self.baseline.items():
-            found = dict.fromkeys(run.params[name] for run in runs if name in run.params)
+            found = dict.fromkeys(params[name] for params in paired if name in params)
             if found and wanted not in found:
                 hint = nearest(str(wanted), [format_scalar(each) for each in found])
                 what = f"blocks.baseline: no run has {name}={format_scalar(wanted)}{hint}"
                 self.at(("baseline", name), what + self.filter_hint)
-        return not self.problems
+        if self.problems:
+            return []
+        return [block for name, members in groups.items() for block in self.block(name, members)]
 
     def block(self, name: str, members: list[Run]) -> Iterator[Block]:
         """Yield the block of some runs. Yield nothing if they cannot be a block."""

@@ -17,6 +17,7 @@ from jobs.errors import ENOUGH, Position, Problem, nearest, shown
 
 MOST = 8 * ENOUGH  # a value that may have several types can have so many errors
 _Path = tuple[str | int, ...]
+Faults = Iterator[InitErrorDetails]
 _AT_VALUE, _AT_KEY = "fault_of_value", "fault_of_key"  # types of errors whose text is complete
 
 
@@ -36,7 +37,7 @@ def raise_faults(faults: Iterable[InitErrorDetails]) -> None:
         raise ValidationError.from_exception_data("sweep", found)
 
 
-def checked(handler: Callable[[Any], Any], value: Any, faults: Iterable[InitErrorDetails]) -> Any:
+def checked(handler: Callable[[Any], Any], value: Any, faults: Faults) -> Any:
     """Validate a value by its type. Raise the errors of its type together with the faults."""
     found = list(islice(faults, ENOUGH))
     try:

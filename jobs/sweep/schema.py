@@ -17,19 +17,17 @@ from pydantic import (
     field_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails
 
 from jobs.errors import nearest
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
 from jobs.sweep.conditions import ConditionError
 from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar, condition_of
-from jobs.sweep.messages import checked, fault, raise_faults
+from jobs.sweep.messages import Faults, checked, fault, raise_faults
 from jobs.sweep.resources import Launch, Resources, Slurm
 from jobs.sweep.strict_yaml import entries
 from jobs.sweep.views import Plot, Table
 
 Info = ValidationInfo[Context | None]
-Faults = Iterator[InitErrorDetails]
 AXES = ("fixed", "grid", "zip")  # the sections that set parameters
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, model_validator
-from pydantic_core import InitErrorDetails
 
 from jobs.errors import TableError, nearest
 from jobs.published.columns import published_columns
@@ -20,7 +19,7 @@ from jobs.run import Run
 from jobs.sweep.benchmarks import RESERVED, Benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError, Names
 from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar
-from jobs.sweep.messages import fault, raise_faults
+from jobs.sweep.messages import Faults, fault, raise_faults
 from jobs.sweep.strict_yaml import DataPath
 
 # Names of the values that a table can show. `jobs.frame.metrics` computes the values.
@@ -76,9 +75,6 @@ def unknown_value(name: str) -> str | None:
 def names_in_title(title: str) -> list[str]:
     """Return the names in braces in the title of a table or plot, such as `batch_size`."""
     return list(dict.fromkeys(re.findall(r"\{(.*?)\}", title)))
-
-
-Faults = Iterator[InitErrorDetails]
 
 
 class _View(BaseModel):
