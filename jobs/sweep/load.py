@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import InputError, Position, Problem, nearest
+from jobs.errors import InputError, Position, nearest
 from jobs.sweep.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_benchmarks
 from jobs.sweep.context import Context
 from jobs.sweep.messages import problems_of
@@ -51,102 +51,92 @@ def load_sweep(
     Raises:
         InputError: with all errors in the files, the overrides and the filter.
     """
-    problems: list[Problem] = []
-    document = _read_sweep(path, problems)
+    document = _read(sweep_file(path))
+    if not isinstance(document.data, dict) or (document.problems and not document.data):
+        raise InputError(document.problems)
+    if "filter" in document.data:
+        del document.data["filter"]
+        what = "'filter' is not a key of a sweep file; use the option --where"
+        document.refuse(what, ("filter",), key=True)
     if cluster is not None:
-        document = _merge(_read_cluster(cluster, problems), document)
-    benchmarks = _apply_overrides(document, overrides, problems)
+        document = _merge(_read_cluster(cluster), document)
+    benchmarks = _apply_overrides(document, overrides)
     if filter is not None:
         document.data["filter"] = filter
         document.place(("filter",), Position("--where"))
     # A value that cannot be parsed is None in the data. Report only the parsing error.
-    unread = {problem.position for problem in problems}
+    unread = {problem.position for problem in document.problems}
     try:
         context = None if benchmarks is None else Context(benchmarks, document.data.get("cases"))
         sweep = Sweep.model_validate(document.data, context=context)
     except ValidationError as error:
         found = problems_of(error, document.data, document.at, Sweep)
-        problems += [problem for problem in found if problem.position not in unread]
-    if problems:
-        raise InputError(problems)
+        document.problems += [problem for problem in found if problem.position not in unread]
+    if document.problems:
+        raise InputError(document.problems)
     assert benchmarks is not None
     return LoadedSweep(sweep, benchmarks, document)
 
 
-def _read_sweep(path: Path, problems: list[Problem]) -> Document:
-    """Read a sweep file, and merge it with its base file."""
-    document = _read(sweep_file(path), problems, ())
-    if not isinstance(document.data, dict) or (problems and not document.data):
-        raise InputError(problems)
-    if "filter" in document.data:
-        what = "'filter' is not a key of a sweep file; use the option --where"
-        problems.append(Problem(document.at(("filter",), key=True), what))
-        del document.data["filter"]
-    return document
-
-
 def _apply_overrides(
-    document: Document, overrides: list[str] | tuple[str, ...], problems: list[Problem]
+    document: Document, overrides: list[str] | tuple[str, ...]
 ) -> Benchmarks | None:
     """Apply the overrides to a sweep file. Return its benchmarks, or None on an error in them."""
-    problems += repeated_overrides(overrides)
+    document.problems += repeated_overrides(overrides)
     # The other overrides need the parameters of the benchmarks, so load the benchmarks first.
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
-        apply_override(document, argument, [], problems)
-    benchmarks = _benchmarks(document, problems)
+        apply_override(document, argument, [])
+    benchmarks = _benchmarks(document)
     parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
-            apply_override(document, argument, parameters, problems)
+            apply_override(document, argument, parameters)
     return benchmarks
 
 
-def _benchmarks(document: Document, problems: list[Problem]) -> Benchmarks | None:
+def _benchmarks(document: Document) -> Benchmarks | None:
     """Load the benchmarks of a sweep file and of its cases. Return None if that is impossible."""
     own = document.data.get("benchmark")
     places: dict[Any, DataPath] = {own: ("benchmark",)} if isinstance(own, str) else {}
     for i, case in entries(document.data.get("cases")):
         if isinstance(case.get("benchmark"), str):
             places.setdefault(case["benchmark"], ("cases", i, "benchmark"))
-    wrong = []
+    before = len(document.problems)
     for name, path in places.items():
         try:
             load_benchmark(name)
         except NoBenchmark as error:
-            wrong.append(Problem(document.at(path), str(error)))
-    problems += wrong
-    return None if wrong or not isinstance(own, str) else load_benchmarks(own, places)
+            document.refuse(str(error), path)
+    is_wrong = len(document.problems) > before or not isinstance(own, str)
+    return None if is_wrong else load_benchmarks(own, places)
 
 
-def _read(path: Path, problems: list[Problem], above: tuple[str, ...]) -> Document:
-    """Read a file, and merge it with its base file. On an error, the `data` is no mapping.
+def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
+    """Read a file, and merge it with its base file. On an error, the `data` may be no mapping.
 
     `above` has the resolved paths of the files that inherit from this file.
     """
-    source = str(path)
-    if (invalid := invalid_path(source)) is None:
+    document = Document(source=str(path))
+    if (invalid := invalid_path(document.source)) is None:
         try:
-            content = path.read_bytes()
+            document = parse(path.read_bytes(), document.source)
         except OSError as error:
             invalid = str(error.strerror)
     if invalid is not None:
-        problems.append(Problem(Position(source), f"cannot be read: {invalid}"))
-        return Document(source=source)
-    document = parse(content, source)
-    problems.extend(document.problems)
-    if document.data is None and not document.problems:
+        document.refuse(f"cannot be read: {invalid}")
+    elif document.data is None and not document.problems:
         document.data = {}
     if not isinstance(document.data, dict):
         if not document.problems:
             what = f"the file must be a mapping of keys to values, got {_kind(document.data)}"
-            problems.append(Problem(document.at(()), what))
+            document.refuse(what)
         return document
     if "base" not in document.data:
         return document
-    base = _base(document, path, problems, above)
-    below = None if base is None else _read(base, problems, (*above, os.path.realpath(path)))
-    return _merge(below, document) if below and isinstance(below.data, dict) else document
+    chain = (*above, os.path.realpath(path))
+    base = _base(document, path, chain)
+    return document if base is None else _merge(_read(base, chain), document)
 
 
 def _kind(data: Any) -> str:
@@ -156,12 +146,9 @@ def _kind(data: Any) -> str:
     return next(found, "null" if data is None else "a number")
 
 
-def _base(
-    document: Document, path: Path, problems: list[Problem], above: tuple[str, ...]
-) -> Path | None:
+def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path | None:
     """Remove the key `base` from a file. Return the path of the base file, or None on an error."""
     base = document.data.pop("base")
-    chain = (*above, os.path.realpath(path))
     if not isinstance(base, str):
         wrong = f"base must be a file name, got {_kind(base)}"
     elif invalid := invalid_path(base):
@@ -173,30 +160,28 @@ def _base(
         wrong = f"base: a file must not inherit from itself, got {names}"
     else:
         return path.parent / base
-    problems.append(Problem(document.at(("base",)), wrong))
+    document.refuse(wrong, ("base",))
     return None
 
 
-def _read_cluster(path: Path, problems: list[Problem]) -> Document:
+def _read_cluster(path: Path) -> Document:
     """Read a cluster file. Report and remove other keys than CLUSTER_KEYS."""
-    document = _read(path, problems, ())
-    if not isinstance(document.data, dict):
-        return Document({}, document.source)
-    for key in list(document.data):
+    document = _read(path)
+    for key in list(document.data) if isinstance(document.data, dict) else ():
         if key not in CLUSTER_KEYS:
             what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
-            problems.append(Problem(document.at((key,), key=True), what))
+            document.refuse(what, (key,), key=True)
             del document.data[key]
     return document
 
 
 def _merge(under: Document, over: Document) -> Document:
-    """Merge two parsed files. Values of `over` replace values of `under`, which is changed.
+    """Merge two parsed files. Values of `over`, a mapping, replace values of `under`.
 
     Mappings under the same key, such as `resources`, are merged key by key. A parameter that `over`
     sets in `fixed`, `grid` or `zip` is first removed from all three keys of `under`.
     """
-    data = under.data
+    data = under.data if isinstance(under.data, dict) else {}
     replaced: set[DataPath] = set()
     for axis in AXES:
         if isinstance(over.data.get(axis), dict):
@@ -209,4 +194,4 @@ def _merge(under: Document, over: Document) -> Document:
             data[key] = value
             replaced.add((key,))
     kept = {path: at for path, at in under.places.items() if not replaced & {path[:1], path[:2]}}
-    return Document(data, over.source, kept | over.places)
+    return Document(data, over.source, kept | over.places, under.problems + over.problems)

@@ -24,20 +24,19 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def apply_override(
-    document: Document, argument: str, fields: list[str], problems: list[Problem]
-) -> None:
+def apply_override(document: Document, argument: str, fields: list[str]) -> None:
     """Apply an override `key=value` to a sweep file with the parameters `fields`.
 
-    Errors in it are added to `problems`.
+    Errors in it are added to those of the file.
     """
     where = _position(argument)
     key, equals, text = argument.partition("=")
     if not equals or not key:
-        problems.append(Problem(where, "expected key=value, for example seq_len=[128,256]"))
+        what = "expected key=value, for example seq_len=[128,256]"
+        document.problems.append(Problem(where, what))
         return
     given = parse(text, where.source)
-    problems.extend(Problem(where, problem.message) for problem in given.problems)
+    document.problems.extend(Problem(where, problem.message) for problem in given.problems)
     path = key.split(".")
     known = sorted({*Sweep.model_fields, *fields} - {"filter"})
     if key in fields:
@@ -48,7 +47,7 @@ def apply_override(
         inside = [f"{name}.{key}" for name, keys in SECTIONS.items() if key in keys.model_fields]
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
         hint = f"; did you mean {inside[0]!r}?" if inside else nearest(path[0], known)
-        problems.append(Problem(where, what + hint))
+        document.problems.append(Problem(where, what + hint))
         return
     for _, case in entries(document.data.get("cases")):  # which would replace the new value
         if path[0] in AXES and len(path) == 2:
@@ -57,7 +56,7 @@ def apply_override(
             _remove(case, path)
     wrong = _set(document, path, given.data, where)
     if wrong:
-        problems.append(Problem(where, wrong))
+        document.problems.append(Problem(where, wrong))
 
 
 def repeated_overrides(arguments: Sequence[str]) -> list[Problem]:

@@ -43,6 +43,10 @@ class Document:
                 return found[0 if key and length == len(path) else 1]
         return Position(self.source)
 
+    def refuse(self, what: str, path: DataPath = (), key: bool = False) -> None:
+        """Add an error at the value at a path, or at its key."""
+        self.problems.append(Problem(self.at(path, key), what))
+
     def place(self, path: DataPath, where: Position) -> None:
         """Give one position to the value at a path as a whole, such as an argument."""
         kept = {inner: at for inner, at in self.places.items() if inner[: len(path)] != path}
