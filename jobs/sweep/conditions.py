@@ -86,11 +86,10 @@ class Condition:
     def _logic(self, node: ast.expr) -> _Decide:
         if isinstance(node, ast.BoolOp):
             parts = [self._logic(value) for value in node.values]
-            if isinstance(node.op, ast.And):
-                return _all(parts)
-            return _negation(_all([_negation(part) for part in parts]))
+            return _joined(parts, decisive=isinstance(node.op, ast.Or))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _negation(self._logic(node.operand))
+            part = self._logic(node.operand)
+            return lambda run: None if (held := part(run)) is None else not held
         if isinstance(node, ast.Compare):
             return self._comparison(node)
         raise ConditionError(
@@ -140,18 +139,16 @@ class Condition:
 
     def _subject(self, node: ast.expr) -> str:
         """Return the full name with which a comparison begins."""
-        given = ast.unparse(node)
-        is_name = isinstance(node, ast.Name) or given.startswith(_RUN)
-        name = self._names.full(given) if is_name else None
-        if name is None:
-            known = list(dict.fromkeys([*self._names.parameters, *self._names.recorded]))
-            if given.startswith(_RUN):
-                known = [_RUN + each for each in self._names.recorded]
-            hint = nearest(given, known)
-            if isinstance(node, ast.Constant):
-                hint = "; begin with a name, such as seq_len > 4096"
-            raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
-        return name
+        given, names = ast.unparse(node), self._names
+        has_prefix = given.startswith(_RUN)
+        name = names.full(given) if has_prefix or isinstance(node, ast.Name) else None
+        if name is not None:
+            return name
+        known = {*names.parameters, *names.recorded}
+        hint = nearest(given, [_RUN + x for x in names.recorded] if has_prefix else list(known))
+        if isinstance(node, ast.Constant):
+            hint = "; begin with a name, such as seq_len > 4096"
+        raise ConditionError(f"{self.text!r}: {given!r} is not a parameter{hint}")
 
     def _check(self, name: str, value: Any, is_bound: bool) -> None:
         """Refuse a value that can never equal the compared one, but for numbers as bounds."""
@@ -215,24 +212,19 @@ def _parse(text: str, most: float) -> ast.expr:
     return tree
 
 
-def _all(parts: list[_Decide]) -> _Decide:
-    """Return the part that is False if one part is False, else None if one is None, else True."""
+def _joined(parts: list[_Decide], decisive: bool) -> _Decide:
+    """Return `and` of the parts if False is decisive, or `or` if True is.
+
+    Without a decisive part, the result is None if one part is None.
+    """
 
     def decide(run: Mapping[str, Any]) -> bool | None:
         is_unknown = False
         for part in parts:
             held = part(run)
-            if held is False:  # as in Python, the later parts are not evaluated
-                return False
+            if held is decisive:  # as in Python, the later parts are not evaluated
+                return decisive
             is_unknown |= held is None
-        return None if is_unknown else True
-
-    return decide
-
-
-def _negation(part: _Decide) -> _Decide:
-    def decide(run: Mapping[str, Any]) -> bool | None:
-        held = part(run)
-        return None if held is None else not held
+        return None if is_unknown else not decisive
 
     return decide
