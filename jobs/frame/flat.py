@@ -57,15 +57,7 @@ _Group = list[Result]  # repeats of a run on one kind of device that have the sa
 
 
 def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.DataFrame, list[str]]:
-    """Return the results in results folders as a DataFrame, and notes on problems in the folders.
-
-    Args:
-        by_process: whether a row is one process, instead of all repeats or rounds of a run.
-
-    Raises:
-        FileNotFoundError: if a folder does not contain submissions.
-        UnreadableResults: if a folder cannot be read.
-    """
+    """Return the results in folders as `jobs.report.load` does, and notes on problems in them."""
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     with garbage_collection_paused():

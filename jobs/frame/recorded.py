@@ -36,9 +36,8 @@ def recorded_value(record: Record, name: str) -> str:
 def _commit(record: Record) -> str:
     """Return the commit of the measured code, such as `4bb999b` or `4bb999b-dirty+371f`.
 
-    The measured code is the last entry of `environment.code`. If there is none, the measured code
-    is in this project, and its commit is in `environment.git`. Uncommitted changes are told apart
-    by the first digits of the hash of their diff.
+    This is the last entry of `environment.code`, or without one this project (`environment.git`).
+    The first digits of the hash of their diff tell uncommitted changes apart.
     """
     entries = record.environment.get("code") or [record.environment.get("git") or {}]
     diff = str(entries[-1].get("diff") or "")[:_DIFF_DIGITS]
@@ -54,10 +53,7 @@ def shown_commit(state: dict[str, Any]) -> str:
 
 
 def _gpu(record: Record) -> str:
-    """Return the first 8 digits of the UUID of each GPU, such as `6fb37310+a6a95123`.
-
-    Return an en dash for a run on the CPU.
-    """
+    """Return the first 8 digits of the UUID of each GPU, such as `6fb37310+a6a95123`; `–`: none."""
     if not record.gpus:
         return "–" if record.device.startswith("cpu:") else UNKNOWN
     found = [_UUID_START.search(str(gpu.get("uuid"))) for gpu in record.gpus]

@@ -54,11 +54,9 @@ class Result:
         return f"OOM{phase} ({needed / 2**30:.1f} GiB)"
 
     def coordinate(self, dimension: str, phase: str = "", metric: str = "") -> Any:
-        """Return the value that this result has in one dimension of a table.
+        """Return the value of this result in a dimension of a table: a parameter or one of PSEUDO.
 
-        The value determines the row or column in which the result is shown. A dimension is a
-        parameter of the run, or one of `phase`, `value`, `device` and `repeat`.
-        For `phase` and `value`, the phase or the name of the metric is returned.
+        The phase and the metric are the values in the dimensions `phase` and `value`.
         """
         if dimension in PSEUDO:
             own = {"phase": phase, "value": metric, "device": self.device, "repeat": self.repeat}
@@ -69,11 +67,10 @@ class Result:
 def list_results(observation: Observation) -> list[Result]:
     """Return the results of every repeat of every run in a results folder.
 
-    A folder can have records from several kinds of device, such as GPU models. In this case, there
-    is one result for each kind of device. `jobs.results.counting` selects its record from all
-    attempts on this kind of device. A run in blocks has a result for each allocation in which its
-    round was executed. If no attempt is selected, the result has no record. Its status is then
-    `missing`, or the status of the job, such as `queued`.
+    A folder can have records from several kinds of device, with a result for each, whose record
+    `jobs.results.counting` selects. A run in blocks has a result for each allocation in which its
+    round was executed. A result without a selected record is `missing`, or has the status of the
+    job, such as `queued`.
 
     The record of the first round of a run in an allocation gets the facts of its trial.
     """
@@ -149,26 +146,17 @@ def _as_observed(task: TaskState, device: str) -> Result:
 
 
 def _can_run_on(device: str, task: TaskState) -> bool:
-    """Return True if a run can use the given device.
-
-    A run that requests GPUs can use only GPUs. Any other run can use only CPUs.
-    """
+    """Return whether a run can use a device: GPUs if it requests GPUs, otherwise CPUs."""
     on_cpu = not task.run.shape.gpus_per_node
     return device.startswith("cpu:") == on_cpu
 
 
 def with_defaults(results: list[Result], benchmark: str, named: list[str]) -> list[Result]:
-    """Return results in which all runs have the same parameters.
+    """Return the results of a benchmark, in which all runs have the same parameters.
 
-    Parameters that a run lacks are added with their default values. A run lacks a parameter if the
-    benchmark did not have this parameter when the run was made.
-
-    Args:
-        results: results of one benchmark.
-        named: parameters that a table or plot uses.
-
-    Raises:
-        TableError: if parameters must be added, and the benchmark cannot be imported.
+    Those that a run lacks, because the benchmark did not have them when the run was made, are added
+    with their default values, also those in `named`, which a table or plot uses. Raises TableError
+    if some must be added, and the benchmark cannot be imported.
     """
     names = dict.fromkeys(name for result in results for name in result.run.params)
     if names.keys() >= set(named) and all(len(r.run.params) == len(names) for r in results):

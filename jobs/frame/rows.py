@@ -103,7 +103,7 @@ class Cell:
 
     @property
     def number(self) -> float | None:
-        """The statistic, None without samples."""
+        """The cell's own statistic, see `value`."""
         return self.value(self.statistic)
 
     def value(self, name: str) -> float | None:
