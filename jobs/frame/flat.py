@@ -247,11 +247,7 @@ def _one_value(values: list[Any]) -> Any:
     if all(type(value) is type(values[0]) and value == values[0] for value in values[1:]):
         return values[0]
     known = [value for value in map(_as_float, values) if value is not None]
-    return (
-        statistic(np.array(known), "median")
-        if known
-        else _joined([_text(value) for value in values])
-    )
+    return statistic(np.array(known), "median") if known else _joined([*map(_text, values)])
 
 
 def typed(values: list[Any], dtype: Any = None) -> Any:
