@@ -6,7 +6,7 @@ tests/jobs/sweep does not have.
 
 from __future__ import annotations
 
-from tests.jobs.bad_input.case import HEAD, ONE, PLAN, Case, Content, link_to, sweep
+from tests.jobs.bad_input.case import ONE, PLAN, Case, Content, link_to, sweep
 
 NOT_TEXT = ["5", "[a]"]
 NOT_A_LIST = ["5", "a", "{a: 1}"]
@@ -114,7 +114,6 @@ _CASES = [
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
     (ONE + "exclude: ['window > 5']", "have no order"),
-    (ONE + "exclude: [commit == 'a']", "'commit' is not a parameter"),
     *(
         (f"{ONE}tables: [{{name: t, {keys}}}]", message)
         for keys, message in (
@@ -173,7 +172,6 @@ _FILES: list[tuple[str, str, dict[str, Content]]] = [
     ("sweeps/cpu/flahs.yaml", "did you mean 'sweeps/cpu/flash.yaml'?", {}),
     (".", "Is a directory", {}),
     ("loop", "Too many levels of symbolic links", {"loop": link_to("loop")}),
-    ("a.yaml/b.yaml", "Not a directory", {"a.yaml": HEAD}),
     ("empty.yaml", "name is required", {"empty.yaml": ""}),
     ("list.yaml", "list.yaml:1:1: the file must be a mapping of", {"list.yaml": "- a\n"}),
     ("latin.yaml", "latin.yaml:1:10: byte 0xe9", {"latin.yaml": b"name: caf\xe9"}),
