@@ -9,8 +9,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -43,9 +43,6 @@ class Benchmark:
     json_defaults: dict[str, Any]  # default values of the parameters, as in JSON
     predicts: bool = False  # True if the module has a function `predict`
     sources: Callable[[Any], Any] | None = None  # the function `sources` of the module
-    _adapters: dict[str, TypeAdapter[Any]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     @property
     def fields(self) -> list[str]:
@@ -54,15 +51,8 @@ class Benchmark:
 
     def wrong_value(self, name: str, value: Any) -> str | None:
         """Return an error message if a parameter cannot have a value, else None."""
-        if name not in self._adapters:
-            field = self.params.model_fields[name]
-            kind: Any = field.annotation
-            is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
-            config = None if is_model else ConfigDict(strict=True)
-            annotated: Any = Annotated[kind, *field.metadata] if field.metadata else kind
-            self._adapters[name] = TypeAdapter(annotated, config=config)
         try:
-            self._adapters[name].validate_python(value)
+            _adapter(self.params, name).validate_python(value)
         except ValidationError as error:
             return wrong_value(name, value, error)
         return None
@@ -85,6 +75,16 @@ class Benchmark:
             for name, field in self.params.model_fields.items()
             if any(isinstance(item, Implementation) for item in field.metadata)
         ]
+
+
+@cache
+def _adapter(params: type[BaseModel], name: str) -> TypeAdapter[Any]:
+    """Return what validates the values of a parameter."""
+    field = params.model_fields[name]
+    kind: Any = field.annotation
+    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)  # has its own config
+    annotated: Any = Annotated[kind, *field.metadata] if field.metadata else kind
+    return TypeAdapter(annotated, config=None if is_model else ConfigDict(strict=True))
 
 
 @dataclass(frozen=True)
