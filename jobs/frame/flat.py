@@ -23,7 +23,7 @@ from jobs.frame.rows import Cell, rows_of
 from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record, is_stale
 from jobs.results.record_reader import garbage_collection_paused
-from jobs.results.run_states import Observation, observe
+from jobs.results.run_states import observe
 from jobs.results.stale import source_hashes
 from jobs.status import Status
 from jobs.sweep.views import FACT
@@ -63,8 +63,10 @@ def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.Da
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
             observation = observe(resolved)
-            notes += [*map(str, observation.bad_lines), *observation.notes]
-            notes += _add_folder(rows, str(given), observation, by_process)
+            results, unknown = _completed(list_results(observation))
+            notes += [*map(str, observation.bad_lines), *observation.notes, *unknown]
+            sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
+            rows += _rows(str(given), sweeps, results, by_process)
         return _frame(rows, by_process), list(dict.fromkeys(notes))
 
 
@@ -101,12 +103,10 @@ def _measurements(results: _Group) -> list[Measurements]:
     return [r.measurements for r in results if r.status is Status.ok and r.measurements is not None]
 
 
-def _add_folder(
-    rows: list[dict[str, Any]], name: str, observation: Observation, by_process: bool
-) -> list[str]:
-    """Add the results of a folder to a table. Return notes on problems."""
-    sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
-    results, notes = _completed(list_results(observation))
+def _rows(
+    folder: str, sweeps: dict[str, str], results: list[Result], by_process: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the results of a folder. `sweeps` has the name of each run's sweep."""
     groups: dict[tuple[str, str, Status, int], _Group] = {}
     for i, result in enumerate(results):
         key = (result.run.id, result.device, result.status, i if by_process else 0)
@@ -115,7 +115,7 @@ def _add_folder(
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
         measured = _measurements(group)
-        common = {"folder": name, "sweep": sweeps.get(run_id), "benchmark": run.benchmark}
+        common = {"folder": folder, "sweep": sweeps.get(run_id), "benchmark": run.benchmark}
         common |= {"run": run_id, "device": device or None, "status": str(status)}
         common |= {_parameter_column(key, by_process): v for key, v in run.params.items()}
         common |= _facts(measured)
@@ -127,8 +127,7 @@ def _add_folder(
         counts = Counter(phase for m in measured for phase in measured_phases(m))
         for phase, count in (counts or {None: len(group)}).items():
             row = common | {"phase": phase, "processes": count} | _numbers(group, phase)
-            rows.append(row | (_conditions(group[0].record, phase) if by_process else {}))
-    return notes
+            yield row | (_conditions(group[0].record, phase) if by_process else {})
 
 
 def _completed(results: list[Result]) -> tuple[list[Result], list[str]]:
