@@ -17,7 +17,7 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     items(...)                   list that a run returned
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
-    sizes, device, devices       names of the models; kind of GPU, None without results; all kinds
+    device                       kind of GPU, None without results
     sci                          filter that formats small numbers
     kernel                       filter that names a matmul kernel as people do
 
@@ -34,16 +34,17 @@ from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment, StrictUndefined, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.language import Missing, NotMeasured, environment
+from jobs.writeup.cell_lookup import published
+from jobs.writeup.language import Missing, NotMeasured, of_values
 from jobs.writeup.lookups import AnswerLookups
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
-from jobs.writeup.studies import Registry, Studies, Study
-from jobs.writeup.traced import Recorded, shown
+from jobs.writeup.studies import Registry, Study
+from jobs.writeup.traced import Recorded, Traced, escaped, marked
 from systems import accounting
 
 # Exceptions that the expressions of a template can raise.
@@ -84,7 +85,7 @@ def paragraphs_of(text: str) -> list[str]:
 def render_answer(
     part: Part,
     study: Study | None,
-    studies: Studies,
+    studies: Mapping[str, Study],
     device: str,
     registry: Registry,
 ) -> Answer:
@@ -93,73 +94,84 @@ def render_answer(
     Args:
         part: its numbers are evaluated in their order, then its answer is rendered.
         study: study of the part. None: the answer needs no records, or there are none.
+        studies: those of this kind of device by name.
         device: kind of GPU. Empty: there are no results.
     """
-    answer = Answer("")
-    lookups = AnswerLookups(study, studies.get(device, {}), registry)
-    jinja = environment()
-    jinja.filters |= {"n": _n, "pct": _pct, "sci": _sci, "kernel": matmul_name}
-    jinja.finalize = lambda value: _n(value) if isinstance(value, (float, Recorded)) else value
+    lookups = AnswerLookups(study, studies, registry)
     known: dict[str, Any] = {
-        **lookups.functions,
+        "value": lookups.value,
+        "state": lookups.state,
+        "speed": lookups.speed,
+        "by": lookups.by,
+        "items": lookups.items,
+        "failure": lookups.failure,
+        "published": published,
         "accounting": _accounting(lookups),
-        "sizes": list(accounting.MODEL_SIZES),
         "device": device or None,
-        "devices": list(studies),
     }
-    where = ""
+    text = problem = where = ""
     try:
         for name, given in part.numbers.items():
             where = f"{name}: "
-            if name in known or name in jinja.globals:
+            if name in known or name in _JINJA.globals:
                 raise ValueError("this name is taken")
-            known[name] = given if isinstance(given, dict) else _evaluated(jinja, given, known)
+            known[name] = given if isinstance(given, dict) else _evaluated(given, known)
         where = ""
-        answer.text = _complete(jinja, part.answer, known)
+        text = _complete(part.answer, known)
     except _RAISED as error:
-        answer.problem = f"{where}{error}"
-        answer.missing += 1
-    answer.found, answer.impossible = lookups.found, lookups.impossible
-    answer.missing += lookups.missing
-    answer.basis = lookups.basis()
-    answer.stale = lookups.stale()
-    return answer
+        problem = f"{where}{error}"
+    return Answer(
+        text,
+        basis=lookups.basis(),
+        found=lookups.found,
+        missing=lookups.missing + bool(problem),
+        impossible=lookups.impossible,
+        stale=lookups.stale(),
+        problem=problem,
+    )
 
 
-def _evaluated(jinja: Environment, expression: str, known: Mapping[str, Any]) -> Any:
+def _evaluated(expression: str, known: Mapping[str, Any]) -> Any:
     """Return the value of an expression. It is missing if a number that it needs is."""
     try:
-        return jinja.compile_expression(expression, undefined_to_none=False)(known)
+        return _JINJA.compile_expression(expression, undefined_to_none=False)(known)
     except NotMeasured:
         return Missing()
 
 
-def _complete(jinja: Environment, text: str, known: Mapping[str, Any]) -> str:
+def _complete(text: str, known: Mapping[str, Any]) -> str:
     """Return the paragraphs of a template that have all of their numbers."""
     complete = []
     for paragraph in paragraphs_of(text):
         with suppress(NotMeasured):
-            complete.append(jinja.from_string(paragraph).render(known).strip())
+            complete.append(_JINJA.from_string(paragraph).render(known).strip())
     return "\n\n".join(complete)
 
 
-def _n(number: Any, digits: int = 4) -> str:
-    """Format a number with `digits` significant digits and mark its records."""
-    return _shown(number, lambda: format_number(number, digits))
+def _filter(text_of: Callable[[Any, int], str], digits: int) -> Callable[..., str]:
+    """Return a filter that formats a number, by default with some digits, and marks its records."""
+
+    def shown(value: Any, digits: int = digits) -> str:
+        text = text_of(value, digits) if isinstance(value, (int, float)) else str(value)
+        if isinstance(value, Traced):
+            return marked(text, value.records)
+        return escaped(text) if isinstance(value, Recorded) else text
+
+    return shown
 
 
-def _pct(number: Any, digits: int = 3) -> str:
-    """Format a fraction as a percentage and mark its records."""
-    return _shown(number, lambda: f"{format_number(100 * number, digits)}%")
-
-
-def _sci(number: Any, digits: int = 2) -> str:
-    """Format a small number with an exponent, such as 2.3e-06, and mark its records."""
-    return _shown(number, lambda: f"{number:.{digits - 1}e}")
-
-
-def _shown(value: Any, text_of: Callable[[], str]) -> str:
-    return shown(value, text_of() if isinstance(value, (int, float)) else str(value))
+_n = _filter(format_number, 4)
+_JINJA = Environment(
+    undefined=StrictUndefined,
+    finalize=lambda value: _n(value) if isinstance(value, (float, Recorded)) else value,
+)
+_JINJA.globals = {"max": of_values(max), "min": of_values(min)}
+_JINJA.filters |= {
+    "n": _n,
+    "pct": _filter(lambda number, digits: f"{format_number(100 * number, digits)}%", 3),
+    "sci": _filter(lambda number, digits: f"{number:.{digits - 1}e}", 2),
+    "kernel": matmul_name,
+}
 
 
 def _accounting(lookups: AnswerLookups) -> SimpleNamespace:

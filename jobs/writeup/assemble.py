@@ -91,7 +91,7 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
     views = []
     for device, here in (involved or {"": {}}).items():
         study = here.get(name or "")
-        answer = render_answer(part, study, studies, device, registry)
+        answer = render_answer(part, study, studies.get(device, {}), device, registry)
         view = View(device, answer)
         for exhibit in part.show:
             if (source := here.get(exhibit.sweep or name or "")) is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, UndefinedError
+from jinja2 import StrictUndefined, UndefinedError
 
 
 class NotMeasured(UndefinedError):
@@ -48,7 +48,7 @@ class Family(dict[Any, Any]):
     __truediv__ = partialmethod(_each, calculate=operator.truediv)
 
 
-def _of_values(choose: Callable[..., Any]) -> Callable[..., Any]:
+def of_values(choose: Callable[..., Any]) -> Callable[..., Any]:
     """Return `max` or `min` for numbers, lists and families."""
 
     def chosen(*numbers: Any) -> Any:
@@ -56,10 +56,3 @@ def _of_values(choose: Callable[..., Any]) -> Callable[..., Any]:
         return choose(values.values() if isinstance(values, dict) else values)
 
     return chosen
-
-
-def environment() -> Environment:
-    """Return an environment with the functions of answers."""
-    jinja = Environment(undefined=StrictUndefined)
-    jinja.globals = {"max": _of_values(max), "min": _of_values(min)}
-    return jinja

@@ -21,7 +21,6 @@ from jobs.writeup.cell_lookup import (
     BESIDE_PARAMETERS,
     cell_of,
     has,
-    published,
     require_one_run,
     value_of,
 )
@@ -53,18 +52,6 @@ class AnswerLookups:
         self._registry = registry
         self._used: dict[int, tuple[Study, Record]] = {}
         self._cells: list[Cell] = []
-
-    @property
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "value": self.value,
-            "state": self.state,
-            "speed": self.speed,
-            "by": self.by,
-            "items": self.items,
-            "failure": self.failure,
-            "published": published,
-        }
 
     def value(
         self,

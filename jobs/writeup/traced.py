@@ -54,7 +54,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
 
 
 class Recorded(str):
-    """Text from a record. `shown` escapes it for Markdown."""
+    """Text from a record. The filters of answers escape it for Markdown."""
 
     __slots__ = ()
 
@@ -62,13 +62,6 @@ class Recorded(str):
 def marked(text: str, records: Iterable[int]) -> str:
     """Return a text with the indices of the records from which it was computed."""
     return f"{OPEN}{','.join(map(str, sorted(records)))}{MIDDLE}{text}{CLOSE}"
-
-
-def shown(value: Any, text: str) -> str:
-    """Return the text of a value of a template, marked if the value has records."""
-    if isinstance(value, Traced):
-        return marked(text, value.records)
-    return escaped(text) if isinstance(value, Recorded) else text
 
 
 def escaped(text: str) -> str:
