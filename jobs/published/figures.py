@@ -102,19 +102,21 @@ def is_allowed(given: Any, text: str) -> bool:
     return any(same_value(value, text) for value in (given if isinstance(given, list) else [given]))
 
 
-def published_figure(file: str, column: str, **where: Any) -> str | None:
-    """Return one published figure as printed, or None if no figure matches.
+def published_figure(file: str, column: str, **where: Any) -> str:
+    """Return one published figure as printed.
 
     `where` has conditions on other columns: the required value, or a list of allowed values.
-    Raises TableError, also if several figures match.
+    Raises TableError, also if no figure matches, or several.
     """
     figures = read_figures(file)
     figures.check_column(column)
     rows = [row for row in figures.matching_rows(where) if row[column]]
+    what = ", ".join(f"{name}={format_scalar(value)}" for name, value in where.items())
+    if not rows:
+        raise TableError(f"{file} has no {column} for {what or 'any row'}")
     if len(rows) > 1:
-        what = ", ".join(f"{name}={value}" for name, value in where.items()) or "any kind"
-        raise TableError(figures.ambiguity(what, rows))
-    return rows[0][column] if rows else None
+        raise TableError(figures.ambiguity(what or "any kind", rows))
+    return rows[0][column]
 
 
 def published_problems(published: Published) -> list[tuple[tuple[str | int, ...], str]]:

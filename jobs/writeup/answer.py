@@ -7,7 +7,7 @@ An answer is a Markdown text with the names of numbers, each of which has one de
       forward: value("time", "forward", **at)
     answer: Forward takes {{ forward | n(3) }} ms.
 
-    value(NAME, PHASE, ...)      metric of a run, see `jobs.writeup.cell_lookup`
+    value(NAME, PHASE, ...)      metric of a run, see `AnswerLookups.value`
     state(...), published(...)   status of a run; figure that other authors published
     n, pct                       filters that format a number, or a fraction as a percentage
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
@@ -38,9 +38,8 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.cell_lookup import published
 from jobs.writeup.language import Missing, NotMeasured, of_values
-from jobs.writeup.lookups import AnswerLookups
+from jobs.writeup.lookups import AnswerLookups, published
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
 from jobs.writeup.studies import Registry, Study

@@ -7,28 +7,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from jobs.errors import TableError
-from jobs.frame.metrics import fact_at
+from jobs.errors import TableError, nearest
+from jobs.formatting import format_scalar
+from jobs.frame.metrics import fact_at, metric_named, phases_with
 from jobs.frame.results import Result
-from jobs.frame.rows import Cell
+from jobs.frame.rows import NO_VALUE, Cell, rows_of
 from jobs.frame.statistics import statistic
+from jobs.published.figures import published_figure
 from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
-from jobs.run import Run
+from jobs.run import Run, varying
 from jobs.status import Status
-from jobs.writeup.cell_lookup import (
-    BESIDE_PARAMETERS,
-    cell_of,
-    has,
-    require_one_run,
-    value_of,
-)
+from jobs.sweep.views import STATISTICS, units_of, unknown_value
 from jobs.writeup.cells import ONCE, asked_cells
 from jobs.writeup.language import Family, Missing
 from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
+ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
+# Select a run in addition to its parameters
+BESIDE_PARAMETERS = ("benchmark", "device", "repeat")
 # Numbers in the message of torch's OutOfMemoryError, in GiB
 _OUT_OF_MEMORY = {
     "capacity": r"total capacity of ([\d.]+) GiB",
@@ -50,7 +49,7 @@ class AnswerLookups:
         self.impossible = 0  # number of those of runs that ended as oom or unsupported
         self._study, self._studies = study, studies
         self._registry = registry
-        self._used: dict[int, tuple[Study, Record]] = {}
+        self._used: dict[int, tuple[Study, Record]] = {}  # by number
         self._cells: list[Cell] = []
 
     def value(
@@ -62,14 +61,26 @@ class AnswerLookups:
         sweep: str | None = None,
         **params: Any,
     ) -> Any:
-        """Return a metric of one run, see `cell_of`. The number knows its records.
+        """Return a metric of one run. The number knows its records.
 
         It is a text if the metric is one, and NotMeasured if there is none, for example because the
         run failed or is missing.
+
+        Args:
+            name: name of the metric, such as time or fact.weights_bytes. The prefix `fact.` marks a
+                value that the benchmark returned in addition to times and memory.
+            phase: phase of the run, such as forward. None: the metric exists in one phase only.
+            unit: unit of the number. None: the default unit of the metric.
+            sweep: name of the study. None: that of the part.
+            params: parameters that select the run.
+
+        Raises:
+            TableError: if the metric, statistic or unit is unknown, or if several runs or phases
+                have such a metric.
         """
         study = self._named(sweep)
         cell = self._cell(study, name, phase, statistic, unit, params)
-        found = None if cell is None else value_of(cell)
+        found = None if cell is None else _value_of(cell)
         if study is None or cell is None or found is None:
             return self._none(study, params)
         numbers = self._use(study, cell.all_records)
@@ -81,7 +92,7 @@ class AnswerLookups:
         If a run has several repeats, its status is ok if at least one repeat is ok.
         """
         results = self._results(self._named(sweep), params)
-        require_one_run("state()", results, params)
+        _require_one_run("state()", results, params)
         states = [result.status for result in results]
         state = Status.ok if Status.ok in states else (states or [Status.missing])[0]
         is_open = state.is_live or state.runs_again_on_submit
@@ -175,23 +186,14 @@ class AnswerLookups:
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""
         notes = []
-        for study in dict.fromkeys(study.name for study, _ in self._used.values()):
-            used = {id(record) for own, record in self._used.values() if own.name == study}
-            own = self._studies[study]
-            found = {id(r.record): r for r in own.results if r.record is not None}
-            results = [result for record, result in found.items() if record in used]
-            note = basis_note(results)
-            devices = ", ".join(dict.fromkeys(r.device for r in results))
-            notes.append(f"{study}: {devices}; {note}" if note else f"{study}: {devices}")
-        samples = [
-            each
-            for cell in self._cells
-            if cell.metric.is_timed
-            for each in cell.samples
-            if len(each) > 1
-        ]
-        if samples:
-            spreads = [statistic(each, "spread") for each in samples]
+        used = {id(record) for _, record in self._used.values()}
+        for study in {study.name: study for study, _ in self._used.values()}.values():
+            results = [each for each in study.results if id(each.record) in used]
+            devices = ", ".join(dict.fromkeys(each.device for each in results))
+            notes.append("; ".join(filter(None, [f"{study.name}: {devices}", basis_note(results)])))
+        samples = [each for cell in self._cells if cell.metric.is_timed for each in cell.samples]
+        spreads = [statistic(each, "spread") for each in samples if len(each) > 1]
+        if spreads:
             notes.append(
                 f"Interquartile range {median(spreads):.1%} of the median in a typical process, "
                 f"at most {max(spreads):.1%}"
@@ -213,27 +215,23 @@ class AnswerLookups:
         unit: str | None,
         params: dict[str, Any],
     ) -> Cell | None:
-        cell = cell_of(self._results(study, params), name, phase, statistic, unit, params)
-        if cell is not None:
-            self._cells.append(cell)
-        return cell
+        results = self._results(study, params)
+        _require_known(name, statistic, unit)
+        _require_one_run(f"value({name!r})", results, params)
+        metric = metric_named(name, unit)
+        rows = list(rows_of(results, [metric], lambda result, _: [_phase(name, result, phase)]))
+        if not rows:
+            return None
+        self._cells.append(Cell(rows, statistic))
+        return self._cells[-1]
 
     def _record(
         self, call: str, study: Study | None, params: dict[str, Any], status: str
     ) -> Record | None:
-        """Return the first record of one run with a status.
-
-        Raises:
-            TableError: if several runs have one.
-        """
-        found = {
-            result.run.id: result.record
-            for result in reversed(self._results(study, params))
-            if result.record and result.status == status
-        }
-        if len(found) > 1:
-            raise TableError(f"{call}: {len(found)} runs have {params}")
-        return next(iter(found.values()), None)
+        """Return the first record of one run with a status. Raises TableError for several runs."""
+        found = [each for each in self._results(study, params) if each.status == status]
+        _require_one_run(call, found, params)
+        return next((each.record for each in found if each.record is not None), None)
 
     def _results(self, study: Study | None, params: dict[str, Any]) -> list[Result]:
         """Return the results of the device that a lookup selects, one for each repeat of its run.
@@ -262,14 +260,14 @@ class AnswerLookups:
         return [
             each
             for each in having
-            if has(each, params) and (is_variant or not has_such_runs or each.run.id in ids)
+            if _has(each, params) and (is_variant or not has_such_runs or each.run.id in ids)
         ]
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
-        numbers = {self._registry.number(study, record) for record in records}
-        self._used |= {number: self._registry.entries[number] for number in numbers}
-        return numbers
+        used = {self._registry.number(study, record): (study, record) for record in records}
+        self._used |= used
+        return set(used)
 
     def _none(
         self, study: Study | None, *runs: dict[str, Any], ends: Collection[str] = ONCE
@@ -285,6 +283,82 @@ class AnswerLookups:
         """Count a number that is not known, and return what stands for it."""
         self.missing += 1
         return Missing()
+
+
+def published(file: str, column: str, **where: Any) -> Any:
+    """Return a value that other authors published, as a number if possible: `published_figure`."""
+    found = published_figure(file, column, **where)
+    try:
+        return float(found)
+    except ValueError:
+        return Recorded(found)
+
+
+def _require_known(name: str, statistic: str, unit: str | None) -> None:
+    """Raise TableError if the metric, the statistic or the unit of a lookup is unknown."""
+    if unknown := unknown_value(str(name)):
+        raise TableError(f"value {unknown}")
+    if statistic not in ONE_NUMBER:
+        known = nearest(str(statistic), ONE_NUMBER)
+        raise TableError(f"statistic {statistic!r} is not known{known}")
+    if unit is not None and unit not in units_of(name):
+        valid = ", ".join(units_of(name)) or "only the default unit"
+        raise TableError(f"value {name!r} cannot be shown in {unit!r} (valid: {valid})")
+
+
+def _require_one_run(call: str, results: list[Result], params: Mapping[str, Any]) -> None:
+    """Raise TableError if the results that a lookup selects are of several runs or devices.
+
+    The message lists the parameters in which the runs differ. `call` is the lookup.
+    """
+    runs = list({result.run.id: result.run for result in results}.values())
+    differ = {
+        name: [format_scalar(run.params[name]) for run in runs if name in run.params]
+        for name in varying(runs)
+    }
+    beside = {
+        "benchmark": {run.benchmark for run in runs},
+        "device": {result.device for result in results},
+    }
+    differ |= {name: sorted(values) for name, values in beside.items() if len(values) > 1}
+    if differ:
+        names = "; ".join(
+            f"{name}: {', '.join(dict.fromkeys(values))}" for name, values in differ.items()
+        )
+        given = ", ".join(f"{name}={format_scalar(value)}" for name, value in params.items())
+        which = f"have {given}" if params else "match"
+        what = f"{len(runs)} runs {which}; add a parameter in which they differ ({names})"
+        raise TableError(f"{call}: {what}")
+
+
+def _phase(name: str, result: Result, given: str | None) -> str:
+    """Return the phase, such as forward, in which to look up a metric of a run.
+
+    If no phase is given, the metric must exist in one phase only. Return "" if the metric has no
+    phases or the run has no measurements.
+    """
+    measured = result.measurements
+    if given or measured is None or not metric_named(name).has_phases:
+        return given or ""
+    found = phases_with(measured, name)
+    if len(found) > 1:
+        raise TableError(
+            f"value({name!r}): the run has several phases; phase must be one of {', '.join(found)}"
+        )
+    return found[0] if found else ""
+
+
+def _value_of(cell: Cell) -> float | str | None:
+    """Return the number of a cell, or its value that is text. None if it has neither."""
+    texts = (text for text in cell.texts if text != NO_VALUE)
+    return next(texts, None) if cell.number is None else cell.number
+
+
+def _has(result: Result, params: Mapping[str, Any]) -> bool:
+    """Return whether a result has the given parameters, benchmark, device and repeat."""
+    known = {"benchmark": result.run.benchmark, "device": result.device, "repeat": result.repeat}
+    known |= result.run.params
+    return all(known[name] == given for name, given in params.items())
 
 
 def _stock_runs(study: Study) -> Collection[Run]:

@@ -283,7 +283,8 @@ def test_an_answer_names_how_a_run_failed(folder: ResultsFolder) -> None:
     assert without_marks(answer.text) == "backward: 32.00 of 139.8 GiB, 30.84 GiB unused"
     for other in ("failure('oom', size=3)", "failure('error', size=1)"):  # ok, and oom
         assert not answer_of(f"{{{{ {other}.phase }}}}", folder).text
-    assert "2 runs have" in answer_of("{{ failure('oom').phase }}", folder).problem
+    differ = "failure(): 2 runs match; add a parameter in which they differ (size: 1, 2)"
+    assert differ in answer_of("{{ failure('oom').phase }}", folder).problem
 
 
 def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFolder) -> None:
