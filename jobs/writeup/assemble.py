@@ -25,7 +25,6 @@ from jobs.writeup.document import (
     ShownTable,
     State,
     View,
-    state_of_answer,
 )
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import Registry, Studies, Study
@@ -101,9 +100,9 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
                 if table in study.tables:
                     _add_table(view, study, study.tables[table], folded=True)
         if study is not None and study.is_stock and device and not device.startswith("cpu:"):
-            is_derived = state_of_answer(answer) is State.derived
-            view.cells = None if is_derived else cells_on(study, part.filter, part.override)
             view.others = _other_runs(view.tables)
+            if view.state is not State.derived:
+                view.cells = cells_on(study, part.filter, part.override)
         views.append(view)
     shown = [
         view

@@ -51,17 +51,6 @@ _MEANINGS = {
 }
 
 
-def state_of_answer(answer: Answer) -> State:
-    """Return the state of a part by the numbers of its answer, without its cells."""
-    if not answer.found:
-        # Without lookups, an answer is arithmetic or a derivation.
-        is_derived = answer.text and not answer.missing and not answer.impossible
-        return State.derived if is_derived else State.missing
-    if answer.missing:
-        return State.partly
-    return State.stale if answer.stale else State.answered
-
-
 @dataclass
 class ShownTable:
     """A table of the document."""
@@ -88,12 +77,24 @@ class View:
     def state(self) -> State:
         if self.of_sweep is not None:
             return self.of_sweep
-        state = State.partly if self.is_impossible else state_of_answer(self.answer)
-        if self.cells is None or not self.cells.measured or state is State.derived:
+        state = State.partly if self.is_impossible else self._state_of_answer
+        if self.cells is None or not self.cells.measured:
             return state
         if not self.cells.are_complete or state is State.missing:
             return State.partly
         return State.stale if self.cells.stale and state is State.answered else state
+
+    @property
+    def _state_of_answer(self) -> State:
+        """The state by the numbers of the answer, without the cells."""
+        answer = self.answer
+        if not answer.found:
+            # Without lookups, an answer is arithmetic or a derivation.
+            is_derived = answer.text and not answer.missing and not answer.impossible
+            return State.derived if is_derived else State.missing
+        if answer.missing:
+            return State.partly
+        return State.stale if answer.stale else State.answered
 
     @property
     def has_results(self) -> bool:
@@ -110,12 +111,10 @@ class View:
     @property
     def heading(self) -> str:
         """The device, and the state if the part is not answered on it."""
-        if not self.device or self.state is State.derived:
+        if not self.device or self.state in (State.answered, State.derived):
             return self.device
         older = ", stale" if self.state is State.partly and self.answer.stale else ""
-        return (
-            self.device if self.state is State.answered else f"{self.device} ({self.state}{older})"
-        )
+        return f"{self.device} ({self.state}{older})"
 
     @property
     def text(self) -> str:
@@ -251,13 +250,13 @@ class ProblemResult:
 
 def _with_letters(parts: list[PartResult], device: str | None) -> str:
     """Return states with the letters of their parts, such as `answered (a, b), stale (c)`."""
-    letters: dict[State, list[str]] = {}
+    letters: dict[State, list[str]] = {state: [] for state in State}
     for part in parts:
-        letters.setdefault(part.state_on(device), []).append(part.part.part)
-    if len(letters) == 1:
-        return str(*letters)
-    in_order = sorted(letters.items(), key=lambda item: list(State).index(item[0]))
-    return ", ".join(f"{state} ({', '.join(names)})" for state, names in in_order)
+        letters[part.state_on(device)].append(part.part.part)
+    found = {state: names for state, names in letters.items() if names}
+    if len(found) == 1:
+        return str(*found)
+    return ", ".join(f"{state} ({', '.join(names)})" for state, names in found.items())
 
 
 @dataclass
@@ -267,6 +266,13 @@ class Document:
     folders: list[str]  # paths of the results folders
     notes: list[str]  # on results that could not be read
     left_out: int = 0  # number of problems without results
+
+    @property
+    def left_out_text(self) -> str:
+        """A sentence with the number of problems without results. "" if there are none."""
+        problems = counted(self.left_out, "problem")
+        text = f"Left out: {problems} of which these folders have no results."
+        return text if self.left_out else ""
 
     @property
     def devices(self) -> list[str]:

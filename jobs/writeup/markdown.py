@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.formatting import counted
 from jobs.report.figures import file_stem
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
-from jobs.writeup.problem import Problem
 from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import escaped, without_marks
 
@@ -33,20 +31,6 @@ def markdown_report(document: Document, folder: Path) -> str:
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def names_of(problem: Problem) -> str:
-    """Return the names of a problem in the editions of the assignment, such as `2025: name`."""
-    by_name: dict[str, list[str]] = {}
-    for edition, name in problem.names.items():
-        by_name.setdefault(name, []).append(str(edition))
-    return "; ".join(f"{' and '.join(years)}: {name}" for name, years in by_name.items())
-
-
-def left_out_text(document: Document) -> str:
-    """Return a sentence with the number of problems without results."""
-    count = counted(document.left_out, "problem")
-    return f"Left out: {count} of which these folders have no results."
-
-
 def _summary(document: Document) -> Iterator[str]:
     """Yield blocks of Markdown, between which the document has blank lines."""
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
@@ -55,14 +39,13 @@ def _summary(document: Document) -> Iterator[str]:
         "This file has short tables and plots of one kind of GPU. The page index.html, made with "
         "it by `make report`, has all tables and figures, and the records of each number."
     )
-    if document.left_out:
-        yield left_out_text(document)
+    yield document.left_out_text
     yield "\n".join(f"- {state}: {state.meaning}" for state in document.counts())
     headings = ["problem", "editions", "status", *(f"on {escaped(d)}" for d in document.devices)]
     rows = [headings, ["---"] * len(headings)]
     for result in document.problems:
         problem = result.problem
-        names = names_of(problem) or "beyond the assignment"
+        names = problem.names_text or "beyond the assignment"
         states = [result.states_of_parts, *(result.states_on(d) for d in document.devices)]
         link = f"[{escaped(problem.title)}](#{problem.id})"
         rows.append([link, names.replace("_", chr(92) + "_"), *states])
@@ -76,9 +59,8 @@ def _problem(result: ProblemResult, folder: Path) -> Iterator[str]:
     problem = result.problem
     anchors = "".join(f'<a id="{anchor}"></a>' for anchor in problem.anchors)
     yield f"## {anchors}{escaped(problem.title)}"
-    names = names_of(problem)
     status = f"Status: {result.states_of_parts}."
-    yield f"{escaped(names)}. {status}" if names else status
+    yield f"{escaped(problem.names_text)}. {status}" if problem.names else status
     for number, part in enumerate(result.parts, 1):
         yield from _part(part, Path(PLOTS, f"{problem.id}-{number}"), folder)
 

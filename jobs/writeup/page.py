@@ -20,7 +20,7 @@ from jobs.formatting import counted
 from jobs.report.figures import Drawing
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
-from jobs.writeup.markdown import TITLE, left_out_text, names_of
+from jobs.writeup.markdown import TITLE
 from jobs.writeup.record_details import details
 from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import MARK
@@ -39,8 +39,6 @@ def html_report(document: Document) -> str:
     body = jinja.get_template("page.html.j2").render(
         document=document,
         page=page,
-        names_of=names_of,
-        left_out_text=left_out_text,
         terms=TERMS,
         counted=counted,
         title=TITLE,

@@ -69,6 +69,14 @@ class Problem(_Model):
         """The id, followed by the names of the editions that differ from it."""
         return list(dict.fromkeys([self.id, *self.names.values()]))
 
+    @property
+    def names_text(self) -> str:
+        """The names in the editions of the assignment, such as `2025 and 2026: name`."""
+        by_name: dict[str, list[str]] = {}
+        for edition, name in self.names.items():
+            by_name.setdefault(name, []).append(str(edition))
+        return "; ".join(f"{' and '.join(years)}: {name}" for name, years in by_name.items())
+
 
 def read_problems(folder: Path = FOLDER) -> list[Problem]:
     """Read all problems of a folder, in the order of the file names.
