@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from jobs import ROOT
@@ -17,7 +18,7 @@ from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import source_hashes
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
-from jobs.sweep.load import load_sweep
+from jobs.sweep.load import LoadedSweep, load_sweep
 from jobs.sweep.schema import Sweep
 from jobs.sweep.views import Plot, Table
 
@@ -147,7 +148,7 @@ def _name_of(observation: Observation, known: Mapping[str, Sequence[Observation]
     stock = _stock_sweep(name)
     if stock is not None:
         benchmarks = {task.run.benchmark for task in observation.tasks}
-        is_known = bool(benchmarks & set(load_sweep(stock).benchmarks.by_name))
+        is_known = not benchmarks.isdisjoint(stock.benchmarks.by_name)
     else:
         others = [each.manifests[-1].sweep for each in known.get(name, ())]
         is_known = all(
@@ -158,15 +159,16 @@ def _name_of(observation: Observation, known: Mapping[str, Sequence[Observation]
     return name if is_known else f"{name} ({relative(observation.folder)})"
 
 
-def _stock_sweep(name: str) -> Path | None:
-    """Return the sweep file of this project with a name, or None."""
+@cache
+def _stock_sweep(name: str) -> LoadedSweep | None:
+    """Return the sweep of this project with a name, or None."""
     path = STOCK / f"{name}.yaml"
-    return path if "/" not in name and path.is_file() else None
+    return load_sweep(path) if "/" not in name and path.is_file() else None
 
 
 def _study(name: str, observation: Observation) -> Study:
     stock = _stock_sweep(name)
-    sweep = observation.manifests[-1].sweep if stock is None else load_sweep(stock).sweep
+    sweep = observation.manifests[-1].sweep if stock is None else stock.sweep
     return Study(name, sweep, observation, list_results(observation), stock is not None)
 
 
@@ -175,20 +177,18 @@ def _on(seen: Observation, device: str) -> Observation:
 
     A sweep can have runs that need no GPU. Their records of CPUs count for the GPU of the folder.
     """
-    others = {r.device for r in seen.records if device and not _counts(r, device)}
+
+    def counts(record: Record) -> bool:
+        is_of_host = record.device.startswith("cpu:") and not device.startswith("cpu:")
+        return not device or record.device == device or is_of_host
+
     tasks = [
-        replace(task, record=None, status=Status.missing)
-        if task.record is not None and task.record.device in others
-        else task
+        task
+        if task.record is None or counts(task.record)
+        else replace(task, record=None, status=Status.missing)
         for task in seen.tasks
     ]
-    records = [record for record in seen.records if record.device not in others]
-    return replace(seen, records=records, tasks=tasks)
-
-
-def _counts(record: Record, device: str) -> bool:
-    on_cpu = record.device.startswith("cpu:")
-    return record.device == device or (on_cpu and not device.startswith("cpu:"))
+    return replace(seen, records=list(filter(counts, seen.records)), tasks=tasks)
 
 
 def _devices(observations: Sequence[Observation]) -> dict[str, list[Observation]]:
