@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -80,30 +80,13 @@ def _remove_dead_links(found: Iterable[ProblemResult]) -> None:
 
 
 def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) -> PartResult:
-    name = part.sweep or problem.sweep
+    name = part.sweep or problem.sweep or ""
     names = {name, *(exhibit.sweep for exhibit in part.show)}
-    involved = {
-        device: here
-        for device, found in studies.items()
-        if name and (here := {each: study for each, study in found.items() if each in names})
-    }
-    views = []
-    for device, here in (involved or {"": {}}).items():
-        study = here.get(name or "")
-        answer = render_answer(part, study, studies.get(device, {}), device, registry)
-        view = View(device, answer)
-        for exhibit in part.show:
-            if (source := here.get(exhibit.sweep or name or "")) is not None:
-                _show(view, exhibit, source)
-        if study is not None:
-            for table in part.more:
-                if table in study.tables:
-                    _add_table(view, study, study.tables[table], folded=True)
-        if study is not None and study.is_stock and device and not device.startswith("cpu:"):
-            view.others = _other_runs(view.tables)
-            if view.state is not State.derived:
-                view.cells = cells_on(study, part.filter, part.override)
-        views.append(view)
+    involved = {device: here for device, here in studies.items() if name and names & here.keys()}
+    views = [
+        _view(part, name, here, device, registry)
+        for device, here in (involved or {"": studies.get("", {})}).items()
+    ]
     shown = [
         view
         for view in views
@@ -120,8 +103,7 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         str(record.status)
         for study in own
         for record in study.observation.records
-        if not study.is_stock
-        or record.run in asked_cells(study.name, part.filter, part.override)[0]
+        if not study.is_stock or record.run in asked_cells(study.name, part.filter, part.override)
     )
     if statuses and "ok" not in statuses:
         result.failures = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -129,10 +111,31 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
     return result
 
 
+def _view(
+    part: Part, name: str, here: Mapping[str, Study], device: str, registry: Registry
+) -> View:
+    """Return a part on one kind of device, from the studies `here`. Its own has a name."""
+    study = here.get(name)
+    view = View(device, render_answer(part, study, here, device, registry))
+    for exhibit in part.show:
+        if (source := here.get(exhibit.sweep or name)) is not None:
+            _show(view, exhibit, source)
+    if study is None:
+        return view
+    for table in part.more:
+        if table in study.tables:
+            _add_table(view, study, study.tables[table], folded=True)
+    if study.is_stock and device and not device.startswith("cpu:"):
+        view.others = _other_runs(view.tables)
+        if view.state is not State.derived:
+            view.cells = cells_on(study, part.filter, part.override)
+    return view
+
+
 def _other_runs(tables: Iterable[ShownTable]) -> int:
     """Return the number of runs in tables that the stock sweeps do not have."""
     own = [each for each in tables if each.study.is_stock and not each.folded]
-    asked = {run for each in own for run in asked_cells(each.study.name, None)[0]}
+    asked = {run for each in own for run in asked_cells(each.study.name)}
     cells = (cell for each in own for column in each.table.records.values() for cell in column)
     return len({record.run for cell in cells for record in cell} - asked)
 
@@ -211,10 +214,9 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
     """Return a section with the tables and plots of sweeps that answer no problem."""
     parts = []
     for name in names:
+        found = {device: here[name] for device, here in studies.items() if name in here}
         views = []
-        for device, found in studies.items():
-            if (study := found.get(name)) is None:
-                continue
+        for device, study in found.items():
             view = View(device, Answer(""), of_sweep=_state_of_sweep(study))
             for table in study.tables.values():
                 _add_table(view, study, table)
@@ -222,7 +224,7 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
                 _add_plot(view, study, plot)
             _add_pictures(view, study, None, None)
             views.append(view)
-        study = next(found[name] for found in studies.values() if name in found)
+        study = next(iter(found.values()))
         part = Part(part=study.name, question=study.sweep.description, answer="")
         folder = "sweeps/cpu" if study.is_small else "sweeps"
         command = f"python -m jobs.submit {folder}/{study.name}.yaml" if study.is_stock else ""

@@ -123,8 +123,8 @@ def _number(text: str) -> float:
 
 @cache
 def asked_cells(
-    sweep: str, filter: str | None, override: str | None = None
-) -> tuple[dict[str, Run], dict[str, int]]:
+    sweep: str, filter: str | None = None, override: str | None = None
+) -> dict[str, tuple[Run, int]]:
     """Return the runs of a stock sweep by id, and how often each is executed at least."""
     overrides = [override] if override else []
     loaded = load_sweep(STOCK / f"{sweep}.yaml", overrides, filter)
@@ -133,27 +133,28 @@ def asked_cells(
     for block in expansion.blocks:
         rounds = FEWEST_ROUNDS if block.auto else block.rounds
         often |= {id: rounds * (2 if block.is_twice(id) else 1) for id in block.runs}
-    return {run.id: run for run in expansion.runs}, often
+    return {run.id: (run, often[run.id]) for run in expansion.runs}
 
 
-def cells_on(study: Study, filter: str | None, override: str | None = None) -> Cells:
+def cells_on(study: Study, filter: str | None = None, override: str | None = None) -> Cells:
     """Return the cells of a stock sweep, as measured on its kind of GPU."""
-    asked, often = asked_cells(study.name, filter, override)
+    asked = asked_cells(study.name, filter, override)
     found: dict[str, list[Result]] = {}
     for result in study.results:
         if result.record is not None and result.status in ("ok", *ONCE):
             found.setdefault(result.run.id, []).append(result)
     missing, few, stale = set(), set(), set()
-    for id in asked:
+    for id, (_, often) in asked.items():
         results = found.get(id, [])
         fresh = [r for r in results if r.record is not None and not study.is_stale(r.record)]
         if not results:
             missing.add(id)
-        elif not _enough(results, often[id]):
+        elif not _enough(results, often):
             few.add(id)
-        if results and len(fresh) < len(results) and not _enough(fresh, often[id]):
+        if len(fresh) < len(results) and not _enough(fresh, often):
             stale.add(id)
-    return Cells(asked, frozenset(stale), frozenset(few), frozenset(missing))
+    runs = {id: run for id, (run, _) in asked.items()}
+    return Cells(runs, frozenset(stale), frozenset(few), frozenset(missing))
 
 
 def _enough(results: Sequence[Result], often: int) -> bool:

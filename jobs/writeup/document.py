@@ -165,7 +165,7 @@ class PartResult:
     """A part of a problem with everything that the document shows of it."""
 
     part: Part
-    study: str | None  # name of the study
+    study: str  # name of the study; "" if the answer needs no records
     command: str  # measures the part; "" if the answer needs no records
     views: list[View]  # in the order of `Document.devices`
     failures: str = ""  # statuses of the runs, if none of them succeeded
@@ -193,7 +193,7 @@ class PartResult:
     def not_measured(self) -> str:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
         is_own = any(view.of_sweep is not None for view in self.views)
-        if self.state is not State.missing or self.study is None or is_own:
+        if self.state is not State.missing or not self.study or is_own:
             return ""
         if wrong := [view.answer.wrong for view in self.views if view.answer.wrong]:
             return wrong[0]

@@ -363,7 +363,7 @@ def _has(result: Result, params: Mapping[str, Any]) -> bool:
 
 def _stock_runs(study: Study) -> Collection[Run]:
     """Return the runs of the stock sweep, also those that were not submitted; none of others."""
-    return asked_cells(study.name, None)[0].values() if study.is_stock else ()
+    return [run for run, _ in asked_cells(study.name).values()] if study.is_stock else []
 
 
 def _traced(value: Any, record: int) -> Any:
