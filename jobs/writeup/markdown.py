@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from jobs.report.figures import file_stem
 from jobs.report.tables.markdown import markdown_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
-from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import escaped, without_marks
 
 PLOTS = "plots"  # folder of the figures
 TITLE = "Systems for language models: the problems and their measured answers"
+TERMS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "terms.yaml").read_text())
 
 
 def markdown_report(document: Document, folder: Path) -> str:

@@ -20,9 +20,8 @@ from jobs.formatting import counted
 from jobs.report.figures import Drawing
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
-from jobs.writeup.markdown import TITLE
+from jobs.writeup.markdown import TERMS, TITLE
 from jobs.writeup.record_details import details
-from jobs.writeup.terms import TERMS
 from jobs.writeup.traced import MARK
 
 
