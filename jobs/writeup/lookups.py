@@ -17,7 +17,6 @@ from jobs.published.figures import published_figure
 from jobs.report.tables.notes import basis_note
 from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
-from jobs.run import Run, varying
 from jobs.status import Status
 from jobs.sweep.views import STATISTICS, units_of, unknown_value
 from jobs.writeup.cells import ONCE, asked_cells
@@ -26,8 +25,6 @@ from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
 ONE_NUMBER = [name for name in STATISTICS if name != "mean_std"]
-# Select a run in addition to its parameters
-BESIDE_PARAMETERS = ("benchmark", "device", "repeat")
 # Numbers in the message of torch's OutOfMemoryError, in GiB
 _OUT_OF_MEMORY = {
     "capacity": r"total capacity of ([\d.]+) GiB",
@@ -242,26 +239,18 @@ class AnswerLookups:
         if study is None:
             return []
         benchmark = params.get("benchmark")
-        values = {name: params[name] for name in params if name not in BESIDE_PARAMETERS}
-        having = [
-            result
-            for result in study.results
-            if result.run.params.keys() >= values.keys()
-            and benchmark in (None, result.run.benchmark)
-        ]
-        asked = [run for run in _stock_runs(study) if benchmark in (None, run.benchmark)]
-        is_known = any(run.params.keys() >= values.keys() for run in asked)
-        if study.results and not having and not is_known:
+        values = {name: params[name] for name in params if name != "benchmark"}
+        stock = asked_cells(study.name) if study.is_stock else {}
+        asked = {id: run for id, (run, _) in stock.items() if benchmark in (None, run.benchmark)}
+        results = [each for each in study.results if benchmark in (None, each.run.benchmark)]
+        known = [*asked.values(), *(each.run for each in results)]
+        if study.results and not any(run.params.keys() >= values.keys() for run in known):
             given = ", ".join(map(str, params))
             raise TableError(f"no run of {study.name} has all of these parameters: {given}")
-        ids = {run.id for run in asked}
-        has_such_runs = any(run.params | values == run.params for run in asked)
-        is_variant = not any(each.record and each.run.id in ids for each in study.results)
-        return [
-            each
-            for each in having
-            if _has(each, params) and (is_variant or not has_such_runs or each.run.id in ids)
-        ]
+        is_variant = not any(each.record and each.run.id in asked for each in results)
+        if not is_variant and any(run.params | values == run.params for run in asked.values()):
+            results = [each for each in results if each.run.id in asked]
+        return [each for each in results if each.run.params | values == each.run.params]
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
@@ -311,24 +300,18 @@ def _require_one_run(call: str, results: list[Result], params: Mapping[str, Any]
 
     The message lists the parameters in which the runs differ. `call` is the lookup.
     """
-    runs = list({result.run.id: result.run for result in results}.values())
-    differ = {
-        name: [format_scalar(run.params[name]) for run in runs if name in run.params]
-        for name in varying(runs)
-    }
-    beside = {
-        "benchmark": {run.benchmark for run in runs},
-        "device": {result.device for result in results},
-    }
-    differ |= {name: sorted(values) for name, values in beside.items() if len(values) > 1}
+    found: dict[str, dict[str, None]] = {}
+    for each in results:
+        own = {"benchmark": each.run.benchmark, "device": each.device, **each.run.params}
+        for name, value in own.items():
+            found.setdefault(name, {})[format_scalar(value)] = None
+    differ = [f"{name}: {', '.join(texts)}" for name, texts in found.items() if len(texts) > 1]
     if differ:
-        names = "; ".join(
-            f"{name}: {', '.join(dict.fromkeys(values))}" for name, values in differ.items()
-        )
+        count = len({each.run.id for each in results})
         given = ", ".join(f"{name}={format_scalar(value)}" for name, value in params.items())
         which = f"have {given}" if params else "match"
-        what = f"{len(runs)} runs {which}; add a parameter in which they differ ({names})"
-        raise TableError(f"{call}: {what}")
+        what = f"add a parameter in which they differ ({'; '.join(differ)})"
+        raise TableError(f"{call}: {count} runs {which}; {what}")
 
 
 def _phase(name: str, result: Result, given: str | None) -> str:
@@ -352,18 +335,6 @@ def _value_of(cell: Cell) -> float | str | None:
     """Return the number of a cell, or its value that is text. None if it has neither."""
     texts = (text for text in cell.texts if text != NO_VALUE)
     return next(texts, None) if cell.number is None else cell.number
-
-
-def _has(result: Result, params: Mapping[str, Any]) -> bool:
-    """Return whether a result has the given parameters, benchmark, device and repeat."""
-    known = {"benchmark": result.run.benchmark, "device": result.device, "repeat": result.repeat}
-    known |= result.run.params
-    return all(known[name] == given for name, given in params.items())
-
-
-def _stock_runs(study: Study) -> Collection[Run]:
-    """Return the runs of the stock sweep, also those that were not submitted; none of others."""
-    return [run for run, _ in asked_cells(study.name).values()] if study.is_stock else []
 
 
 def _traced(value: Any, record: int) -> Any:
