@@ -17,7 +17,7 @@ from jobs.report.tables.report_table import make_report_table
 from jobs.report.views import select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, render_answer
-from jobs.writeup.cells import asked_cells, cells_on
+from jobs.writeup.cells import Cells, asked_cells, cells_on
 from jobs.writeup.document import (
     Document,
     PartResult,
@@ -91,11 +91,11 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         view
         for view in views
         if view.answer.found
-        or (view.cells is not None and view.cells.measured)
+        or view.cells.measured
         or any(shown.table.measured_devices for shown in view.tables)
     ]
     if not shown:  # the same on every device
-        shown = [replace(views[0], device="", cells=None)]
+        shown = [replace(views[0], device="", cells=Cells())]
     command = _command(name, part) if name else ""
     result = PartResult(part, name, command, shown)
     own = [here[name] for here in involved.values() if name in here]

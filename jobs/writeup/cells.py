@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 
@@ -28,7 +28,7 @@ ONCE = ("oom", "unsupported")  # a run that ends so is not executed again
 class Cells:
     """The cells that a part, or a whole problem, asks for."""
 
-    asked: dict[str, Run]  # by run id
+    asked: dict[str, Run] = field(default_factory=dict)  # by run id
     # Run ids: measured with older code, less often than asked, and not measured
     stale: frozenset[str] = frozenset()
     few: frozenset[str] = frozenset()

@@ -66,7 +66,7 @@ class View:
 
     device: str  # "" if the answer needs no records, or if there are none
     answer: Answer
-    cells: Cells | None = None  # those asked for; None: not of a stock sweep, or on a CPU
+    cells: Cells = field(default_factory=Cells)  # of a stock sweep, on GPUs
     others: int = 0  # number of runs in the tables that the stock sweep does not have
     tables: list[ShownTable] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -78,7 +78,7 @@ class View:
         if self.of_sweep is not None:
             return self.of_sweep
         state = State.partly if self.is_impossible else self._state_of_answer
-        if self.cells is None or not self.cells.measured:
+        if not self.cells.measured:
             return state
         if not self.cells.are_complete or state is State.missing:
             return State.partly
@@ -99,8 +99,7 @@ class View:
     @property
     def has_results(self) -> bool:
         """Whether a run that the part asks for is measured."""
-        is_measured = self.cells is not None and self.cells.measured
-        return bool(self.answer.found or self.answer.impossible or is_measured)
+        return bool(self.answer.found or self.answer.impossible or self.cells.measured)
 
     @property
     def is_impossible(self) -> bool:
@@ -153,7 +152,7 @@ class View:
     @property
     def basis(self) -> list[str]:
         """Which cells are measured, and on what the numbers rest."""
-        if self.cells is None:
+        if not self.cells.asked:
             return self.answer.notes
         where = "of earlier versions of the sweep, or with other values"
         others = f" The tables have {counted(self.others, 'run')} {where}." if self.others else ""
@@ -244,8 +243,8 @@ class ProblemResult:
         parts = [part for part in self.parts if part.state is not State.derived]
         states = _with_letters(parts, device)
         views = [view for part in parts for view in part.views if view.device == device]
-        cells = [view.cells for view in views if view.cells is not None]
-        return f"{states}; {reduce(operator.or_, cells).summary}" if cells else states
+        cells = reduce(operator.or_, (view.cells for view in views), Cells())
+        return f"{states}; {cells.summary}" if cells.asked else states
 
 
 def _with_letters(parts: list[PartResult], device: str | None) -> str:
