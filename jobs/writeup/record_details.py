@@ -29,11 +29,9 @@ def details(study: Study, record: Record) -> dict[str, Any]:
         "commit": str(recorded_value(record, "commit")),
         "started": datetime.fromtimestamp(record.started_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "repeat, attempt": f"{record.repeat}, {record.attempt}",
+        "block, round": f"{record.block.id}, {record.block.round}" if record.block else "",
+        "failure": record.failure.summary if record.failure else "",
     }
-    if record.block is not None:
-        facts["block, round"] = f"{record.block.id}, {record.block.round}"
-    if record.failure is not None:
-        facts["failure"] = record.failure.summary
     return {
         "run": record.run,
         "facts": {name: text for name, text in facts.items() if text},
@@ -67,13 +65,11 @@ def _conditions(record: Record) -> list[list[str]]:
 def _condition(value: Any) -> str:
     """Return a condition as text: minimum / median / maximum, or the share of samples by reason."""
     if isinstance(value, list):
-        return " / ".join(_number(each) for each in value)
+        return " / ".join(map(_condition, value))
     if isinstance(value, dict):
         return ", ".join(f"{name} {_share(share)}" for name, share in value.items()) or "none"
-    return "" if value is None else _number(value)
-
-
-def _number(value: Any) -> str:
+    if value is None:
+        return ""
     return format_number(value) if is_number(value) else str(value)
 
 
