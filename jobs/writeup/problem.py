@@ -82,18 +82,12 @@ def read_problems(folder: Path = FOLDER) -> list[Problem]:
     """Read all problems of a folder, in the order of the file names.
 
     Raises:
-        ValueError: if a file is not valid, or if two problems have the same anchor.
+        ValueError: if a file is not valid.
     """
-    problems: list[Problem] = []
-    anchors: dict[str, str] = {}
+    problems = []
     for path in sorted(folder.glob("*.yaml")):
         try:
-            problem = Problem.model_validate(yaml.safe_load(path.read_text()))
+            problems.append(Problem.model_validate(yaml.safe_load(path.read_text())))
         except (yaml.YAMLError, ValidationError) as error:
             raise ValueError(f"{path.name}: {error}") from error
-        for anchor in problem.anchors:
-            if anchor in anchors:
-                raise ValueError(f"{path.name}: {anchors[anchor]} has the name {anchor}, too")
-            anchors[anchor] = path.name
-        problems.append(problem)
     return problems

@@ -27,6 +27,11 @@ PARTS = [
 ]
 
 
+def test_no_two_problems_have_the_same_anchor() -> None:
+    anchors = [anchor for problem in PROBLEMS for anchor in problem.anchors]
+    assert sorted(set(anchors)) == sorted(anchors)
+
+
 @pytest.mark.parametrize(("problem", "part"), PARTS)
 def test_exhibits_are_declared_by_their_sweeps(problem: Problem, part: Part) -> None:
     def declared(sweep: str | None) -> tuple[set[str], set[str]]:
