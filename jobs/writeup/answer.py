@@ -31,6 +31,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -82,11 +83,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 
 def render_answer(
-    part: Part,
-    study: Study | None,
-    studies: Mapping[str, Study],
-    device: str,
-    registry: Registry,
+    part: Part, study: Study | None, studies: Mapping[str, Study], device: str, registry: Registry
 ) -> Answer:
     """Render an answer with the results of one kind of device.
 
@@ -179,13 +176,13 @@ def _accounting(lookups: AnswerLookups) -> SimpleNamespace:
     What a function does not know, such as the bandwidth of an unknown GPU, is a missing number.
     """
 
-    def known(function: Callable[..., Any]) -> Callable[..., Any]:
-        def of_known(*args: Any, **kwargs: Any) -> Any:
-            found = function(*args, **kwargs)
-            return lookups.missing_number() if found is None else found
+    def known(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return lookups.missing_number() if found is None else found
 
-        return of_known
-
-    public = {name: found for name, found in vars(accounting).items() if not name.startswith("_")}
-    functions = {name: known(f) for name, f in public.items() if isinstance(f, FunctionType)}
-    return SimpleNamespace(**(public | functions))
+    names = SimpleNamespace()
+    for name, found in vars(accounting).items():
+        if not name.startswith("_"):
+            is_function = isinstance(found, FunctionType)
+            setattr(names, name, partial(known, found) if is_function else found)
+    return names

@@ -35,12 +35,7 @@ _OUT_OF_MEMORY = {
 class AnswerLookups:
     """Functions of a template that look up results of one kind of device."""
 
-    def __init__(
-        self,
-        study: Study | None,
-        studies: Mapping[str, Study],
-        registry: Registry,
-    ):
+    def __init__(self, study: Study | None, studies: Mapping[str, Study], registry: Registry):
         self.found = 0  # number of looked-up values that were measured
         self.missing = 0  # number of looked-up values that were not measured
         self.impossible = 0  # number of those of runs that ended as oom or unsupported
