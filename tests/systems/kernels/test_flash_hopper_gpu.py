@@ -6,6 +6,7 @@ With all features: windows, alignment, softcap, grouped heads and packed sequenc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -113,7 +114,8 @@ def test_gpu_scores_far_below_zero(outputs_hold_nan, head_dim):
 def test_gpu_five_hundred_launches(dims, name):
     """All but dQ is bitwise equal in all launches; dQ differs only by the order of additions.
 
-    Calls with features have packed sequences.
+    Calls with features have packed sequences. In some of them, dK and dV are sums of two work
+    items, one for each head of q. A sum of two numbers is the same in both orders.
     """
     call, (head_dim, value_dim) = CALLS[name], dims
     if name in VARIANTS:
@@ -140,6 +142,19 @@ def test_gpu_five_hundred_launches(dims, name):
     assert farthest.item() < 1e-3
 
 
+def assert_same_but_for_order(found: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    """Assert that results for 300 tokens are equal, the last three but for the order of additions.
+
+    These are dq, dk and dv: float32 sums of at most 8 terms, whose magnitudes add up to less than
+    10. Two orders differ by less than 2 * 7 * 2**-24 * 10 < 1e-5, which may change the bfloat16
+    number to which a sum is rounded to the next one, by up to 2**-7 of it.
+    """
+    for x, y in zip(found[:-3], known[:-3], strict=True):
+        assert torch.equal(x, y)
+    for x, y in zip(found[-3:], known[-3:], strict=True):
+        torch.testing.assert_close(x.float(), y.float(), rtol=2**-7, atol=1e-5)
+
+
 @all_head_dims
 def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
     """No memory of a CUDA graph may be kept, which torch checks before the second graph."""
@@ -152,15 +167,13 @@ def test_gpu_compiled_by_torch_into_cuda_graphs(head_dim):
         torch.compiler.cudagraph_mark_step_begin()
         out = whole(*leaves, True)
         gradients = torch.autograd.grad(out, leaves, dout)
-        assert torch.equal(out, want)
-        assert torch.equal(gradients[1], expected[1]) and torch.equal(gradients[2], expected[2])
-        assert torch.allclose(gradients[0], expected[0], rtol=1e-2, atol=1e-3)
+        assert_same_but_for_order((out, *gradients), (want, *expected))
 
 
 @all_head_dims
 def test_gpu_in_a_graph(outputs_hold_nan, head_dim):
     given = inputs((300, 300), head_dim, BF16, (1, 2), "cuda")
-    out, lse, dq, dk, dv = by_hopper(*given, CAUSAL)
+    expected = by_hopper(*given, CAUSAL)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = by_hopper(*given, CAUSAL)
@@ -168,9 +181,7 @@ def test_gpu_in_a_graph(outputs_hold_nan, head_dim):
         for x in got:
             x.fill_(math.nan)
         graph.replay()
-        for i, known in ((0, out), (1, lse), (3, dk), (4, dv)):
-            assert torch.equal(got[i], known)
-        assert torch.allclose(got[2], dq, rtol=1e-2, atol=1e-3)
+        assert_same_but_for_order(got, expected)
 
 
 # ---- features ------------------------------------------------------------------------------------
@@ -248,8 +259,10 @@ def test_gpu_gradient_of_lse_of_queries_that_see_no_key(head_dim):
     q, k, v, dout = inputs((170, 120), head_dim, BF16, (1, 2), "cuda")
     blind, call = torch.arange(170, device="cuda") < 50, CALLS["lower right"]
     dlse = torch.randn(1, 2, 170, device="cuda")
-    found = by_hopper(q, k, v, dout, call, dlse=dlse.masked_fill(blind, -math.inf))
-    expected = by_hopper(q, k, v, dout, call, dlse=dlse.masked_fill(blind, 0.0))
+    found, expected = (  # without a split, dk and dv are equal in each call
+        by_hopper(q, k, v, dout, call, dlse=dlse.masked_fill(blind, x), n_splits=1)
+        for x in (-math.inf, 0.0)
+    )
     for x, known in zip(found[3:], expected[3:], strict=True):
         assert x.isfinite().all() and torch.equal(x, known)
     assert found[2].isfinite().all()
