@@ -25,7 +25,7 @@ def test_against_float64(shape, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(layout):
-    assert_against_float64((3, 4, 33), F32, layout, strided=True)
+    assert_against_float64((3, 4, 33), F32, layout)
 
 
 def test_many_tiles_a_program(monkeypatch):

@@ -29,7 +29,7 @@ def test_against_float64(shape, dtype):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(layout):
-    assert_against_float64((3, 4, 33), F32, layout, strided=True)
+    assert_against_float64((3, 4, 33), F32, layout)
 
 
 def test_every_error_is_named():
@@ -58,7 +58,7 @@ def test_gpu_against_float64(shape, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gpu_any_strides(layout):
-    assert_against_float64((3, 4, 33), BF16, layout, device="cuda", strided=True)
+    assert_against_float64((3, 4, 33), BF16, layout, device="cuda")
 
 
 @pytest.mark.gpu

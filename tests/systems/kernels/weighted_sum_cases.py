@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,39 +29,35 @@ def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) ->
     return torch.randn(shape, generator=generator, dtype=F64).to(dtype).to(device)
 
 
-def make_x(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    if layout == "shared":
-        return randn(shape[-1:], 0, dtype, device).expand(shape)
-    return laid_out(randn(shape, 0, dtype, device), layout)
-
-
 def assert_against_float64(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    layout: str = "dense",
-    device: str = "cpu",
-    strided: bool = False,
+    shape: tuple[int, ...], dtype: torch.dtype, layout: str | None = None, device: str = "cpu"
 ) -> None:
-    """Check each element of y, dx and dw against float64."""
-    x = make_x(shape, layout, dtype, device).requires_grad_()
-    w = randn((2 * shape[-1],), 1, dtype, device)[::2] if strided else None
-    w = (randn(shape[-1:], 1, dtype, device) if w is None else w).requires_grad_()
-    dy = randn((), 2, dtype, device).expand(shape[:-1]) if strided else None
-    dy = randn(shape[:-1], 2, dtype, device) if dy is None else dy
-    y = weighted_sum(x, w)
-    assert y.shape == shape[:-1] and y.dtype == dtype
-    dx, dw = torch.autograd.grad(y, (x, w), dy)
-    assert dx.shape == x.shape and dw.shape == w.shape and dx.dtype == dw.dtype == dtype
-
-    x, w, dy = (t.detach().double() for t in (x, w, dy))
-    column, leading = dy[..., None], tuple(range(x.ndim - 1))
-    terms = column * x
+    """Check each element of y, dx and dw against float64. With a layout of x, all are strided."""
+    x, w, dy = (
+        randn(of, seed, dtype, device) for seed, of in enumerate((shape, shape[-1:], shape[:-1]))
+    )
+    if layout is not None:
+        x = x.flatten(0, -2)[0].expand_as(x) if layout == "shared" else laid_out(x, layout)
+        w, dy = laid_out(w, "spread"), laid_out(dy, "sum")
+    found = _results(weighted_sum, x, w, dy)
+    x, w, dy = (t.double() for t in (x, w, dy))
+    exact = _results(_plain, x, w, dy)
+    sizes = _results(_plain, x.abs(), w.abs(), dy.abs())  # sums of absolute values
+    # The smallest step of a dtype, for float16 2^-24, may exceed `unit` of a small number.
     unit, step = ROUNDING[dtype], torch.finfo(dtype).tiny * torch.finfo(dtype).eps
-    for name, given, exact, size in (
-        ("y", y, (x * w).sum(-1), (x * w).abs().sum(-1)),
-        ("dx", dx, column * w, (column * w).abs()),
-        ("dw", dw, terms.sum(leading) if leading else terms,
-         terms.abs().sum(leading) if leading else terms.abs()),
-    ):  # fmt: skip
-        # The smallest step of a dtype, for float16 2^-24, may exceed `unit` of a small number.
-        assert ((given.double() - exact).abs() <= unit * size + step).all(), name
+    for name, given, known, size in zip(("y", "dx", "dw"), found, exact, sizes, strict=True):
+        assert given.shape == known.shape and given.dtype == dtype, name
+        assert ((given.double() - known).abs() <= unit * size + step).all(), name
+
+
+def _plain(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).sum(-1)
+
+
+def _results(
+    function: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
+) -> tuple[Tensor, ...]:
+    """Return y, dx and dw."""
+    leaves = x.detach().requires_grad_(), w.detach().requires_grad_()
+    y = function(*leaves)
+    return y, *torch.autograd.grad(y, leaves, dy)
