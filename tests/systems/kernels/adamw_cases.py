@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from systems.kernels.adamw import FusedAdamW
 from systems.kernels.adamw.reference import Operands, adamw_reference, stream
@@ -55,19 +56,25 @@ def set_grads(parameters: Iterable[Parameter], step: int, seed: int = 0) -> None
             p.grad.copy_(grad.view(p.shape))
 
 
-def make_optimizer(use: str, parameters: Iterable[Parameter], **options: Any) -> FusedAdamW:
-    _, state, master = USES[use]
+def make_optimizer(
+    use: str, parameters: Iterable[Parameter] | None = None, device: str = "cpu", **options: Any
+) -> FusedAdamW:
+    """Return an optimizer of these parameters, by default of those of `make_parameters`."""
+    dtype, state, master = USES[use]
+    if parameters is None:
+        parameters = make_parameters(dtype, device)
     return FusedAdamW(parameters, **{**HYPER, **options}, state_dtype=state, master_weights=master)
 
 
-def bf16_run(seed: int) -> FusedAdamW:
-    """Return an optimizer with bfloat16 parameters and state after three steps."""
-    parameters = make_parameters(BF16)
-    optimizer = make_optimizer("bf16", parameters, seed=seed)
-    for step in range(3):
-        set_grads(parameters, step)
+def parameters_of(optimizer: Optimizer) -> list[Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def take_steps(optimizer: Optimizer, numbers: Iterable[int]) -> None:
+    """Take a step with the gradients of each of these numbers."""
+    for step in numbers:
+        set_grads(parameters_of(optimizer), step)
         optimizer.step()
-    return optimizer
 
 
 def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
@@ -123,8 +130,7 @@ def assert_against_float64(use: str, device: str) -> None:
 
 def assert_same(a: FusedAdamW, b: FusedAdamW) -> None:
     """Check that parameters and state of two optimizers are bitwise equal."""
-    owned = [[p for g in o.param_groups for p in g["params"]] for o in (a, b)]
-    for p, q in zip(*owned, strict=True):
+    for p, q in zip(parameters_of(a), parameters_of(b), strict=True):
         assert torch.equal(p, q)
         assert a.state[p].keys() == b.state[q].keys()
         for name, tensor in a.state[p].items():

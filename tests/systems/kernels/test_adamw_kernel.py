@@ -15,7 +15,6 @@ from systems.kernels.adamw import FusedAdamW
 from systems.kernels.adamw.reference import Operands, random_bits, round_stochastically, stream
 from tests.systems.kernels.adamw_cases import (
     BF16,
-    F32,
     SIZES,
     USES,
     assert_against_float64,
@@ -24,8 +23,9 @@ from tests.systems.kernels.adamw_cases import (
     hyper_tensor,
     kernel_step,
     make_optimizer,
-    make_parameters,
+    parameters_of,
     set_grads,
+    take_steps,
 )
 from tests.systems.kernels.hopper import Kernel, compiling_for_hopper
 from tests.systems.kernels.selection import matrix
@@ -86,6 +86,7 @@ def test_gpu_kernel_is_the_reference(use, n, offset):
 
 
 def captured_step(optimizer: FusedAdamW) -> torch.cuda.CUDAGraph:
+    set_grads(parameters_of(optimizer), 0)
     optimizer.prepare()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -96,23 +97,20 @@ def captured_step(optimizer: FusedAdamW) -> torch.cuda.CUDAGraph:
 @pytest.mark.gpu
 @pytest.mark.parametrize("use", USES)
 def test_gpu_replays_equal_eager_steps(use):
-    eager, captured = make_parameters(USES[use][0], "cuda"), make_parameters(USES[use][0], "cuda")
-    optimizer, other = make_optimizer(use, eager), make_optimizer(use, captured)
-    set_grads(captured, 0)
-    graph = captured_step(other)
+    optimizer, other = (make_optimizer(use, device="cuda") for _ in range(2))
+    graph, captured = captured_step(other), parameters_of(other)
     assert all(int(other.state[p]["step"]) == 0 for p in captured)
     for step in range(5):
         for o in (optimizer, other):
             o.param_groups[0]["lr"] = 1e-2 / (step + 1)
         other.update_hyperparameters()
-        set_grads(eager, step)
+        take_steps(optimizer, [step])
         set_grads(captured, step)
-        optimizer.step()
         graph.replay()
     assert_same(optimizer, other)
     # The graph continues with the loaded state.
     checkpoint = copy.deepcopy(optimizer.state_dict())
-    values = [p.detach().clone() for p in eager]
+    values = [p.detach().clone() for p in parameters_of(optimizer)]
     optimizer.step()
     graph.replay()
     graph.replay()
@@ -127,18 +125,16 @@ def test_gpu_replays_equal_eager_steps(use):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_gpu_a_replay_takes_the_present_value_of_an_lr_tensor(device):
     """A tensor on the GPU is read without a call or a wait; one on the CPU is like a number."""
-    eager, captured = make_parameters(F32, "cuda"), make_parameters(F32, "cuda")
     lr = torch.tensor(1e-2, device=device)
-    optimizer, other = make_optimizer("fp32", eager), make_optimizer("fp32", captured, lr=lr)
-    set_grads(captured, 0)
+    optimizer = make_optimizer("fp32", device="cuda")
+    other = make_optimizer("fp32", device="cuda", lr=lr)
     graph = captured_step(other)
     for step in range(4):
         optimizer.param_groups[0]["lr"] = float(lr.fill_(1e-2 / (step + 1)))
         if device == "cpu":
             other.update_hyperparameters()
-        set_grads(eager, step)
-        set_grads(captured, step)
-        optimizer.step()
+        take_steps(optimizer, [step])
+        set_grads(parameters_of(other), step)
         if step < 2:
             graph.replay()
             continue
@@ -152,25 +148,16 @@ def test_gpu_a_replay_takes_the_present_value_of_an_lr_tensor(device):
 
 @pytest.mark.gpu
 def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
-    parameters = make_parameters(F32, "cuda")
-    twins = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
-    optimizer, other = make_optimizer("fp32", parameters), make_optimizer("fp32", twins)
-    set_grads(parameters, 0)
-    graphs_own = [p.grad for p in parameters]  # the gradients that the graph reads
+    optimizer, other = (make_optimizer("fp32", device="cuda") for _ in range(2))
     graph = captured_step(optimizer)
-    for p in parameters:
-        p.grad = None
-    set_grads(parameters, 1)
-    optimizer.step()
+    kept = [p.grad for p in parameters_of(optimizer)]  # the gradients that the graph reads
+    optimizer.zero_grad()
+    take_steps(optimizer, [1])
     filler = [torch.full((1 << 16,), -1, dtype=torch.int64, device="cuda") for _ in range(16)]
     graph.replay()
-    set_grads(twins, 1)
-    other.step()
-    for q, grad in zip(twins, graphs_own, strict=True):
-        q.grad.copy_(grad)
-    other.step()
+    take_steps(other, [1, 0])
     assert_same(optimizer, other)
-    del filler  # it would have overwritten the tables if these had been freed
+    del kept, filler  # which would have overwritten the tables if these had been freed
 
 
 @pytest.mark.gpu
@@ -184,8 +171,8 @@ def test_gpu_a_graph_keeps_its_tables_whatever_eager_steps_make():
     ],
 )
 def test_gpu_a_capture_that_is_not_prepared_is_refused(what, message):
-    parameters = make_parameters(F32, "cuda")
-    optimizer = make_optimizer("fp32", parameters)
+    optimizer = make_optimizer("fp32", device="cuda")
+    parameters = parameters_of(optimizer)
     set_grads(parameters, 0)
     kept = parameters[1].grad
     if what == "state":
@@ -205,10 +192,9 @@ def test_gpu_a_capture_that_is_not_prepared_is_refused(what, message):
 
 @pytest.mark.gpu
 def test_gpu_eager_steps_never_wait_for_the_device():
-    parameters = make_parameters(BF16, "cuda")
-    optimizer = make_optimizer("bf16_master", parameters)
-    set_grads(parameters, 0)
-    optimizer.step()
+    optimizer = make_optimizer("bf16_master", device="cuda")
+    take_steps(optimizer, [0])
+    parameters = parameters_of(optimizer)
     torch.cuda.set_sync_debug_mode("error")
     try:
         with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
