@@ -65,8 +65,7 @@ def test_float32_of_every_magnitude():
     v[1] = 0
     together = by_triton(q, k, v, dout, CAUSAL, tiles=TILES["wide"])
     for head in range(4):
-        found = {name: x[head] for name, x in zip(NAMES, together, strict=True)}
-        own = [x[head] for x in (q, k, v, dout)]
+        found, own = ([x[head] for x in of] for of in (together, (q, k, v, dout)))
         assert_within_limits(attention_shares(found, own, CAUSAL, split_float32=True))
     alone = by_triton(*(x[2] for x in (q, k, v, dout)), CAUSAL, tiles=TILES["wide"])
     assert all(torch.equal(a[2], b) for a, b in zip(together, alone, strict=True))
@@ -174,6 +173,6 @@ def test_errors_stay_under_half_of_their_limits(dtype, tiles):
         given = inputs(lengths, head_dim, dtype, (1,), seed=seed)
         call, n_splits = Call(seed % 40 > 19), 1 + seed % 3
         found = by_triton(*given, call, tiles=TILES[tiles], n_splits=n_splits)
-        return attention_shares(dict(zip(NAMES, found, strict=True)), given, call, True)
+        return attention_shares(found, given, call, split_float32=True)
 
     assert_margin(shares_of)

@@ -13,7 +13,7 @@ the magnitudes. So it is the same for every CPU or GPU, number of threads and ti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -328,15 +328,19 @@ def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, floa
 
 
 def attention_shares(
-    found: dict[str, Tensor],
+    found: Iterable[Tensor],
     inputs: Sequence[Tensor],
     call: Call = PLAIN,
     split_float32: bool = False,
     dlse: Tensor | None = None,
 ) -> dict[str, float]:
-    """Return `shares_of_limits` of results for q, k, v and dout, some or all of NAMES."""
-    precision = precision_of(inputs[0].dtype, split_float32)
-    return shares_of_limits(found, attention_limits(inputs, call, precision, dlse))
+    """Return `shares_of_limits` of the results for q, k, v and dout: those of NAMES, or the first.
+
+    Args:
+        split_float32: see `precision_of`.
+    """
+    limits = attention_limits(inputs, call, precision_of(inputs[0].dtype, split_float32), dlse)
+    return shares_of_limits(dict(zip(NAMES, found, strict=False)), limits)
 
 
 def assert_within_limits(shares: dict[str, float]) -> None:

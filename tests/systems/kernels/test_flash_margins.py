@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from systems.kernels.flash_attention import Call, FlashAttentionPyTorch
 from systems.kernels.flash_attention.flash_pytorch import tiled_backward, tiled_forward
-from tests.systems.kernels.attention_error import NAMES, attention_shares
+from tests.systems.kernels.attention_error import attention_shares
 from tests.systems.kernels.flash_cases import (
     BF16,
     F16,
@@ -58,7 +58,7 @@ SLIPS = {
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_is_past_the_limits(slip, dtype):
     given = inputs((200, 150), 64, dtype)
-    shares = attention_shares(dict(zip(NAMES, SLIPS[slip](*given), strict=True)), given)
+    shares = attention_shares(SLIPS[slip](*given), given)
     seen = {"D 5% too large": ("dq", "dk")}.get(slip, ("out", "dq", "dk", "dv"))
     if (slip, dtype) == ("1% too large", BF16):  # 1% is 2.6 roundoffs, within limits of dq and dk
         seen = ("out", "dv")
@@ -71,7 +71,7 @@ def test_flash_pytorch_stays_under_half_of_its_limits(dtype):
     def shares_of(seed):
         lengths, head_dim = CASES[seed % len(CASES)]
         given, call = inputs(lengths, head_dim, dtype, seed=seed), Call(seed % 4 > 1)
-        return attention_shares(dict(zip(NAMES, by_tiles(*given, call), strict=True)), given, call)
+        return attention_shares(by_tiles(*given, call), given, call)
 
     assert_margin(shares_of)
 
@@ -91,9 +91,10 @@ def test_gpu_kernels_stay_under_half_of_their_limits(by, dtype, large):
     def shares_of(seed):
         lengths, head_dim = GPU_CASES[seed % len(GPU_CASES)]
         q, k, v, dout = inputs(lengths, head_dim, dtype, (1, 2), "cuda", seed)
-        q, k = (5 * q, 3 * k) if large else (q, k)
+        if large:
+            q, k = 5 * q, 3 * k
         call = Call(seed % 16 > 7)
-        found = dict(zip(NAMES, by(q, k, v, dout, call), strict=True))
-        return attention_shares(found, (q, k, v, dout), call, split_float32=True)
+        given = q, k, v, dout
+        return attention_shares(by(*given, call), given, call, split_float32=True)
 
     assert_margin(shares_of)
