@@ -165,6 +165,10 @@ MISFITS: dict[str, tuple[Change, str]] = {
     "data transposed": (lambda p, s: _set_data(p, p.data.t()), r"with strides \(1, 4\)"),
     "data freed": (lambda p, s: p.data.untyped_storage().resize_(0), "without memory"),
     "gradient shrank": (lambda p, s: _change_grad(p, lambda g: g[:2]), r"gradient .* \(2, 4\)"),
+    "gradient sparse": (
+        lambda p, s: setattr(p, "grad", torch.zeros(4, 4, dtype=BF16).to_sparse()),
+        r"parameter 1 \(w\) must be dense, got torch\.sparse_coo",
+    ),
     "gradient cast": (lambda p, s: _change_grad(p, Tensor.double), "gradient .* torch.float64"),
     "moment shrank": (lambda p, s: s.update(exp_avg_sq=s["exp_avg_sq"][:1]), r"_sq .* \(1, 4\)"),
     "moment cast": (

@@ -305,10 +305,3 @@ def test_a_group_that_is_not_valid_is_not_added():
     with pytest.raises(ValueError, match="lr must be"):
         optimizer.add_param_group({"params": torch.nn.Parameter(torch.ones(2)), "lr": -1})
     assert len(optimizer.param_groups) == 1
-
-
-def test_a_sparse_gradient_is_refused():
-    embedding = torch.nn.Embedding(4, 2, sparse=True)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match=r"parameter 0 must be dense, got torch\.sparse_coo"):
-        FusedAdamW(embedding.parameters()).step()
