@@ -20,16 +20,23 @@ from tests.systems.kernels.weighted_sum_cases import (
     randn,
 )
 
+on_cpu_and_gpu = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+)
 
+
+@on_cpu_and_gpu
 @pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_against_float64(shape, dtype):
-    assert_against_float64(shape, dtype)
+@pytest.mark.parametrize("shape", [*SHAPES, (5000, 777), (3, 100_003)])
+def test_against_float64(shape, dtype, device):
+    assert_against_float64(shape, dtype, device=device)
 
 
+@on_cpu_and_gpu
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_strides(layout):
-    assert_against_float64((3, 4, 33), F32, layout)
+def test_any_strides(layout, dtype, device):
+    assert_against_float64((3, 4, 33), dtype, layout, device)
 
 
 def test_every_error_is_named():
@@ -46,19 +53,6 @@ def test_a_second_derivative_is_refused():
     (dx,) = torch.autograd.grad(WeightedSum.apply(x, w).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("shape", [*SHAPES, (5000, 777), (3, 100_003)])
-def test_gpu_against_float64(shape, dtype):
-    assert_against_float64(shape, dtype, device="cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gpu_any_strides(layout):
-    assert_against_float64((3, 4, 33), BF16, layout, device="cuda")
 
 
 @pytest.mark.gpu
