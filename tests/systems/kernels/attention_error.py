@@ -130,7 +130,7 @@ def attention_limits(
         dlse: gradient of lse, (..., n_queries); zero by default.
     """
     q, k, v, dout = inputs
-    kv_heads = k.shape[-3] if k.dim() > 2 else 1
+    kv_heads = math.prod(k.shape[-3:-2])  # 1 without such a dimension
     if kv_heads > 1 and math.prod(q.shape[:-1]) * k.shape[-2] >= LARGE:
         parts = [
             attention_limits(
@@ -145,8 +145,8 @@ def attention_limits(
             {name: torch.cat([x[name] for x in of], -2 if name == "lse" else -3) for name in NAMES}
             for of in zip(*parts, strict=True)
         ]
-        return Limits(joined[0], joined[1])
-    group = q.shape[-3] // k.shape[-3] if q.dim() > 2 else 1
+        return Limits(*joined)
+    group = math.prod(q.shape[:-2]) // math.prod(k.shape[:-2])
     if precision.score and group > 1:
         # The gradients of k and v are rounded for each head of q before they are added up.
         k, v = (x.repeat_interleave(group, -3) for x in (k, v))
@@ -156,13 +156,10 @@ def attention_limits(
             apart[name] = apart[name].unflatten(-3, (-1, group)).square().sum(-3).sqrt()
             apart[name] += precision.result * exact_[name].abs()
         return Limits(exact_, apart)
-    if group > 1:
-        # Heads of q with the same head of k are like more queries of one head.
-        stacked = [x.unflatten(-3, (-1, group)).flatten(-3, -2) for x in (q, dout)]
-        dlse = None if dlse is None else dlse.unflatten(-2, (-1, group)).flatten(-2, -1)
-    else:
-        stacked = [q, dout]
-    q_rows, dout_rows = stacked
+    # Heads of q with the same head of k are like more queries of one head.
+    q_rows, dout_rows = (x.reshape(*k.shape[:-2], -1, x.shape[-1]) for x in (q, dout))
+    if dlse is not None:
+        dlse = dlse.reshape(q_rows.shape[:-1])
     exact = _exact_attention(q_rows, k, v, dout_rows, call, dlse, group)
     results, deviation = exact.results(), _deviations(exact, precision)
     for name, x in results.items():

@@ -1,7 +1,7 @@
 """Inputs, shapes, tiles and checks for the tests of flash_triton and flash_hopper.
 
-The limits of errors are derived in attention_error.py. Test files add `ignore_overflow` to their
-marks and use the fixture `outputs_hold_nan` in all tests.
+The limits of errors are derived in attention_error.py. Test files use the fixture
+`outputs_hold_nan` in all tests, and add `ignore_overflow` to their marks if they are interpreted.
 """
 
 from __future__ import annotations

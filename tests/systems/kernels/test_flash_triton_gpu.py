@@ -16,12 +16,11 @@ from tests.systems.kernels.flash_cases import (
     LENGTHS,
     assert_right,
     by_triton,
-    ignore_overflow,
     inputs,
 )
 from tests.systems.kernels.random_cases import laid_out
 
-pytestmark = [ignore_overflow, pytest.mark.gpu, pytest.mark.usefixtures("outputs_hold_nan")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("outputs_hold_nan")]
 CAUSAL = Call(True)
 
 
