@@ -83,8 +83,7 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
     Parameters with a single element are not compared, because their change may cancel to zero.
 
     Returns:
-        Errors of weights, exp_avg and exp_avg_sq, each divided by its limit; the largest of all
-        parameters.
+        Errors of weights, exp_avg and exp_avg_sq of each parameter, each divided by its limit.
     """
     dtype, state_dtype, has_master = USES[use]
     ours = make_parameters(dtype, device, seed)
@@ -100,7 +99,7 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
         optimizer.step()
         other.step()
     tolerance, stored = TOLERANCE[state_dtype], F32 if has_master else dtype
-    shares = dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), 0.0)
+    shares = {}
     for p, q, before in zip(ours, exact, start, strict=True):
         state, known = optimizer.state[p], other.state[q]
         assert int(state["step"]) == STEPS
@@ -115,11 +114,11 @@ def float64_shares(use: str, device: str, seed: int = 0) -> dict[str, float]:
         rounding = 2 * STEPS**0.5 * torch.finfo(stored).eps / 2
         weight = (state["master"] if has_master else p.detach()).double()
         limit = tolerance * (q - before).norm() + rounding * q.norm()
-        shares["weights"] = max(shares["weights"], ((weight - q).norm() / limit).item())
+        shares[f"weights of {p.numel()}"] = ((weight - q).norm() / limit).item()
         for name in ("exp_avg", "exp_avg_sq"):
             assert state[name].dtype == state_dtype
             error, limit = (state[name] - known[name]).norm(), tolerance * known[name].norm()
-            shares[name] = max(shares[name], (error / limit).item())
+            shares[f"{name} of {p.numel()}"] = (error / limit).item()
     return shares
 
 
