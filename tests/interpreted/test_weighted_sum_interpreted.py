@@ -10,14 +10,14 @@ from systems.kernels.weighted_sum import weighted_sum
 from tests.systems.kernels.weighted_sum_cases import (
     F32,
     LAYOUTS,
-    ROUNDING,
     SHAPES,
+    SUM,
     assert_against_float64,
     randn,
 )
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", SUM)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_against_float64(shape, dtype):
     assert_against_float64(shape, dtype)

@@ -17,11 +17,12 @@ SHAPES = [
 ]  # fmt: skip
 # Those of `laid_out`, and one in which all rows share memory
 LAYOUTS = ["dense", "columns", "rows", "slice", "spread", "shared"]
-# Limit of the error, relative to the sum of the absolute values of the terms. For 16-bit dtypes it
-# is a strict bound: the unit roundoff of the result plus a few of float32. For float32 it is 16
-# unit roundoffs, 4 standard deviations for these lengths; with a shared row, all terms have the
-# same rounding error. Float64, which torch computes, has the same number of its unit roundoffs.
-ROUNDING = {F32: 2**-20, BF16: 2**-8 + 2**-20, F16: 2**-11 + 2**-20, F64: 2**-49}
+# Limits of the error. That of rounding the result, the unit roundoff of a 16-bit dtype, is relative
+# to it. That of float32 and float64 arithmetic is relative to the sum of the absolute values of the
+# terms: 16 unit roundoffs, 4 standard deviations for these lengths; with a shared row, all terms
+# have the same rounding error.
+RESULT = {F32: 0, BF16: 2**-8, F16: 2**-11, F64: 0}
+SUM = {F32: 2**-20, BF16: 2**-20, F16: 2**-20, F64: 2**-49}
 
 
 def randn(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -43,11 +44,12 @@ def assert_against_float64(
     x, w, dy = (t.double() for t in (x, w, dy))
     exact = _results(_plain, x, w, dy)
     sizes = _results(_plain, x.abs(), w.abs(), dy.abs())  # sums of absolute values
-    # The smallest step of a dtype, for float16 2^-24, may exceed `unit` of a small number.
-    unit, step = ROUNDING[dtype], torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    # The smallest step of a dtype, for float16 2^-24, may exceed the roundoff of a small number.
+    step = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
     for name, given, known, size in zip(("y", "dx", "dw"), found, exact, sizes, strict=True):
         assert given.shape == known.shape and given.dtype == dtype, name
-        assert ((given.double() - known).abs() <= unit * size + step).all(), name
+        limit = RESULT[dtype] * known.abs() + SUM[dtype] * size + step
+        assert ((given.double() - known).abs() <= limit).all(), name
 
 
 def _plain(x: Tensor, w: Tensor) -> Tensor:
