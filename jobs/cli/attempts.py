@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from jobs.cli.arguments import Results, Where
-from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import note, width
 from jobs.cli.where import matching
 from jobs.report.attempts import attempt_columns, attempts_of
@@ -31,7 +30,7 @@ def attempts(
     gives the reason. With --where, the status is that of the attempt.
     """
     observation = observe(folder.resolve())
-    note_bad_lines(observation.bad_lines)
+    note(*observation.bad_lines)
     every = replace(observation, tasks=attempts_of(observation))
     chosen = matching(every, where).tasks
     if chosen:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jobs.cli.arguments import Folder
-from jobs.cli.observed import note_bad_lines, observed
-from jobs.cli.output import fail
+from jobs.cli.observed import observed
+from jobs.cli.output import fail, note
 from jobs.formatting import counted
 from jobs.launch.cancel import await_end
 from jobs.launch.cancel import cancel as cancel_jobs
@@ -23,7 +23,7 @@ def cancel(folder: Folder = None) -> None:
     because its queue runs on another host. The other jobs are cancelled.
     """
     seen = observed(folder)
-    note_bad_lines(seen.bad_lines)
+    note(*seen.bad_lines)
     done = cancel_jobs(seen)
     count = sum(len(jobs) for _, jobs in done.stopped)
     print(f"cancelled {counted(count, 'job')} of {seen.folder}", flush=True)

@@ -97,8 +97,7 @@ def compare(
         ]
         runs = old.observation.runs | new.observation.runs
         found = compare_folders(old, new, margin, _chosen(runs, where))
-    for text in dict.fromkeys(notes):
-        note(text)
+    note(*dict.fromkeys(notes))
     as_csv = output_format == "csv"
     print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width()))
     raise SystemExit(found.exit_code)

@@ -56,8 +56,7 @@ def export(
     bad: list[BadLine] = []
     inside = [path for place in folders for path in _with_submissions(place, bad) or [place]]
     frame, notes = read_frame(inside, by == "process")
-    for text in (*map(str, bad), *notes):
-        note(text)
+    note(*bad, *notes)
     if out is None:
         write_csv(frame, sys.stdout)
         return

@@ -42,8 +42,7 @@ def hours(
     for seen in observed_in(folders or [LOGS]):
         name = str(relative(seen.folder))
         rows += [_row(name, one) for one in hours_of(seen)]
-        for text in seen.notes:
-            note(f"{name}: {text}")
+        note(*(f"{name}: {text}" for text in seen.notes))
         if lost := lost_attempts(seen.records):
             without = f"{counted(lost, 'attempt')} without a record"
             note(f"{name}: the GPU-hours of {without} are unknown")

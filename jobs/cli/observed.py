@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.cli.output import fail, note
@@ -49,7 +49,7 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
         else:
             bad += seen.bad_lines
             yield seen
-    note_bad_lines(bad)
+    note(*bad)
 
 
 def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
@@ -87,7 +87,7 @@ def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
             f"{run!r} is ambiguous: {len(ids)} run ids begin with it, such as {', '.join(ids[:5])}"
         )
     seen, task = max(found, key=lambda item: _preference(item[1]))
-    note_bad_lines(seen.bad_lines)
+    note(*seen.bad_lines)
     return seen, task
 
 
@@ -115,9 +115,3 @@ def _preference(task: TaskState) -> tuple[bool, bool, float]:
     # Rounds after the one that failed are recorded as failed, too, but not executed.
     executed = bad and record is not None and record.log is not None
     return bad, executed, record.finished_at if record else 0.0
-
-
-def note_bad_lines(bad_lines: Iterable[BadLine]) -> None:
-    """Print what cannot be read."""
-    for line in bad_lines:
-        note(line)

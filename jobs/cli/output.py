@@ -37,9 +37,10 @@ def columns(rows: Iterable[tuple[str, ...]], start: str = "") -> str:
     return lines
 
 
-def note(text: object) -> None:
-    """Print a note to stderr."""
-    say(f"note: {text}", sys.stderr)
+def note(*texts: object) -> None:
+    """Print notes to stderr."""
+    for text in texts:
+        say(f"note: {text}", sys.stderr)
 
 
 def fail(message: str) -> NoReturn:

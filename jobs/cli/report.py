@@ -45,7 +45,6 @@ def report(
         document = build_report(folders, out)
     except OSError as error:
         fail(f"{error.strerror}: {error.filename}" if error.filename else str(error))
-    for text in document.notes:
-        note(text)
+    note(*document.notes)
     counts = ", ".join(f"{count} {state}" for state, count in document.counts().items() if count)
     print(f"wrote {out / 'index.html'} and {out / 'report.md'}: {counts}")

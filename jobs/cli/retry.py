@@ -7,8 +7,8 @@ from typing import Annotated
 
 from jobs.block import TaskKey
 from jobs.cli.arguments import Folder, Where, flag
-from jobs.cli.observed import note_bad_lines, observed
-from jobs.cli.output import fail
+from jobs.cli.observed import observed
+from jobs.cli.output import fail, note
 from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.cli.where import matching
@@ -43,7 +43,7 @@ def retry(
     if not wanted:
         which = "" if where is None else " and satisfies the condition"
         print(f"nothing to retry in {seen.folder}: no run failed, is missing or is oom{which}")
-        note_bad_lines(seen.bad_lines)
+        note(*seen.bad_lines)
         return
     known = {task.key for task in seen.tasks}
     code = 0

@@ -28,8 +28,7 @@ def plan(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     prepared = prepare(loaded, options, sweep_path)
     for warning in prepared.expansion.warnings:
         say(f"warning: {warning}", sys.stderr)
-    for text in prepared.notes:
-        note(text)
+    note(*prepared.notes)
     return prepared
 
 

@@ -10,7 +10,6 @@ import typer
 
 from jobs.cli.arguments import Results, WhereParams, as_path
 from jobs.cli.completion import sweep_files
-from jobs.cli.observed import note_bad_lines
 from jobs.cli.output import fail, note, width
 from jobs.cli.where import matching_runs
 from jobs.errors import TableError
@@ -69,9 +68,7 @@ def tables(
         chosen = matching_runs([result.run for result in results], where)
         results = [result for result in results if result.run.id in chosen]
     _print_tables(observation, sweep, results, table, output_format)
-    note_bad_lines(observation.bad_lines)
-    for line in observation.notes:
-        note(line)
+    note(*observation.bad_lines, *observation.notes)
     others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
     if others:
         see = f"python -m jobs compare {relative(observation.folder)}"
@@ -107,8 +104,7 @@ def _print_tables(
             which = condition if here else f"has benchmark {view.benchmark!r}"
             note(f"table {view.name} is empty: no run {which}")
             continue
-        for warning in table.warnings:
-            note(f"table {view.name}: {warning}")
+        note(*(f"table {view.name}: {warning}" for warning in table.warnings))
         if not table.has_values and only is None and not for_programs:
             note(f"table {view.name} is left out: no run measured what it shows")
             continue
@@ -137,8 +133,7 @@ def _draw(
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         fail(f"--plot {folder}: {error.strerror}: {error.filename}")
-    for problem in left_out:
-        note(problem)
+    note(*left_out)
     for drawing in drawn:
         print(folder / drawing.name, file=sys.stderr)
     if not drawn and not plots:
