@@ -10,6 +10,7 @@ from jobs.cli.arguments import AnyFolders, flag
 from jobs.cli.observed import observed_in
 from jobs.cli.output import note, width
 from jobs.formatting import relative
+from jobs.report.hours import hours
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS
 from jobs.results.run_states import Observation
@@ -54,12 +55,6 @@ def list_(
 
 
 def _row(seen: Observation) -> dict[str, Any]:
-    gpus = {
-        run.id: run.shape.nodes * run.shape.gpus_per_node
-        for manifest in seen.manifests
-        for run in manifest.runs.values()
-    }
-    seconds = sum((r.finished_at - r.started_at) * gpus.get(r.run, 0) for r in seen.records)
     counts = seen.counts()
     return {
         "folder": str(relative(seen.folder)),
@@ -69,5 +64,5 @@ def _row(seen: Observation) -> dict[str, Any]:
         "newest": max(
             [seen.manifests[-1].created_at, *(record.finished_at for record in seen.records)]
         ),
-        "gpu_hours": seconds / 3600,
+        "gpu_hours": sum(sum(each.gpu.values()) for each in hours(seen)),
     }
