@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from jobs.launch.plan_submission import Options
 from jobs.results.latest import LOGS
 from jobs.results.manifest import Executor
 from jobs.sweep.load import load_sweep
-from jobs.user_files import invalid_path, unusable_results
+from jobs.user_files import unusable_results
 
 EXAMPLES = """
 # Submit to Slurm
@@ -32,7 +31,7 @@ sweeps/flash.yaml --debug --where 'seq_len == 128'
 # Change a parameter and the results folder
 sweeps/flash.yaml 'seq_len=[128,256]' --out logs/mine
 """
-CLUSTER_FILE = "cluster.yaml"
+CLUSTER_FILE = Path("cluster.yaml")  # read if no other is given
 
 
 def submit(
@@ -165,7 +164,8 @@ def submit(
         Path | None,
         typer.Option(
             help="YAML file with the keys 'slurm' and 'resources', over which the sweep file takes "
-            "precedence. [default: $JOBS_CLUSTER, else ./cluster.yaml if it exists]",
+            "precedence. [default: ./cluster.yaml if it exists]",
+            envvar="JOBS_CLUSTER",
             parser=as_path,
         ),
     ] = None,
@@ -192,7 +192,7 @@ def submit(
             fail(f"{option} is not allowed together with --debug")
     if out is not None and (wrong := unusable_results(out)):
         fail(f"--out {wrong}")
-    settings = cluster_file or _default_cluster_file()
+    settings = cluster_file or (CLUSTER_FILE if CLUSTER_FILE.exists() else None)
     in_blocks = [] if rounds is None else [f"blocks.rounds={rounds}"]
     loaded = load_sweep(sweep, [*(overrides or []), *in_blocks], where, settings)
     if loaded.sweep.blocks and any(text.startswith("rounds=") for text in overrides or []):
@@ -216,12 +216,3 @@ def submit(
     with locked(options) as lock:
         code = start(plan(loaded, options, str(sweep)), options, lock)
     raise SystemExit(code)
-
-
-def _default_cluster_file() -> Path | None:
-    if "JOBS_CLUSTER" not in os.environ:
-        return Path(CLUSTER_FILE) if Path(CLUSTER_FILE).exists() else None
-    given = os.environ["JOBS_CLUSTER"]
-    if wrong := invalid_path(given):
-        fail(f"the environment variable JOBS_CLUSTER must name a cluster file: {wrong}")
-    return Path(given)

@@ -61,7 +61,7 @@ _CLUSTER_FILES: list[tuple[Content, str]] = [
     ("base: cluster.yaml\n", "must not inherit from itself"),
 ]
 _VARIABLES = [
-    ("", "JOBS_CLUSTER must name a cluster file"),
+    ("x" * 300, "(env var: 'JOBS_CLUSTER'): a file name must have at most"),
     ("no.yaml", "no.yaml: cannot be read"),
 ]
 _FILTERS = [
