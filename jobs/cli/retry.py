@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from typing import Annotated
 
 from jobs.block import TaskKey
@@ -13,7 +14,7 @@ from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.cli.where import matching
 from jobs.formatting import counted
-from jobs.launch.plan_submission import Options, Prepared
+from jobs.launch.plan_submission import Options
 from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
 from jobs.status import Status
@@ -82,24 +83,14 @@ def _retry(
         which = f"submission {manifest.id} of {options.out}"
         fail(f"retry cannot repeat runs of --against ({which}); repeat: {manifest.command}")
     loaded = reload(manifest)
-    if dry_run:
+    with nullcontext() if dry_run else locked(options) as lock:
         prepared = plan(loaded, options, manifest.sweep_path)
-        _announce(prepared, manifest, wanted)
-        preview(prepared, f"settings of submission {manifest.id}", False)
-        return 0
-    with locked(options) as lock:
-        prepared = plan(loaded, options, manifest.sweep_path)
-        _announce(prepared, manifest, wanted)
-        return start(prepared, options, lock) if prepared.manifest.jobs else 0
-
-
-def _announce(prepared: Prepared, last: Manifest, wanted: dict[TaskKey, Status]) -> None:
-    """Print which runs of the submission `last` are retried."""
-    tasks = [task for job in prepared.manifest.jobs for task in job.tasks]
-    states = Counter(str(wanted.get(task, "new")) for task in tasks)
-    kinds = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    print(
-        f"retrying {counted(len(tasks), 'run')} of {prepared.manifest.folder}"
-        f"{f' ({kinds})' if kinds else ''}, from submission {last.id} ({last.executor})",
-        flush=True,
-    )
+        tasks = [task for job in prepared.manifest.jobs for task in job.tasks]
+        states = Counter(str(wanted.get(task, "new")) for task in tasks)
+        kinds = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        what = f"{counted(len(tasks), 'run')} of {options.out}" + (f" ({kinds})" if kinds else "")
+        print(f"retrying {what}, from submission {manifest.id} ({manifest.executor})", flush=True)
+        if lock is None:
+            preview(prepared, f"settings of submission {manifest.id}", False)
+            return 0
+        return start(prepared, options, lock) if tasks else 0
