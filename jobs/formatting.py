@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import groupby
 from pathlib import Path
@@ -49,6 +50,11 @@ def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in singular or plural, for example `1 run` or `2 processes`."""
     return f"{count} {noun if count == 1 else plural(noun)}"
+
+
+def tally(kinds: Iterable[object]) -> str:
+    """Return how often each kind occurs, the most frequent first, for example `3 ok, 1 oom`."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
 
 
 def plural(noun: str) -> str:

@@ -8,9 +8,8 @@ from shutil import which
 
 from jobs.block import Block
 from jobs.cli.output import broken, columns
-from jobs.cli.submission import kinds
 from jobs.code.short_names import run_labels
-from jobs.formatting import counted, relative
+from jobs.formatting import counted, relative, tally
 from jobs.launch.expected_time import EarlierTimes, expected_text
 from jobs.launch.packing import worst_case_gpu_hours
 from jobs.launch.plan_submission import Prepared
@@ -100,7 +99,8 @@ def _known(prepared: Prepared) -> str:
     failed = prepared.failed_before
     text = f"{len(prepared.done) - len(failed)} done"
     if failed:
-        text += f", {len(failed)} failed before: {kinds(failed)}; --retry-failed repeats them"
+        statuses = tally(record.status for record in failed)
+        text += f", {len(failed)} failed before: {statuses}; --retry-failed repeats them"
     return text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from jobs.cli.output import fail, note
 from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.cli.where import matching
-from jobs.formatting import counted
+from jobs.formatting import counted, tally
 from jobs.launch.plan_submission import Options
 from jobs.launch.submission import reload
 from jobs.results.manifest import Manifest
@@ -86,9 +85,8 @@ def _retry(
     with nullcontext() if dry_run else locked(options) as lock:
         prepared = plan(loaded, options, manifest.sweep_path)
         tasks = [task for job in prepared.manifest.jobs for task in job.tasks]
-        states = Counter(str(wanted.get(task, "new")) for task in tasks)
-        kinds = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        what = f"{counted(len(tasks), 'run')} of {options.out}" + (f" ({kinds})" if kinds else "")
+        states = tally(wanted.get(task, "new") for task in tasks)
+        what = f"{counted(len(tasks), 'run')} of {options.out}" + (f" ({states})" if states else "")
         print(f"retrying {what}, from submission {manifest.id} ({manifest.executor})", flush=True)
         if lock is None:
             preview(prepared, f"settings of submission {manifest.id}", False)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from jobs.cli.output import fail, note
 from jobs.errors import CommandError
-from jobs.formatting import compact_ids, counted, relative
+from jobs.formatting import compact_ids, counted, relative, tally
 from jobs.launch.lock import SubmitLock
 from jobs.launch.plan_submission import Options, Prepared, failed_records, prepare
 from jobs.printing import say
@@ -99,7 +98,8 @@ def _show_skipped(prepared: Prepared, options: Options) -> None:
         if kept := len(prepared.done) - len(before):
             print(f"skipping {counted(kept, 'run')} with a result")
         if before:
-            what = f"{counted(len(before), 'run')} that failed before ({kinds(before)})"
+            statuses = tally(record.status for record in before)
+            what = f"{counted(len(before), 'run')} that failed before ({statuses})"
             say(f"skipping {what}; --retry-failed repeats failed runs", sys.stderr)
     if in_flight := len(prepared.in_flight) - prepared.unknown:
         print(f"skipping {counted(in_flight, 'run')} already queued or running")
@@ -110,7 +110,8 @@ def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[st
     manifest = prepared.manifest
     failed = failed_records(records)
     if records:
-        print(f"{kinds(records)}; results are in {relative(manifest.folder)}")
+        statuses = tally(record.status for record in records)
+        print(f"{statuses}; results are in {relative(manifest.folder)}")
     _follow_up(manifest, *reports)
     if failed:
         _follow_up(manifest, "status", f"logs {failed[0].run[:8]} --in")
@@ -137,12 +138,6 @@ def _report_interrupt(manifest: Manifest) -> None:
     say(f"interrupted: {text}; repeat the command to continue", sys.stderr)
     if manifest.slurm_jobs:
         _follow_up(manifest, "status", "cancel")
-
-
-def kinds(records: list[Record]) -> str:
-    """Return how many records have each status, as text."""
-    counts = Counter(record.status for record in records)
-    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
 def _follow_up(manifest: Manifest, *commands: str) -> None:

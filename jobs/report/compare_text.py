@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from jobs.code.short_names import short_names
-from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, wrapped
+from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, tally, wrapped
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import render_columns
 from jobs.run import varying
@@ -27,8 +25,7 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
     parts = ["\n".join(_wrapped(found.heading, width))] if found.heading else []
     if chosen:
         parts.append(markdown_table(_columns(chosen, found.cells), "left", width, _LEAST))
-    verdicts = Counter(cell.verdict for cell in found.cells)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    counts = tally(cell.verdict for cell in found.cells)
     if left_out := len(found.cells) - len(chosen):
         counts += f" ({left_out} not listed; use --all)"
     return "\n\n".join([*parts, "\n".join(_wrapped([*found.notes, counts], width))])
