@@ -11,7 +11,8 @@ from jobs.cli.arguments import Results, Where
 from jobs.cli.output import note, width
 from jobs.cli.where import matching
 from jobs.report.attempts import attempt_columns, attempts_of
-from jobs.report.tables.render import ListFormat, render_columns
+from jobs.report.tables.markdown import markdown_table
+from jobs.report.tables.render import ListFormat, csv_table
 from jobs.results.run_states import observe
 
 EXAMPLES = "logs/flash --where 'seq_len == 1024'"
@@ -35,6 +36,7 @@ def attempts(
     chosen = matching(every, where).tasks
     if chosen:
         columns = attempt_columns(observation, chosen)
-        print(render_columns(columns, output_format, width()), end="")
+        as_csv = output_format == "csv"
+        print(csv_table(columns) if as_csv else markdown_table(columns, "left", width()))
     else:
         note("the folder has no attempts" if where is None else f"no attempt satisfies {where!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.code.short_names import short_names
 from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, tally, wrapped
 from jobs.report.tables.markdown import markdown_table
-from jobs.report.tables.render import render_columns
+from jobs.report.tables.render import csv_table
 from jobs.run import varying
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison
@@ -40,7 +40,7 @@ def csv_comparison(found: Comparison) -> str:
     """Return a comparison as CSV with all cells. Headings and notes are comment lines."""
     comments = "".join(f"# {line}\n" for line in (*found.heading, *found.notes))
     columns = _columns(found.cells, found.cells, exact=True) if found.cells else {}
-    return (comments + render_columns(columns, "csv")).removesuffix("\n")
+    return comments + csv_table(columns)
 
 
 def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict[str, list[str]]:

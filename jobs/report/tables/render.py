@@ -21,13 +21,6 @@ Format = Literal["md", "csv", "latex", "html"]
 ListFormat = Literal["md", "csv"]
 
 
-def render_columns(columns: dict[str, list[str]], to: ListFormat, width: int = UNLIMITED) -> str:
-    """Return columns of text as a Markdown table of a width, see `markdown_table`, or as CSV."""
-    if to == "md":
-        return markdown_table(columns, "left", width) + "\n"
-    return _csv(columns)
-
-
 def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     """Return a table of a report as text in the given format.
 
@@ -47,15 +40,17 @@ def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     mark = "%" if is_latex else "#"
     lines = f"{table.heading}\n{notes}".splitlines()
     comments = "".join(f"{mark} {line}\n" for line in lines if line)
-    return comments + (_table(table, "latex_booktabs") if is_latex else _csv(table.columns))
+    cells = _table(table, "latex_booktabs") if is_latex else f"{csv_table(table.columns)}\n"
+    return comments + cells
 
 
-def _csv(columns: dict[str, list[str]]) -> str:
+def csv_table(columns: dict[str, list[str]]) -> str:
+    """Return columns of text as CSV, without a line break at its end."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
+    return text.getvalue().removesuffix("\n")
 
 
 def _table(table: ReportTable, form: str) -> str:
