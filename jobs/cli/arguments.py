@@ -43,6 +43,14 @@ Folder = Annotated[
 Results = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Results folder, such as logs/flash.", **RESULTS)
 ]
+Folders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FOLDER",
+        help="Results folders, such as logs/flash, and folders that contain results folders.",
+        **RESULTS,
+    ),
+]
 AnyFolders = Annotated[
     list[Path] | None,
     typer.Argument(

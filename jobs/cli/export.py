@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from jobs.cli.arguments import RESULTS, as_path
+from jobs.cli.arguments import Folders, as_path
 from jobs.cli.observed import results_folders_in
 from jobs.cli.output import fail, note
 from jobs.frame.file import unusable_file, write_csv, write_frame
@@ -19,14 +19,7 @@ EXAMPLES = "logs/flash --out flash.parquet"
 
 
 def export(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER",
-            help="Results folders, such as logs/flash, and folders that contain results folders.",
-            **RESULTS,
-        ),
-    ],
+    folders: Folders,
     out: Annotated[
         Path | None,
         typer.Option(

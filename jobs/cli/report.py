@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import RESULTS, as_path
+from jobs.cli.arguments import Folders, as_path
 from jobs.cli.output import fail, note
 from jobs.user_files import not_a_folder
 
@@ -15,14 +15,7 @@ EXAMPLES = "logs/flash --out report"
 
 
 def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER",
-            help="Results folders, and folders that contain results folders, such as logs/h200.",
-            **RESULTS,
-        ),
-    ],
+    folders: Folders,
     out: Annotated[
         Path,
         typer.Option(
