@@ -85,19 +85,15 @@ def compare(
     if margin is not None and not 0 < margin < 1:  # False for NaN
         fail(f"--margin must be greater than 0 and less than 1, got {margin}")
     if after is None:
-        observation = with_stale(observe(before.resolve()))
-        notes = [*map(str, observation.bad_lines), *observation.notes]
-        found = compare_blocks(observation, margin, _chosen(observation.runs, where))
+        seen = with_stale(observe(before.resolve()))
+        found = compare_blocks(seen, margin, _chosen(seen.runs, where))
+        note(*seen.bad_lines, *seen.notes)
     else:
         old, new = read_side(before.resolve()), read_side(after.resolve())
-        notes = [
-            f"{each.folder}: {text}"
-            for each in (old.observation, new.observation)
-            for text in (*each.bad_lines, *each.notes)
-        ]
         runs = old.observation.runs | new.observation.runs
         found = compare_folders(old, new, margin, _chosen(runs, where))
-    note(*dict.fromkeys(notes))
+        for seen in (old.observation, new.observation):
+            note(*(f"{seen.folder}: {text}" for text in (*seen.bad_lines, *seen.notes)))
     as_csv = output_format == "csv"
     print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width()))
     raise SystemExit(found.exit_code)
