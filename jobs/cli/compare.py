@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jobs.cli.arguments import RESULTS, WhereParams, flag
-from jobs.cli.output import fail, note, width
+from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
@@ -24,12 +25,12 @@ logs/before logs/after
 """
 
 
-def as_fraction(text: str) -> float:
-    """Return a number from the command line."""
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"expected a number such as 0.01 for 1%, got {text!r}") from None
+def as_margin(text: str) -> float:
+    """Return a margin from the command line."""
+    with suppress(ValueError):
+        if 0 < (margin := float(text)) < 1:  # False for NaN
+            return margin
+    raise typer.BadParameter(f"must be between 0 and 1, such as 0.01 for 1%, got {text!r}")
 
 
 def compare(
@@ -51,7 +52,7 @@ def compare(
             "--margin",
             "--tolerance",
             metavar="FLOAT",
-            parser=as_fraction,
+            parser=as_margin,
             help="Relative difference of equal times. [default: blocks.margin, or 0.01]",
         ),
     ] = None,
@@ -82,8 +83,6 @@ def compare(
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
     input is invalid; 3 otherwise.
     """
-    if margin is not None and not 0 < margin < 1:  # False for NaN
-        fail(f"--margin must be greater than 0 and less than 1, got {margin}")
     if after is None:
         seen = with_stale(observe(before.resolve()))
         found = compare_blocks(seen, margin, _chosen(seen.runs, where))
