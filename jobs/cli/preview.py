@@ -111,7 +111,5 @@ def _rounds(blocks: list[Block], prepared: Prepared, earlier: EarlierTimes) -> s
     text = f"{counted(len(blocks), 'block')} of {fewest}{counted(rounds, 'round')}"
     runs = [prepared.manifest.runs[run] for block in blocks for run, _ in block.tasks(0)]
     cost = earlier.cost(runs)
-    each = f"{len(runs)} processes a round"
-    if cost is None:
-        return f"{text}, {each}"
-    return f"{text}, {each}, about {cost} a round"
+    text += f", {len(runs)} processes a round"
+    return text if cost is None else f"{text}, about {cost} a round"

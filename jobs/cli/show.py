@@ -107,7 +107,7 @@ def _facts(facts: dict[str, Any]) -> list[str]:
     """Return a line for each fact that is a number or a short text."""
     flat = list(_flat(facts))
     more = [f"  … and {len(flat) - SHOWN_FACTS} more"] if flat[SHOWN_FACTS:] else []
-    return [*(columns(flat[:SHOWN_FACTS], "  ").splitlines() if flat else []), *more]
+    return [*columns(flat[:SHOWN_FACTS], "  ").splitlines(), *more]
 
 
 def _flat(facts: dict[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
