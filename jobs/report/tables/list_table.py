@@ -53,16 +53,11 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     by_key: dict[Key, Result] = {
         tuple(result.coordinate(name) for name in dimensions): result for result in results
     }
-    found = {key: _items(result, view) for key, result in by_key.items()}
     limit = view.limit or LIMIT
-    keys: list[Key] = []
-    items: list[Item | str] = []
-    for key in shown.sorted(by_key, dimensions):
-        own = found[key]
-        rows = [own] if isinstance(own, str) else own[:limit]
-        keys += [key] * len(rows)
-        items += rows
-    longest = max((len(own) for own in found.values() if not isinstance(own, str)), default=0)
+    found = {key: _items(by_key[key], view) for key in shown.sorted(by_key, dimensions)}
+    keys = [key for key, own in found.items() for _ in own[:limit]]
+    items = [item for own in found.values() for item in own[:limit]]
+    longest = max(map(len, found.values()), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     notes = [*notes_of(shown), *cut]
     records = [[record] if (record := by_key[key].record) else [] for key in keys]
@@ -75,7 +70,8 @@ def _columns(items: list[Item | str], view: Table) -> Iterator[tuple[str, list[s
     If a run has no items, the first column contains the reason.
     """
     found = [item for item in items if isinstance(item, dict)]
-    names = list(dict.fromkeys(name for item in found for name in item)) or [_last_part(view)]
+    last_part = str(view.list_fact).split(".")[-1]
+    names = list(dict.fromkeys(name for item in found for name in item)) or [last_part]
     for i, name in enumerate(names):
         header, text_of = _column(name, [item.get(name) for item in found], view.unit)
         yield (
@@ -87,22 +83,15 @@ def _columns(items: list[Item | str], view: Table) -> Iterator[tuple[str, list[s
         )
 
 
-def _items(result: Result, view: Table) -> list[Item] | str:
-    """Return the items of the list that a run returned.
-
-    If the run has no items, return a text for the cell that states the reason.
-    """
+def _items(result: Result, view: Table) -> list[Item | str]:
+    """Return the items of the list that a run returned, or else the reason why it has none."""
     if result.status != "ok" or result.measurements is None:
-        return result.failure_text
-    fact = fact_at(result.measurements.facts, str(view.list_fact).split("."))
+        return [result.failure_text]
+    path = str(view.list_fact).split(".")
+    fact = fact_at(result.measurements.facts, path)
     if not isinstance(fact, list):
-        return "–"
-    items = [item if isinstance(item, dict) else {_last_part(view): item} for item in fact]
-    return items or "none"
-
-
-def _last_part(view: Table) -> str:
-    return str(view.list_fact).split(".")[-1]
+        return ["–"]
+    return [item if isinstance(item, dict) else {path[-1]: item} for item in fact] or ["none"]
 
 
 def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
