@@ -7,7 +7,6 @@ returns in addition to times and memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,26 +60,18 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
     notes = [*notes_of(shown), *cut]
     records = [[record] if (record := by_key[key].record) else [] for key in keys]
-    return ListTable(dimensions, keys, list(_columns(items, view)), records, notes)
+    return ListTable(dimensions, keys, _columns(items, view), records, notes)
 
 
-def _columns(items: list[Item | str], view: Table) -> Iterator[tuple[str, list[str]]]:
-    """Yield the header and the cells of each column: one for each key of the items.
+def _columns(items: list[Item | str], view: Table) -> list[tuple[str, list[str]]]:
+    """Return the header and the cells of each column: one for each key of the items.
 
     If a run has no items, the first column contains the reason.
     """
-    found = [item for item in items if isinstance(item, dict)]
-    last_part = str(view.list_fact).split(".")[-1]
-    names = list(dict.fromkeys(name for item in found for name in item)) or [last_part]
-    for i, name in enumerate(names):
-        header, text_of = _column(name, [item.get(name) for item in found], view.unit)
-        yield (
-            header,
-            [
-                text_of(item.get(name)) if isinstance(item, dict) else (item if i == 0 else "")
-                for item in items
-            ],
-        )
+    found = dict.fromkeys(name for item in items if isinstance(item, dict) for name in item)
+    names = list(found) or [str(view.list_fact).split(".")[-1]]
+    rows = [item if isinstance(item, dict) else {names[0]: item} for item in items]
+    return [_column(name, [row.get(name) for row in rows], view.unit) for name in names]
 
 
 def _items(result: Result, view: Table) -> list[Item | str]:
@@ -94,26 +85,24 @@ def _items(result: Result, view: Table) -> list[Item | str]:
     return [item if isinstance(item, dict) else {path[-1]: item} for item in fact] or ["none"]
 
 
-def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, Callable[[Any], str]]:
-    """Return the header of a column, and a function that formats the cells of the column.
+def _column(name: str, values: list[Any], unit: str | None) -> tuple[str, list[str]]:
+    """Return the header and the cells of a column with the values of the key `name` of each item.
 
-    The column shows the value of the key `name` in each item. The suffix of the name, such as
-    `_ms`, gives the unit of the values. If they cannot be converted to `unit`, a suitable unit is
-    chosen.
+    The suffix of the name, such as `_ms`, gives the unit of the values. If they cannot be converted
+    to `unit`, a suitable unit is chosen.
     """
-    measured = measured_in(name)
+    header, factor, measured = name, None, measured_in(name)
     if name.endswith("_share") or name == "share":
-        return f"{name.replace('_', ' ')} (%)", lambda value: _text(value, 100.0)
-    if not measured:
-        return name, _text
-    largest = max((abs(value) for value in values if is_number(value)), default=0)
-    if unit not in units_of_measure(measured):
-        unit = ("GiB" if largest >= 2**30 else "MiB") if measured == "bytes" else measured
-    label = fact_metric(name).label
-    return f"{label} ({unit})", lambda value: _text(value, convert(1.0, measured, unit))
+        header, factor = f"{name.replace('_', ' ')} (%)", 100.0
+    elif measured:
+        largest = max((abs(value) for value in values if is_number(value)), default=0)
+        if unit not in units_of_measure(measured):
+            unit = ("GiB" if largest >= 2**30 else "MiB") if measured == "bytes" else measured
+        header, factor = f"{fact_metric(name).label} ({unit})", convert(1.0, measured, unit)
+    return header, [_text(value, factor) for value in values]
 
 
-def _text(value: Any, factor: float | None = None) -> str:
+def _text(value: Any, factor: float | None) -> str:
     """Return a value as text for a cell.
 
     Numbers are multiplied by `factor`, if there is one, and rounded to four significant digits.
