@@ -26,7 +26,7 @@ def logs(run: RunId, folder: In = None) -> None:
     seen, task = found_run(run, folder)
     print(f"# {task.run.label()} -> {task.status} {task.detail}".rstrip())
     # That of an earlier attempt would stand above the output of a running one.
-    failure = task.record.failure if task.record and not task.status.is_live else None
+    failure = task.failure
     if failure is not None:
         print(f"# {failure.type}: {failure.message}")
     for left in sorted((seen.folder / ARTIFACTS).glob(f"{task.run.id}-{task.repeat}-*")):

@@ -45,7 +45,7 @@ def show(run: RunId, folder: In = None) -> None:
 
 
 def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
-    record = task.record if not task.status.is_live else None
+    record = task.outcome
     with_run = [manifest for manifest in seen.manifests if task.run.id in manifest.runs]
     of_record = [m for m in with_run if record is not None and m.id == record.submission]
     manifest = (of_record or with_run)[-1]
@@ -72,8 +72,7 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
     run = task.run
     yield f"Run {run.id} of sweep {manifest.sweep.name} in {relative(seen.folder)}"
     older = " (measured with older code)" if task.key in with_stale(seen).stale else ""
-    failure = task.record.failure if task.record and not task.status.is_live else None
-    why = failure.summary if failure else task.detail
+    why = task.failure.summary if task.failure else task.detail
     yield _line("state", f"{task.status}{older}" + (f": {why}" if why else ""))
     yield _line("benchmark", f"{run.benchmark}, version {run.version}")
     params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())

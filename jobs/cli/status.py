@@ -162,8 +162,7 @@ def _runs(seen: Observation, any_state: bool, most: int | None) -> Iterator[str]
     several = seen.manifests[-1].sweep.repeats > 1
     lines: Counter[tuple[Status, str, str]] = Counter()  # rounds of a run often have the same line
     for task in chosen:
-        failure = task.record.failure if task.record and not task.status.is_live else None
-        why = failure.summary if failure else task.detail
+        why = task.failure.summary if task.failure else task.detail
         repeat = f" repeat={task.repeat}" if several else ""
         older = "  older code" if task.key in seen.stale else ""
         lines[task.status, f"{task.run.id}  {label(task.run)}{repeat}{older}", why] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -71,7 +72,7 @@ def tables(
     note(*observation.bad_lines, *observation.notes)
     others = dict.fromkeys(name for each in observation.manifests for name in each.checkouts)
     if others:
-        see = f"python -m jobs compare {relative(observation.folder)}"
+        see = f"python -m jobs compare {shlex.quote(str(relative(observation.folder)))}"
         note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
         images = _draw(observation, sweep, results, plot)

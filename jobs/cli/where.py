@@ -82,8 +82,7 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
 
 
 def _state(task: TaskState, now: dict[str, str | None]) -> dict[str, Any]:
-    measured = task.record if not task.status.is_live else None
-    older = measured is not None and is_stale(measured, now)
+    older = task.outcome is not None and is_stale(task.outcome, now)
     return {"run.status": str(task.status), "run.repeat": task.repeat, f"run.{OLDER}": older}
 
 

@@ -34,8 +34,8 @@ def log_of(seen: Observation, task: TaskState) -> Path | None:
     A log of another attempt would explain a failure that is not the one shown.
     """
     logs = logs_of(seen, task)
-    record = task.record
-    if record is not None and not task.status.is_live:
+    record = task.outcome
+    if record is not None:
         if record.log and (seen.folder / record.log).exists():
             return seen.folder / record.log
         logs = [path for path in logs if attempt_of(path) == record.attempt]

@@ -21,7 +21,7 @@ from jobs.results.counting import is_thrown_away, superseded
 from jobs.results.job_states import job_states
 from jobs.results.judgements import Judgement, read_judgements
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
-from jobs.results.record import Record, is_stale
+from jobs.results.record import Failure, Record, is_stale
 from jobs.results.record_reader import read_records
 from jobs.results.slurm_job_states import with_last_words
 from jobs.results.unreadable import BadLine
@@ -43,6 +43,15 @@ class TaskState:
     @property
     def key(self) -> TaskKey:
         return self.run.id, self.repeat
+
+    @property
+    def outcome(self) -> Record | None:
+        """The record, unless the task is queued or runs again."""
+        return None if self.status.is_live else self.record
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome.failure if self.outcome else None
 
 
 @dataclass(frozen=True, eq=False)  # equal only to itself, so that it can be a key of a cache
