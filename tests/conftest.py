@@ -143,7 +143,7 @@ def _scope(nodeid: str) -> str:
 def _shared(file: str) -> str | None:
     """Return the name of the session fixture that the tests of a file share, if there is one."""
     text = (Path(__file__).parents[1] / file).read_text()
-    words = {"ranks": "(ranks", "slurm": "slurm_cluster: "}
+    words = {"ranks": "parallel.ranks import", "slurm": "slurm_cluster: "}
     return next((name for name, word in words.items() if word in text), None)
 
 

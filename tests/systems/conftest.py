@@ -42,13 +42,7 @@ def worlds() -> Iterator[Callable[[str, int], Ranks]]:
         yield cache(lambda backend, size: stack.enter_context(world(backend, size)))
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(("gloo", 2), id="2_ranks"),
-        pytest.param(("gloo", 4), id="4_ranks"),
-        pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu),
-    ],
-)
+@pytest.fixture
 def ranks(request: pytest.FixtureRequest, worlds: Callable[[str, int], Ranks]) -> Ranks:
     """Return the ranks of a process group, which run all tests of this world_size."""
     return worlds(*request.param)

@@ -12,7 +12,7 @@ from systems.training.training import make_training
 from tests.systems.kernels.adamw_cases import USES, float64_shares
 from tests.systems.margins import assert_margin
 from tests.systems.parallel.parallel_models import build, share_of_tolerance, train
-from tests.systems.parallel.ranks import RankContext
+from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import CPU, ON_CPU, params
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("one_thread")]
@@ -32,7 +32,12 @@ def test_the_check_of_a_training(precision):
     assert_margin(shares_of)
 
 
-def trains_as_one_process(here: RankContext, name: str, sharded: str | None) -> None:
+@on_ranks(TWO, FOUR, GPUS, repeats=1)
+@pytest.mark.parametrize(
+    ("name", "sharded"),
+    [("toy", None), ("tied", None), ("transformer", None), ("tied", "torch"), ("tied", "fused")],
+)
+def test_data_parallel(here: RankContext, name: str, sharded: str | None) -> None:
     """Three data parallel steps have the same result as steps on whole batches in one process."""
 
     def shares_of(seed):
@@ -50,11 +55,3 @@ def trains_as_one_process(here: RankContext, name: str, sharded: str | None) -> 
         return {"weights": share_of_tolerance(wrapped.module, reference, here.tolerance)}
 
     assert_margin(shares_of)
-
-
-@pytest.mark.parametrize(
-    ("name", "sharded"),
-    [("toy", None), ("tied", None), ("transformer", None), ("tied", "torch"), ("tied", "fused")],
-)
-def test_data_parallel(ranks, name, sharded):
-    ranks.assert_passes(trains_as_one_process, name, sharded, repeats=1)

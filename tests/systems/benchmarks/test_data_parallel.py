@@ -1,7 +1,4 @@
-"""Tests of the data-parallel benchmark on two ranks: its facts, and errors that its check finds.
-
-Every rank runs the functions whose first parameter is a `RankContext`.
-"""
+"""Tests of the data-parallel benchmark on two ranks: its facts, and errors that its check finds."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import gc
 import os
 import re
 from functools import partial
-from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
@@ -32,7 +28,7 @@ from systems.training.parallel_timing import (
     step_facts,
 )
 from systems.training.parallel_training import ParallelTraining, rank_batch
-from tests.systems.parallel.ranks import RankContext, two_gpus, two_ranks
+from tests.systems.parallel.ranks import GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
 depends = pytest.mark.depends()
@@ -47,12 +43,26 @@ def on(here: RankContext, strategy: str, **given) -> Params:
     return params(strategy, backend=here.backend, **given)
 
 
-# ---- functions that ranks run --------------------------------------------------------------------
+def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
+    return (
+        ParallelTraining(point, here.device, here.rank, wrap),
+        ParallelTraining(point, here.device, here.rank),
+    )
 
 
-def strategies_are_measured(here: RankContext, folder: str, strategies: list[str]) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ["overlapped"],
+        pytest.param(["naive", "flat", "bucketed", "peer", "torch", "torch_tuned"], marks=depends),
+    ],
+    ids=["overlapped", "others"],
+)
+def test_every_strategy_is_measured_and_leaves_a_timeline(here: RankContext, strategies, tmp_path):
     for strategy in strategies:
-        os.environ["RUN_ARTIFACTS"] = f"{folder}/{strategy}"
+        os.environ["RUN_ARTIFACTS"] = str(tmp_path / strategy)
         beside = {"beside": "naive"} if strategy == "overlapped" else {}
         measured = measure(on(here, strategy, **beside), here.device)
         samples, facts = measured["samples_ms"], measured["facts"]
@@ -65,10 +75,15 @@ def strategies_are_measured(here: RankContext, folder: str, strategies: list[str
         buckets = {"overlapped": 15, "bucketed": 6, "peer": 6}.get(strategy)
         assert facts.get("model", {}).get("buckets") == buckets
         if here.rank == 0:
-            assert read_figure(Path(folder, strategy, "timeline.plot.json")).rows
+            assert read_figure(tmp_path / strategy / "timeline.plot.json").rows
 
 
-def master_weights_are_checked(here: RankContext, strategy: str, right: bool) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "right"), [("peer", True), ("peer", False), ("torch_tuned", True)]
+)
+def test_master_weights_are_updated(here: RankContext, strategy, right):
     point = on(here, strategy, precision="bf16_master", optimizer="fused", lr=1e-2)
     training, alone = pair(here, point, lambda module: data_parallel.wrapped(module, point))
     if right:
@@ -81,7 +96,9 @@ def master_weights_are_checked(here: RankContext, strategy: str, right: bool) ->
         check_parallel(training, alone)
 
 
-def only_one_training_is_left(here: RankContext) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+def test_a_compared_training_is_left_alone_in_memory(here: RankContext):
     """So the peak memory of a step has nothing of the training without communication."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ROUND, '{"check": false}')
@@ -91,7 +108,8 @@ def only_one_training_is_left(here: RankContext) -> None:
     assert [o for o in gc.get_objects() if type(o) is ParallelTraining] == [training]
 
 
-def the_order_is_reversed_after_each_round(here: RankContext) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+def test_the_order_is_reversed_after_each_round(here: RankContext):
     both = dict(zip(("train_step", "alone"), pair(here, on(here, "naive"), NaiveDDP), strict=True))
     seen: list[str] = []
     for name, training in both.items():
@@ -102,7 +120,8 @@ def the_order_is_reversed_after_each_round(here: RankContext) -> None:
     assert [len(times) for times in samples.values()] == [3, 3]
 
 
-def a_failure_in_warm_up_names_its_training(here: RankContext) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+def test_a_failure_in_warm_up_names_its_training(here: RankContext):
     training, alone = pair(here, on(here, "naive"), NaiveDDP)
     alone.forward = partial(torch.empty, 2**60)  # more memory than there is
     with pytest.raises(RuntimeError):
@@ -110,19 +129,23 @@ def a_failure_in_warm_up_names_its_training(here: RankContext) -> None:
     assert failed_phase() == "alone"
 
 
-def blocks_are_compiled_under_a_wrapper(here: RankContext) -> None:
+@on_ranks(GPUS, repeats=1)
+def test_compiled_blocks_train_as_one_process(here: RankContext):
     point = on(here, "overlapped", mode="compiled_blocks", num_layers=1)
     training, alone = pair(here, point, OverlappedDDP)
     check_parallel(training, alone)
     assert all(block._compiled_call_impl is not None for block in training.model.blocks)
 
 
-def torch_does_not_split_compiled_blocks(here: RankContext, folder: str) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@depends
+def test_torch_does_not_split_compiled_blocks(here: RankContext, tmp_path):
     """Compare the number of compiled graphs with that of a wrapper that torch does not know.
 
     The buckets of torch are made so small that it would split a block of the tiny model.
     """
-    os.environ["RUN_ARTIFACTS"] = folder
+    os.environ["RUN_ARTIFACTS"] = str(tmp_path)
     compiled = []
     for wrap in (NaiveDDP, partial(DistributedDataParallel, bucket_cap_mb=1e-4)):
         torch._dynamo.reset()
@@ -134,66 +157,6 @@ def torch_does_not_split_compiled_blocks(here: RankContext, folder: str) -> None
             measure(on(here, "torch", mode="compiled_blocks", rounds=1), here.device)
         compiled.append(torch._dynamo.utils.counters["aot_autograd"]["total"])
     assert compiled[0] == compiled[1] > 0
-
-
-def pair(here: RankContext, point: Params, wrap) -> tuple[ParallelTraining, ParallelTraining]:
-    return (
-        ParallelTraining(point, here.device, here.rank, wrap),
-        ParallelTraining(point, here.device, here.rank),
-    )
-
-
-# ---- tests ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@two_ranks
-@pytest.mark.parametrize(
-    "strategies",
-    [
-        ["overlapped"],
-        pytest.param(["naive", "flat", "bucketed", "peer", "torch", "torch_tuned"], marks=depends),
-    ],
-    ids=["overlapped", "others"],
-)
-def test_every_strategy_is_measured_and_leaves_a_timeline(ranks, strategies, tmp_path):
-    ranks.assert_passes(strategies_are_measured, str(tmp_path), strategies, repeats=1)
-
-
-@pytest.mark.slow
-@two_ranks
-@pytest.mark.parametrize(
-    ("strategy", "right"),
-    [("peer", True), ("peer", False), ("torch_tuned", True)],
-)
-def test_master_weights_are_updated(ranks, strategy, right):
-    ranks.assert_passes(master_weights_are_checked, strategy, right, repeats=1)
-
-
-@pytest.mark.slow
-@two_ranks
-def test_a_compared_training_is_left_alone_in_memory(ranks):
-    ranks.assert_passes(only_one_training_is_left, repeats=1)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    "case", [the_order_is_reversed_after_each_round, a_failure_in_warm_up_names_its_training]
-)
-def test_alternating_rounds(ranks, case):
-    ranks.assert_passes(case, repeats=1)
-
-
-@two_gpus
-def test_compiled_blocks_train_as_one_process(ranks):
-    ranks.assert_passes(blocks_are_compiled_under_a_wrapper, repeats=1)
-
-
-@pytest.mark.slow
-@depends
-@two_ranks
-def test_torch_does_not_split_compiled_blocks(ranks, tmp_path):
-    ranks.assert_passes(torch_does_not_split_compiled_blocks, str(tmp_path), repeats=1)
 
 
 def test_each_rank_has_a_batch_of_its_own():

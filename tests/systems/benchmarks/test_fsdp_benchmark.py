@@ -1,7 +1,4 @@
-"""Tests of the fsdp benchmark on two ranks: its facts, and errors that its check finds.
-
-Every rank runs the functions whose first parameter is a `RankContext`.
-"""
+"""Tests of the fsdp benchmark on two ranks: its facts, and errors that its check finds."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from systems.check.parallel_training import CHECK_STEPS, check_parallel
 from systems.check.sharded_training import gathered
 from systems.plot_data import read_figure
 from systems.training.parallel_training import ParallelTraining
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
 
@@ -29,8 +26,20 @@ def params(strategy: str = "blocks", **given) -> Params:
     return Params(**{**tiny, "strategy": strategy, **given})
 
 
-def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -> None:
-    os.environ["RUN_ARTIFACTS"] = folder
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "precision"),
+    [
+        ("layers", "bf16_master"),
+        pytest.param("blocks", "fp32", marks=pytest.mark.depends),
+        pytest.param("peer", "bf16_master", marks=pytest.mark.depends),
+        pytest.param("fsdp2", "bf16_master", marks=pytest.mark.depends),
+        pytest.param("fsdp2_prefetch", "fp32", marks=pytest.mark.depends),
+    ],
+)
+def test_every_strategy_is_measured(here: RankContext, strategy, precision, tmp_path):
+    os.environ["RUN_ARTIFACTS"] = str(tmp_path)
     point = params(strategy, precision=precision, backend=here.backend)
     measured = measure(point, here.device)
     facts, predicted = measured["facts"], predict(point)
@@ -45,9 +54,12 @@ def is_measured(here: RankContext, strategy: str, precision: str, folder: str) -
         measured["samples_ms"]["communication"], measured["samples_ms"]["exposed"], strict=True
     ):
         assert 0 <= exposed <= whole and whole > 0
+    if here.rank == 0:
+        assert len(read_figure(tmp_path / "timeline.plot.json").rows) == 4  # of two ranks
 
 
-def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+def test_the_check_finds_a_rank_that_forgets_a_step(here: RankContext):
     point = params(backend=here.backend)
     training = sharded_training(point, here.device)
     alone = ParallelTraining(point, here.device, here.rank)
@@ -57,28 +69,6 @@ def a_rank_that_forgets_a_step_is_found(here: RankContext) -> None:
         WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
     ):
         check_parallel(training, alone, gathered(training, alone))
-
-
-@pytest.mark.slow
-@two_ranks
-@pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [
-        ("layers", "bf16_master"),
-        pytest.param("blocks", "fp32", marks=pytest.mark.depends),
-        pytest.param("peer", "bf16_master", marks=pytest.mark.depends),
-        pytest.param("fsdp2", "bf16_master", marks=pytest.mark.depends),
-        pytest.param("fsdp2_prefetch", "fp32", marks=pytest.mark.depends),
-    ],
-)
-def test_every_strategy_is_measured(ranks, strategy, precision, tmp_path):
-    ranks.assert_passes(is_measured, strategy, precision, str(tmp_path), repeats=1)
-    assert len(read_figure(tmp_path / "timeline.plot.json").rows) == 4  # of two ranks
-
-
-@two_ranks
-def test_the_check_finds_a_rank_that_forgets_a_step(ranks):
-    ranks.assert_passes(a_rank_that_forgets_a_step_is_found, repeats=1)
 
 
 def test_predictions_share_the_state_and_add_activations():

@@ -6,7 +6,7 @@ import pytest
 
 from systems.benchmark import ROUND
 from systems.benchmarks import data_parallel, fsdp, sharded_optimizer
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
 # By strategy: the benchmark, what it times, and a fact that every round has
@@ -19,7 +19,9 @@ BENCHMARKS = {
 FIRST_ROUND = {"error", "model", "gathers", "profiled_exposed_ms"}
 
 
-def is_only_timed(here: RankContext, strategy: str) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("strategy", BENCHMARKS)
+def test_later_rounds_of_a_block_are_only_timed(here: RankContext, strategy: str) -> None:
     benchmark, timed, fact = BENCHMARKS[strategy]
     params = benchmark.Params(**PARALLEL, strategy=strategy, backend=here.backend)
     with pytest.MonkeyPatch.context() as patch:
@@ -28,9 +30,3 @@ def is_only_timed(here: RankContext, strategy: str) -> None:
     facts = measured["facts"]
     assert measured["samples_ms"].keys() == timed and facts.keys().isdisjoint(FIRST_ROUND)
     assert fact in facts
-
-
-@two_ranks
-@pytest.mark.parametrize("strategy", BENCHMARKS)
-def test_later_rounds_of_a_block_are_only_timed(ranks, strategy: str) -> None:
-    ranks.assert_passes(is_only_timed, strategy, repeats=1)

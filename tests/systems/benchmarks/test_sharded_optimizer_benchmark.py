@@ -1,7 +1,4 @@
-"""Tests of the sharded_optimizer benchmark on two ranks: memory compared with predictions.
-
-Every rank runs the functions whose first parameter is a `RankContext`.
-"""
+"""Tests of the sharded_optimizer benchmark on two ranks: memory compared with predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import pytest
 
 from systems.benchmarks.sharded_optimizer import Params, _memory, measure, predict
 from systems.measure.ranks import all_gather_objects
-from tests.systems.parallel.ranks import RankContext, two_ranks
+from tests.systems.parallel.ranks import GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
 
@@ -17,7 +14,18 @@ def params(strategy: str, **given) -> Params:
     return Params(**{**PARALLEL, "strategy": strategy, **given})
 
 
-def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "sharded",
+        pytest.param("peer", marks=pytest.mark.depends),
+        pytest.param("replicated", marks=pytest.mark.depends),
+        pytest.param("torch_zero", marks=pytest.mark.depends),
+    ],
+)
+def test_memory_by_kind_is_as_predicted(here: RankContext, strategy: str) -> None:
     point = params(strategy, backend=here.backend)
     measured = measure(point, here.device)
     predicted, facts = predict(point), measured["facts"]
@@ -38,21 +46,6 @@ def memory_is_as_predicted(here: RankContext, strategy: str) -> None:
     weights = facts["after_step"]["weights_bytes"]
     assert predicted["weights_bytes"] <= weights <= predicted["weights_bytes"] + padding
     assert ("allocated_bytes" in facts["after_step"]) == (here.device.type == "cuda")
-
-
-@pytest.mark.slow
-@two_ranks
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "sharded",
-        pytest.param("peer", marks=pytest.mark.depends),
-        pytest.param("replicated", marks=pytest.mark.depends),
-        pytest.param("torch_zero", marks=pytest.mark.depends),
-    ],
-)
-def test_memory_by_kind_is_as_predicted(ranks, strategy):
-    ranks.assert_passes(memory_is_as_predicted, strategy, repeats=1)
 
 
 def test_sharding_sends_half_as_much_again_and_keeps_a_share_of_the_state():

@@ -13,7 +13,7 @@ from systems.check import wrappers
 from systems.check.checked import Checked
 from systems.check.wrappers import Case, cases
 from tests.jobs.harness import ROOT, call
-from tests.systems.parallel.ranks import RankContext
+from tests.systems.parallel.ranks import TWO, RankContext, on_ranks
 
 CODE = """
 import torch
@@ -118,7 +118,6 @@ class NoBroadcast(torch.optim.Optimizer):
 
 
 HOOKS = "examples/cs336/adapters.py"
-on_a_cpu = pytest.mark.parametrize("ranks", [("gloo", 2)], ids=["2_ranks"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -126,21 +125,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own") / "own.py"
     path.write_text(CODE)
     return path
-
-
-def finds_it_right(here: RankContext, reference: str, kind: str) -> None:
-    smallest, *_, largest = cases(kind, here.world_size)
-    for case in (smallest, largest):
-        found = wrappers._check(kind, reference, here.backend, case, here.device)
-        assert found.status == "right", found
-
-
-def finds_it_wrong(here: RankContext, reference: str, kind: str, words: str) -> None:
-    case = cases(kind, here.world_size)[0]
-    found = wrappers._check(kind, reference, here.backend, case, here.device)
-    assert found.status == "wrong", found
-    if here.rank == 0:  # which writes the results
-        assert words in "\n".join(found.wrong), found
 
 
 RIGHT = {
@@ -155,16 +139,20 @@ RIGHT = {
 }
 
 
-@on_a_cpu
+@on_ranks(TWO, repeats=1)
 @pytest.mark.parametrize(
     "name", [x if x == "Right" else pytest.param(x, marks=pytest.mark.slow) for x in RIGHT]
 )
-def test_what_is_right_passes(ranks, own: Path, name: str) -> None:
+def test_what_is_right_passes(here: RankContext, own: Path, name: str) -> None:
     reference = f"{ROOT}/{name}" if ":" in name else f"{own}:{name}"
-    ranks.assert_passes(finds_it_right, reference, RIGHT[name], repeats=1)
+    kind = RIGHT[name]
+    smallest, *_, largest = cases(kind, here.world_size)
+    for case in (smallest, largest):
+        found = wrappers._check(kind, reference, here.backend, case, here.device)
+        assert found.status == "right", found
 
 
-@on_a_cpu
+@on_ranks(TWO, repeats=1)
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
@@ -180,8 +168,12 @@ def test_what_is_right_passes(ranks, own: Path, name: str) -> None:
         ("Ignores", "optimizer", "after timing: rank 0: error against one process that trains on"),
     ],
 )
-def test_a_mistake_is_named(ranks, own: Path, name: str, kind: str, words: str) -> None:
-    ranks.assert_passes(finds_it_wrong, f"{own}:{name}", kind, words, repeats=1)
+def test_a_mistake_is_named(here: RankContext, own: Path, name: str, kind: str, words: str) -> None:
+    case = cases(kind, here.world_size)[0]
+    found = wrappers._check(kind, f"{own}:{name}", here.backend, case, here.device)
+    assert found.status == "wrong", found
+    if here.rank == 0:  # which writes the results
+        assert words in "\n".join(found.wrong), found
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-"""Ranks of a process group: processes that run the test cases one after the other.
+"""Ranks of a process group: processes that run the tests marked `on_ranks` one after the other.
 
-Importing torch takes longer than all cases together. So processes are forked from a server that has
-imported it, and one process group serves all tests of a world_size. A race may appear in only a few
-of many runs, so each case is repeated; the environment variable REPEATS sets the number of runs.
+Importing torch takes longer than all tests together. So processes are forked from a server that has
+imported it, and one process group serves all tests of a world_size.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import multiprocessing
 import os
 import tempfile
@@ -53,18 +54,30 @@ class RankContext(NamedTuple):
 
 Case = Callable[..., Any]  # function (RankContext, *arguments) that is importable by name
 
-_TWO_GPUS = pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu)
-two_gpus = pytest.mark.parametrize("ranks", [_TWO_GPUS], indirect=True)
+# On two cores, four ranks take five times as long as two. They are for cases in which more ranks
+# than a model has rows or tensors, or an uneven share, may matter.
+TWO, THREE, FOUR = (pytest.param(("gloo", n), id=f"{n}_ranks") for n in (2, 3, 4))
+GPUS = pytest.param(("nccl", 2), id="2_gpus", marks=pytest.mark.gpu)
 
-# For cases that do not depend on world_size: on two cores, four ranks take five times as long.
-two_ranks = pytest.mark.parametrize(
-    "ranks", [pytest.param(("gloo", 2), id="2_ranks"), _TWO_GPUS], indirect=True
-)
 
-# For cases in which more ranks than a model has rows or tensors, or an uneven share, may matter.
-four_ranks = pytest.mark.parametrize(
-    "ranks", [pytest.param(("gloo", 4), id="4_ranks")], indirect=True
-)
+def on_ranks(*groups: Any, repeats: int = REPEATS) -> Callable[[Case], Callable[..., None]]:
+    """Return a decorator: every rank of each group runs the test, which gets its `RankContext`.
+
+    A race may appear in only a few of many runs, so the test is repeated; the environment variable
+    REPEATS sets the number of runs.
+    """
+
+    def decorate(case: Case) -> Callable[..., None]:
+        @functools.wraps(case)
+        def test(ranks: Ranks, **arguments: Any) -> None:
+            ranks.assert_passes(test, repeats=repeats, **arguments)
+
+        first, *others = inspect.signature(case).parameters.values()
+        signature = inspect.Signature([first.replace(name="ranks"), *others])
+        test.__signature__ = signature  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("ranks", groups, indirect=True)(test)
+
+    return decorate
 
 
 class Ranks:
@@ -79,17 +92,17 @@ class Ranks:
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # folder of the file store
 
-    def assert_passes(self, case: Case, *arguments: Any, repeats: int = REPEATS) -> None:
+    def assert_passes(self, case: Case, repeats: int = 1, **arguments: Any) -> None:
         """Run the case on every rank, and fail with the traceback of every exception."""
         errors = [
             f"rank {rank} of {self.world_size}: {outcome}"
-            for rank, outcome in enumerate(self.outcomes(case, *arguments, repeats=repeats))
+            for rank, outcome in enumerate(self.outcomes(case, repeats, **arguments))
             if outcome not in ("ok", READY)
         ]
         if errors:
             raise AssertionError("\n".join(errors))
 
-    def outcomes(self, case: Case, *arguments: Any, repeats: int = 1) -> list[str]:
+    def outcomes(self, case: Case, repeats: int = 1, **arguments: Any) -> list[str]:
         """Run the case on every rank and return how it ended on each.
 
         Returns:
@@ -180,7 +193,7 @@ def _serve(
         while (task := pipe.recv()) is not None:
             case, arguments, repeats = task
             for _ in range(repeats):
-                case(here, *arguments)
+                inspect.unwrap(case)(here, **arguments)
             pipe.send("ok")
     except BaseException:
         with contextlib.suppress(ConnectionError):  # the test process has ended

@@ -1,8 +1,6 @@
 """DDP wrappers on 2 and 4 ranks: unusual parameters and gradients, communication, and errors.
 
 test_situations.py compares whole trainings with those in one process.
-
-A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     share,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_gpus, two_ranks
+from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
 
 WRAPPERS = {
     "naive": NaiveDDP,
@@ -46,6 +44,7 @@ WRAPPERS = {
     "bucketed": lambda module: BucketedDDP(module, 25),
     "peer": lambda module: PeerDDP(module, bucket_size_mb=0.0005),
 }
+all_wrappers = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 
 def _collectives() -> int:
@@ -53,10 +52,9 @@ def _collectives() -> int:
     return dist.group.WORLD._get_sequence_number_for_group()
 
 
-# ---- cases ---------------------------------------------------------------------------------------
-
-
-def mixed_dtypes(here: RankContext, wrapper: str) -> None:
+@on_ranks(TWO, GPUS)
+@all_wrappers
+def test_mixed_dtypes(here: RankContext, wrapper: str) -> None:
     """Each gradient is the mean over the ranks, in the dtype of its parameter."""
     wrapped = WRAPPERS[wrapper](build("mixed", here.rank, here.device))
     data = batch("mixed", 0, here.device)
@@ -83,7 +81,9 @@ class Sum(nn.Module):
         return self.a[None] + self.b[None] + self.c[None] + x
 
 
-def gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
+@on_ranks(TWO, GPUS)
+@all_wrappers
+def test_gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
     wrapped = WRAPPERS[wrapper](Sum().to(here.device))
     x = torch.full((2, 3, 4), 1.0 + here.rank, device=here.device)
     for sharded in (False, True) if wrapper == "peer" else (False,):
@@ -101,7 +101,9 @@ def gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
             torch.testing.assert_close(old - parameter, torch.full_like(old, 1.0 + here.world_size))
 
 
-def gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
+@on_ranks(TWO, GPUS)
+@all_wrappers
+def test_gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
     """Gradients that are zeroed in place, not set to None, share no memory, so none is copied."""
     wrapped = WRAPPERS[wrapper](build("toy", 0, here.device))
     shared = []
@@ -120,7 +122,10 @@ def gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
     assert shared and not any(shared)
 
 
-def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
+@on_ranks(TWO, FOUR, GPUS)
+@all_wrappers
+def test_unused_parameters_differ(here: RankContext, wrapper: str) -> None:
+    """With three ranks or more, a layer is unused on some ranks and used on several others."""
     torch.manual_seed(here.rank)
     wrapped = WRAPPERS[wrapper](Branches().to(here.device))
     reference = Branches().to(here.device)
@@ -146,7 +151,12 @@ def unused_parameters_differ(here: RankContext, wrapper: str) -> None:
     assert all(p.grad is None for p in wrapped.parameters())
 
 
-def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> None:
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize(
+    ("wrapper", "expected"),
+    [("naive", 0), ("flat", 0), ("overlapped", 5), ("bucketed_small", 5), ("bucketed", 0)],
+)
+def test_gradients_go_out_during_backward(here: RankContext, wrapper: str, expected: int) -> None:
     """At least `expected` collectives have started when backward reaches the input of the model."""
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6))).to(here.device)
     wrapped = WRAPPERS[wrapper](model)
@@ -164,7 +174,10 @@ def goes_out_during_backward(here: RankContext, wrapper: str, expected: int) -> 
         assert (counted[0] - before > 0) == (expected > 0)
 
 
-def strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("channels", [1, 2])
+@all_wrappers
+def test_strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
     """Gradients of a channels_last convolution are averaged.
 
     With two channels, they are not contiguous. With one, they are, although they have the stride 1
@@ -183,7 +196,9 @@ def strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
     torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, 4 * mean))
 
 
-def sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fsdp"])
+def test_sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
     wrap = FullyShardedDataParallel if wrapper == "fsdp" else WRAPPERS[wrapper]
     wrapped = wrap(nn.Embedding(4, 2, sparse=True).to(here.device))
     with pytest.raises(RuntimeError, match="gradients must be dense"):
@@ -216,7 +231,9 @@ OTHER_MODELS = {
 }
 
 
-def different_models_are_refused(here: RankContext, wrap: type[nn.Module]) -> None:
+@on_ranks(TWO, FOUR, GPUS, repeats=1)
+@pytest.mark.parametrize("wrap", [OverlappedDDP, FullyShardedDataParallel])
+def test_different_models_are_refused(here: RankContext, wrap: type[nn.Module]) -> None:
     last = here.world_size - 1
     for other, words in OTHER_MODELS.values():
         model = other() if here.rank == last else nn.Sequential(FIRST(), nn.Linear(4, 2))
@@ -224,7 +241,11 @@ def different_models_are_refused(here: RankContext, wrap: type[nn.Module]) -> No
             wrap(model.to(here.device))
 
 
-def never_waits_for_the_device(here: RankContext, wrapper: str, sharded: bool) -> None:
+@on_ranks(GPUS)
+@pytest.mark.parametrize(
+    ("wrapper", "sharded"), [*((wrapper, False) for wrapper in WRAPPERS), ("bucketed", True)]
+)
+def test_a_step_never_waits_for_the_device(here: RankContext, wrapper: str, sharded: bool) -> None:
     wrapped = WRAPPERS[wrapper](build("transformer", 0, here.device))
     options = {"lr": 1e-3, "fused": True}
     if sharded:
@@ -232,68 +253,6 @@ def never_waits_for_the_device(here: RankContext, wrapper: str, sharded: bool) -
     else:
         optimizer = torch.optim.AdamW(wrapped.parameters(), **options)
     assert_steps_never_wait(here, wrapped, optimizer)
-
-
-# ---- tests ---------------------------------------------------------------------------------------
-
-all_wrappers = pytest.mark.parametrize("wrapper", WRAPPERS)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    "case",
-    [
-        unused_parameters_differ,
-        mixed_dtypes,
-        gradients_that_share_memory,
-        gradients_that_are_kept,
-    ],
-)
-@all_wrappers
-def test_steps_and_parameters_of_every_kind(ranks, wrapper, case):
-    ranks.assert_passes(case, wrapper)
-
-
-# With three ranks or more, a layer is unused on some ranks and used on several others.
-@four_ranks
-@pytest.mark.parametrize("wrapper", ["flat", "overlapped", "bucketed_small"])
-def test_parameters_that_only_some_of_four_ranks_use(ranks, wrapper):
-    ranks.assert_passes(unused_parameters_differ, wrapper)
-
-
-@two_ranks
-@pytest.mark.parametrize("channels", [1, 2])
-@all_wrappers
-def test_strided_parameters(ranks, wrapper, channels):
-    ranks.assert_passes(strided_parameters, wrapper, channels, repeats=1)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("wrapper", "expected"),
-    [("naive", 0), ("flat", 0), ("overlapped", 5), ("bucketed_small", 5), ("bucketed", 0)],
-)
-def test_gradients_go_out_during_backward(ranks, wrapper, expected):
-    ranks.assert_passes(goes_out_during_backward, wrapper, expected)
-
-
-@pytest.mark.parametrize("wrap", [OverlappedDDP, FullyShardedDataParallel])
-def test_different_models_are_refused(ranks, wrap):
-    ranks.assert_passes(different_models_are_refused, wrap, repeats=1)
-
-
-@two_ranks
-@pytest.mark.parametrize("wrapper", [*WRAPPERS, "fsdp"])
-def test_sparse_gradients_are_refused(ranks, wrapper):
-    ranks.assert_passes(sparse_gradients_are_refused, wrapper)
-
-
-@two_gpus
-@pytest.mark.parametrize(
-    ("wrapper", "sharded"), [*((wrapper, False) for wrapper in WRAPPERS), ("bucketed", True)]
-)
-def test_gpu_a_step_never_waits_for_the_device(ranks, wrapper, sharded):
-    ranks.assert_passes(never_waits_for_the_device, wrapper, sharded)
 
 
 def test_buckets_are_filled_from_the_last_parameter():

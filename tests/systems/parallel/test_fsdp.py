@@ -1,8 +1,6 @@
 """FSDP on 2 and 4 ranks: blocks, checkpoints, 16 bits, and when weights are whole.
 
 test_situations.py trains small models in many ways.
-
-A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
 """
 
 from __future__ import annotations
@@ -26,13 +24,9 @@ from tests.systems.parallel.parallel_models import (
     loss_of,
     train,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_gpus, two_ranks
+from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
 
-OPTIMIZERS = {
-    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
-    "adamw": partial(torch.optim.AdamW, lr=1e-2, eps=1e-2),
-}
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 # Limit of the relative L2 error of the change of the weights in three steps, compared to float32.
 # It is 16 unit roundoffs, because a step rounds weights, activations, gradients and their means.
 CHANGED = {torch.bfloat16: 16 * 2**-8, torch.float16: 16 * 2**-11}
@@ -76,62 +70,6 @@ def _assert_whole_is(wrapped, reference, tolerance):
     assert_same_on_all_ranks(p for p in wrapped.parameters() if p not in slices)
 
 
-# ---- cases ---------------------------------------------------------------------------------------
-
-
-def trains_as_one_process(
-    here: RankContext, name: str, optimizer: str, options: dict, change=None, steps=3, frozen=False
-) -> None:
-    reference = build(name, 0, here.device)
-    model = build(name, here.rank, here.device)
-    if frozen:
-        freeze_blocks(model)
-        freeze_blocks(reference)
-    if change is not None:
-        change(model)
-    wrapped = FullyShardedDataParallel(model, **options)
-    ours = OPTIMIZERS[optimizer](wrapped.parameters())
-    theirs = OPTIMIZERS[optimizer](reference.parameters())
-    for step in range(steps):
-        _step(here, wrapped, ours, name, step)
-    train(here, reference, theirs, name, range(steps))
-    for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None)
-    _assert_whole_is(wrapped, reference, here.tolerance)
-    with torch.no_grad():
-        x, _ = batch(name, 99, here.device)
-        torch.testing.assert_close(wrapped(x), reference(x), atol=1e-5, rtol=1e-5)
-    assert not any(weight.gathered for weight in wrapped._weights)
-
-
-def in_16_bits(here: RankContext, name: str, dtype: torch.dtype, options: dict, cast: bool) -> None:
-    """Shards are float32, with compute_dtype and with a module that was cast before wrapping."""
-    reference = build(name, 0, here.device)
-    if cast:
-        reference.to(dtype).float()  # start from the rounded weights of the cast module
-    start = [p.detach().clone() for p in reference.parameters()]
-    model = build(name, here.rank, here.device)
-    if cast:
-        wrapped = FullyShardedDataParallel(model.to(dtype), **options)
-    else:
-        wrapped = FullyShardedDataParallel(model, compute_dtype=dtype, **options)
-    ours = OPTIMIZERS["sgd"](wrapped.parameters())
-    theirs = OPTIMIZERS["sgd"](reference.parameters())
-    for step in range(3):
-        _step(here, wrapped, ours, name, step)
-    train(here, reference, theirs, name, range(3))
-    whole = wrapped.gather_full_parameters()
-    assert_same_on_all_ranks(whole.values())
-    error, moved = 0.0, 0.0
-    for (key, q), before in zip(reference.named_parameters(), start, strict=True):
-        assert whole[key].dtype == torch.float32
-        error += float((whole[key] - q).square().sum())
-        moved += float((q - before).square().sum())
-    assert 0 < error <= CHANGED[dtype] ** 2 * moved, (error / moved) ** 0.5
-    x, _ = batch(name, 99, here.device)
-    assert wrapped(x).dtype == dtype
-
-
 def use_policy(policy: str, model: nn.Module) -> None:
     model.apply_blocks = POLICIES[policy]
 
@@ -151,9 +89,118 @@ def wrap_compiled_blocks(model: nn.Module) -> None:
         model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
 
 
-def weights_are_whole_only_around_their_layer(
-    here: RankContext, policy: str | None, dtype: torch.dtype | None, frozen: bool
+def trains_as_one_process(
+    here: RankContext, name: str, options: dict, change=None, frozen=False
 ) -> None:
+    reference = build(name, 0, here.device)
+    model = build(name, here.rank, here.device)
+    if frozen:
+        freeze_blocks(model)
+        freeze_blocks(reference)
+    if change is not None:
+        change(model)
+    wrapped = FullyShardedDataParallel(model, **options)
+    ours, theirs = SGD(wrapped.parameters()), SGD(reference.parameters())
+    for step in range(3):  # prefetching in forward starts in the second
+        _step(here, wrapped, ours, name, step)
+    train(here, reference, theirs, name, range(3))
+    for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+    _assert_whole_is(wrapped, reference, here.tolerance)
+    with torch.no_grad():
+        x, _ = batch(name, 99, here.device)
+        torch.testing.assert_close(wrapped(x), reference(x), atol=1e-5, rtol=1e-5)
+    assert not any(weight.gathered for weight in wrapped._weights)
+
+
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize(
+    ("policy", "options", "frozen"),
+    [
+        (None, {}, False),
+        (None, BLOCKS, False),
+        (None, {}, True),
+        ("every_block", {}, True),
+        ("every_block", BLOCKS, False),
+        ("every_two", {}, False),
+        ("nested", BLOCKS, False),
+        ("selective", BLOCKS, False),
+        ("reentrant", {}, False),
+    ],
+)
+def test_trains_as_one_process(here, policy, options, frozen):
+    """Gradients also pass through frozen blocks."""
+    change = policy and partial(use_policy, policy)
+    trains_as_one_process(here, "transformer", options, change, frozen)
+
+
+@on_ranks(FOUR)
+@pytest.mark.parametrize(
+    ("model", "options"), [("tied", {}), ("transformer", BLOCKS)], ids=["layers", "blocks"]
+)
+def test_four_ranks_train_as_one_process(here, model, options):
+    trains_as_one_process(here, model, options)
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.slow
+@pytest.mark.depends
+@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
+def test_trains_as_one_process_with_compiled_blocks(here, change):
+    """A block whose layers were gathered one by one would not be a single graph."""
+    trains_as_one_process(here, "transformer", {}, change)
+
+
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "options", "cast"),
+    [
+        ("toy", torch.bfloat16, {}, False),
+        ("transformer", torch.bfloat16, BLOCKS, False),
+        ("tied", torch.bfloat16, {}, True),
+        ("tied", torch.float16, {}, False),
+    ],
+    ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
+)
+def test_in_16_bits(here, name, dtype, options, cast):
+    """Shards are float32, with compute_dtype and with a module that was cast before wrapping."""
+    reference = build(name, 0, here.device)
+    if cast:
+        reference.to(dtype).float()  # start from the rounded weights of the cast module
+    start = [p.detach().clone() for p in reference.parameters()]
+    model = build(name, here.rank, here.device)
+    if cast:
+        wrapped = FullyShardedDataParallel(model.to(dtype), **options)
+    else:
+        wrapped = FullyShardedDataParallel(model, compute_dtype=dtype, **options)
+    ours, theirs = SGD(wrapped.parameters()), SGD(reference.parameters())
+    for step in range(3):
+        _step(here, wrapped, ours, name, step)
+    train(here, reference, theirs, name, range(3))
+    whole = wrapped.gather_full_parameters()
+    assert_same_on_all_ranks(whole.values())
+    error, moved = 0.0, 0.0
+    for (key, q), before in zip(reference.named_parameters(), start, strict=True):
+        assert whole[key].dtype == torch.float32
+        error += float((whole[key] - q).square().sum())
+        moved += float((q - before).square().sum())
+    assert 0 < error <= CHANGED[dtype] ** 2 * moved, (error / moved) ** 0.5
+    x, _ = batch(name, 99, here.device)
+    assert wrapped(x).dtype == dtype
+
+
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize(
+    ("policy", "dtype", "frozen"),
+    [
+        (None, None, False),
+        (None, None, True),
+        ("every_two", torch.bfloat16, False),
+        ("nested", None, False),
+    ],
+    ids=["fp32", "frozen_blocks", "every_two_bf16", "nested"],
+)
+def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen):
     model = build("transformer", 0, here.device)
     if frozen:
         freeze_blocks(model)
@@ -188,10 +235,9 @@ def weights_are_whole_only_around_their_layer(
         assert not any(weight.gathered for weight in wrapped._weights)
     sizes = torch.tensor([module.weight.numel() for module in matrices.values()])
     sizes = sizes.to(here.device)
-    everyone = [torch.empty_like(sizes) for _ in range(here.world_size)]
-    torch.distributed.all_gather(everyone, sizes)
+    torch.distributed.all_reduce(sizes)
     whole = wrapped.gather_full_parameters()
-    assert sum(everyone).tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
+    assert sizes.tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
 
 
 class Odd(nn.Module):
@@ -211,7 +257,9 @@ class Odd(nn.Module):
         return self.last(self.sometimes(x) if more else x)
 
 
-def odd_layers(here: RankContext, options: dict) -> None:
+@on_ranks(TWO, FOUR, GPUS, repeats=1)  # on four, most weights have fewer rows than there are ranks
+@pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
+def test_odd_layers(here, options):
     torch.manual_seed(0)
     reference = Odd().to(here.device)
     torch.manual_seed(here.rank)
@@ -232,103 +280,13 @@ def odd_layers(here: RankContext, options: dict) -> None:
     _assert_whole_is(wrapped, reference, here.tolerance)
 
 
-def never_waits_for_the_device(here: RankContext, options: dict) -> None:
-    wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
-    assert_steps_never_wait(here, wrapped, optimizer)
-
-
-# ---- tests ---------------------------------------------------------------------------------------
-
-
-@two_ranks
-@pytest.mark.parametrize("options", [{}, BLOCKS], ids=["layers", "blocks"])
-def test_trains_as_one_process(ranks, options):
-    ranks.assert_passes(trains_as_one_process, "transformer", "adamw", options)
-
-
-@four_ranks
-@pytest.mark.parametrize(
-    ("model", "options"), [("tied", {}), ("transformer", BLOCKS)], ids=["layers", "blocks"]
-)
-def test_four_ranks_train_as_one_process(ranks, model, options):
-    ranks.assert_passes(trains_as_one_process, model, "adamw", options)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("policy", "options"),
-    [
-        ("every_block", BLOCKS),
-        ("every_two", {}),
-        ("nested", BLOCKS),
-        ("selective", BLOCKS),
-        ("reentrant", {}),
-    ],
-    ids=["every_block_blocks", "every_two", "nested_blocks", "selective_blocks", "reentrant"],
-)
-def test_trains_as_one_process_with_checkpoints(ranks, policy, options):
-    # Two steps, because prefetching in forward starts in the second.
-    change = partial(use_policy, policy)
-    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", options, change, 2)
-
-
-@two_ranks
-@pytest.mark.slow
-@pytest.mark.depends
-@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
-def test_trains_as_one_process_with_compiled_blocks(ranks, change):
-    """A block whose layers were gathered one by one would not be a single graph."""
-    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", {}, change, 2, repeats=1)
-
-
-@two_ranks
-@pytest.mark.parametrize("change", [None, partial(use_policy, "every_block")])
-def test_gradients_pass_through_frozen_blocks(ranks, change):
-    ranks.assert_passes(trains_as_one_process, "transformer", "sgd", {}, change, 2, True)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("model", "dtype", "options", "cast"),
-    [
-        ("toy", torch.bfloat16, {}, False),
-        ("transformer", torch.bfloat16, BLOCKS, False),
-        ("tied", torch.bfloat16, {}, True),
-        ("tied", torch.float16, {}, False),
-    ],
-    ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
-)
-def test_in_16_bits(ranks, model, dtype, options, cast):
-    ranks.assert_passes(in_16_bits, model, dtype, options, cast)
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("policy", "dtype", "frozen"),
-    [
-        (None, None, False),
-        (None, None, True),
-        ("every_two", torch.bfloat16, False),
-        ("nested", None, False),
-    ],
-    ids=["fp32", "frozen_blocks", "every_two_bf16", "nested"],
-)
-def test_weights_are_whole_only_around_their_layer(ranks, policy, dtype, frozen):
-    ranks.assert_passes(weights_are_whole_only_around_their_layer, policy, dtype, frozen)
-
-
-@pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
-def test_odd_layers(ranks, options):
-    # On four ranks, most weights have fewer rows than there are ranks.
-    ranks.assert_passes(odd_layers, options, repeats=1)
-
-
-@two_gpus
+@on_ranks(GPUS)
 @pytest.mark.parametrize(
     "options",
     [{}, {"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, **BLOCKS}],
     ids=["fp32", "bf16", "bf16_blocks"],
 )
-def test_gpu_a_step_never_waits_for_the_device(ranks, options):
-    ranks.assert_passes(never_waits_for_the_device, options)
+def test_a_step_never_waits_for_the_device(here, options):
+    wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
+    assert_steps_never_wait(here, wrapped, optimizer)

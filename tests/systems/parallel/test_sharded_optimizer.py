@@ -1,12 +1,8 @@
-"""ShardedOptimizer on 2 and 4 ranks has the same results as the optimizer that it wraps.
-
-A function whose first argument is a `RankContext` is a case: every rank runs it, several times.
-"""
+"""ShardedOptimizer on 2 and 4 ranks has the same results as the optimizer that it wraps."""
 
 from __future__ import annotations
 
 import io
-from functools import partial
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from tests.systems.parallel.parallel_models import (
     build,
     train,
 )
-from tests.systems.parallel.ranks import RankContext, four_ranks, two_ranks
+from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
@@ -37,9 +33,6 @@ def _groups(model):
     """Return two parameter groups with different learning rates."""
     parameters = list(model.parameters())
     return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-3}]
-
-
-# ---- cases ---------------------------------------------------------------------------------------
 
 
 def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_bytes: int) -> None:
@@ -79,7 +72,28 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
     assert_close(wrapped.module, plain_model, here.tolerance)
 
 
-def resharded(here: RankContext) -> None:
+@on_ranks(TWO, GPUS)
+@pytest.mark.parametrize(
+    ("name", "optimizer", "chunk_bytes"),
+    [
+        ("toy", "sgd", 10**9),
+        ("toy", "rprop", 100),
+        ("tied", "adamw", 100),
+        ("transformer", "adamw", 2000),
+        ("transformer", "fused_adamw", 10**9),
+    ],
+)
+def test_trains_as_one_process(here, name, optimizer, chunk_bytes):
+    trains_as_one_process(here, name, optimizer, chunk_bytes)
+
+
+@on_ranks(FOUR)
+def test_four_ranks_train_as_one_process(here):
+    trains_as_one_process(here, "transformer", "adamw", 2000)
+
+
+@on_ranks(TWO, FOUR, GPUS)
+def test_resharded(here: RankContext) -> None:
     """State is loaded with a smaller and with a larger world_size than it was saved with."""
     half = dist.new_group(list(range(here.world_size // 2)))
     reference = build("transformer", 0, here.device)
@@ -108,7 +122,8 @@ def resharded(here: RankContext) -> None:
     dist.destroy_process_group(half)
 
 
-def few_parameters_and_one_more_group(here: RankContext) -> None:
+@on_ranks(TWO, FOUR, GPUS)
+def test_few_parameters_and_one_more_group(here: RankContext) -> None:
     """Some ranks own no parameters, and a parameter group is added later."""
     torch.manual_seed(0)
     ours = [nn.Parameter(torch.randn(3, device=here.device)) for _ in range(4)]
@@ -128,7 +143,9 @@ def few_parameters_and_one_more_group(here: RankContext) -> None:
     assert sharded.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
 
 
-def strided_parameters(here: RankContext, peer_memory: bool = False) -> None:
+@on_ranks(TWO, FOUR, GPUS)
+@pytest.mark.parametrize("peer_memory", [False, True])
+def test_strided_parameters(here: RankContext, peer_memory: bool) -> None:
     """Parameters are strided, of mixed dtypes, and saved."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 1)).to(here.device)
@@ -175,7 +192,8 @@ class Halving(torch.optim.Optimizer):
                 p.div_(2**times)
 
 
-def closures_and_arguments(here: RankContext) -> None:
+@on_ranks(TWO, FOUR, GPUS)
+def test_closures_and_arguments(here: RankContext) -> None:
     parameters = [nn.Parameter(torch.full((2,), 8.0, device=here.device)) for _ in range(5)]
     optimizer = ShardedOptimizer(parameters, Halving)
     calls = []
@@ -191,7 +209,8 @@ def closures_and_arguments(here: RankContext) -> None:
     assert optimizer.param_groups[0]["count"] == 2
 
 
-def what_is_refused(here: RankContext) -> None:
+@on_ranks(TWO, FOUR, GPUS)
+def test_what_is_refused(here: RankContext) -> None:
     last = here.rank == here.world_size - 1
     shapes = [(2,), (3 + last,)]
     parameters = [nn.Parameter(torch.zeros(shape, device=here.device)) for shape in shapes]
@@ -214,44 +233,6 @@ def what_is_refused(here: RankContext) -> None:
         optimizer.step()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
-
-
-# ---- tests ---------------------------------------------------------------------------------------
-
-
-@two_ranks
-@pytest.mark.parametrize(
-    ("model", "optimizer", "chunk_bytes"),
-    [
-        ("toy", "sgd", 10**9),
-        ("toy", "rprop", 100),
-        ("tied", "adamw", 100),
-        ("transformer", "adamw", 2000),
-        ("transformer", "fused_adamw", 10**9),
-    ],
-)
-def test_trains_as_one_process(ranks, model, optimizer, chunk_bytes):
-    ranks.assert_passes(trains_as_one_process, model, optimizer, chunk_bytes)
-
-
-@four_ranks
-def test_four_ranks_train_as_one_process(ranks):
-    ranks.assert_passes(trains_as_one_process, "transformer", "adamw", 2000)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        resharded,
-        few_parameters_and_one_more_group,
-        strided_parameters,
-        pytest.param(partial(strided_parameters, peer_memory=True), id="strided_in_peer_memory"),
-        closures_and_arguments,
-        what_is_refused,
-    ],
-)
-def test_as_the_wrapped_optimizer(ranks, case):
-    ranks.assert_passes(case)
 
 
 def test_shares_are_balanced_by_bytes():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from systems.parallel import (
     sharded_optimizer,
 )
 from tests.systems.parallel.parallel_models import Branches
-from tests.systems.parallel.ranks import RankContext, two_ranks, world
+from tests.systems.parallel.ranks import GPUS, THREE, TWO, RankContext, on_ranks, world
 from tests.systems.parallel.situations import (
     OURS,
     SITUATIONS,
@@ -81,16 +82,16 @@ def goes_through(here: RankContext, name: str, situation: str) -> None:
         SITUATIONS[situation](Run(here, WRAPPERS[name]))
 
 
-@two_ranks
+@on_ranks(TWO, GPUS, repeats=1)
 @pytest.mark.parametrize(("name", "situation"), CASES)
-def test_situation(ranks, name, situation):
-    ranks.assert_passes(goes_through, name, situation, repeats=1)
+def test_situation(here, name, situation):
+    goes_through(here, name, situation)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(("gloo", 3), id="3_ranks")], indirect=True)
+@on_ranks(THREE, repeats=1)
 @pytest.mark.parametrize(("name", "situation"), ON_THREE)
-def test_situation_on_three_ranks(ranks, name, situation):
-    ranks.assert_passes(goes_through, name, situation, repeats=1)
+def test_situation_on_three_ranks(here, name, situation):
+    goes_through(here, name, situation)
 
 
 # ---- ranks without a batch -----------------------------------------------------------------------
@@ -113,15 +114,11 @@ def missing_batches(run: Run, set_to_none: bool) -> None:
         run.optimizer.step()
 
 
-def goes_through_missing_batches(here: RankContext, name: str, set_to_none: bool) -> None:
-    compare(here, name, partial(missing_batches, set_to_none=set_to_none))
-
-
-@pytest.mark.parametrize("ranks", [pytest.param(("gloo", 3), id="3_ranks")], indirect=True)
+@on_ranks(THREE, repeats=1)
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("name", ["naive", "flat", "overlapped", "bucketed", "peer"])
-def test_a_rank_without_a_batch_adds_zeros(ranks, name, set_to_none):
-    ranks.assert_passes(goes_through_missing_batches, name, set_to_none, repeats=1)
+def test_a_rank_without_a_batch_adds_zeros(here, name, set_to_none):
+    compare(here, name, partial(missing_batches, set_to_none=set_to_none))
 
 
 # ---- changes after wrapping ----------------------------------------------------------------------
@@ -143,7 +140,9 @@ CHANGES: dict[str, Callable[[Run], Any]] = {
 }
 
 
-def changes_are_refused(here: RankContext, name: str) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("name", OURS)
+def test_a_wrapper_stays_as_it_was_made(here: RankContext, name: str) -> None:
     for what, change in CHANGES.items():
         run = Run(here, WRAPPERS[name])
         run.make()
@@ -167,13 +166,9 @@ def changes_are_refused(here: RankContext, name: str) -> None:
             run.train(0)
 
 
-@two_ranks
+@on_ranks(TWO, GPUS, repeats=1)
 @pytest.mark.parametrize("name", OURS)
-def test_a_wrapper_stays_as_it_was_made(ranks, name):
-    ranks.assert_passes(changes_are_refused, name, repeats=1)
-
-
-def errors_end_the_wrapper(here: RankContext, name: str) -> None:
+def test_a_wrapper_ends_with_an_error(here: RankContext, name: str) -> None:
     """After an exception on all ranks, only the state can be used."""
     for phase in ("forward", "backward", "backward under no_sync", "an earlier backward"):
         run = Run(here, WRAPPERS[name])
@@ -198,12 +193,6 @@ def errors_end_the_wrapper(here: RankContext, name: str) -> None:
         assert all(parameter.isfinite().all() for parameter in new.parameters())
 
 
-@two_ranks
-@pytest.mark.parametrize("name", OURS)
-def test_a_wrapper_ends_with_an_error(ranks, name):
-    ranks.assert_passes(errors_end_the_wrapper, name, repeats=1)
-
-
 # ---- wraps that make no sense --------------------------------------------------------------------
 
 DOUBLE_WRAPS: dict[str, Callable[[nn.Module], Any]] = {
@@ -222,7 +211,8 @@ DOUBLE_WRAPS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def double_wraps_are_refused(here: RankContext) -> None:
+@on_ranks(TWO, GPUS, repeats=1)
+def test_double_wraps_are_refused(here: RankContext) -> None:
     for name, wrap in DOUBLE_WRAPS.items():
         with pytest.raises(ValueError, match=r"rank 0: .*(cannot be wrapped|is already)"):
             wrap(Net().to(here.device))
@@ -241,11 +231,6 @@ class _Looks(DistributedDataParallel):
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
         self.module = module
-
-
-@two_ranks
-def test_double_wraps_are_refused(ranks):
-    ranks.assert_passes(double_wraps_are_refused, repeats=1)
 
 
 # ---- ranks that differ ---------------------------------------------------------------------------
@@ -274,7 +259,7 @@ def ranks_run_different_layers(here: RankContext, first: list[list[int]], then: 
 )
 def test_an_error_names_the_rank_and_the_layer(first, then):
     with world("gloo", 2) as ranks:
-        outcomes = ranks.outcomes(ranks_run_different_layers, first, then)
+        outcomes = ranks.outcomes(ranks_run_different_layers, first=first, then=then)
     told = [o.rpartition("Failed: ")[2] for o in outcomes]
     assert any("layers.2" in words and "rank" in words for words in told), told
     assert not any("no error" in words for words in told), told
@@ -304,7 +289,7 @@ def fails_on_one_rank(here: RankContext, name: str, phase: str) -> None:
 def test_an_exception_on_one_rank_ends_the_others(name, phase):
     start = time.monotonic()
     with world("gloo", 2, timeout_s=20) as ranks:
-        outcomes = ranks.outcomes(fails_on_one_rank, name, phase)
+        outcomes = ranks.outcomes(fails_on_one_rank, name=name, phase=phase)
     assert "Failed" in outcomes[1] and "RuntimeError" in outcomes[0], outcomes
     assert time.monotonic() - start < 60
 
@@ -343,7 +328,7 @@ def _impatient_store() -> Store:
 )
 def test_a_call_that_not_all_ranks_make_says_so(name):
     with world("gloo", 2) as ranks:
-        ranks.assert_passes(lone_call, name, repeats=1)
+        ranks.assert_passes(lone_call, name=name)
 
 
 ENDS = """
@@ -390,28 +375,28 @@ def test_no_thread_of_gloo_outlives_the_process_group(name, given):
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-def saves(here: RankContext, name: str, path: str) -> None:
+def saves(here: RankContext, name: str, folder: Path) -> None:
     """Train two steps, and save the model and the optimizer after the first."""
     run = Run(here, WRAPPERS[name])
     run.make()
     run.train(0)
     saved = _state(run)
-    dcp.save({"model": saved[0]}, checkpoint_id=f"{path}/dcp")
+    dcp.save({"model": saved[0]}, checkpoint_id=folder / "dcp")
     if here.rank == 0:
-        torch.save(saved, f"{path}/saved")
+        torch.save(saved, folder / "saved")
     run.train(1)
     values = run.values()
     if here.rank == 0:
-        torch.save(values, f"{path}/values")
+        torch.save(values, folder / "values")
 
 
-def loads(here: RankContext, name: str, path: str) -> None:
+def loads(here: RankContext, name: str, folder: Path) -> None:
     """Load what `saves` saved with another wrapper and number of ranks, and train the next step."""
     run = Run(here, WRAPPERS[name])
     run.make()
-    model, optimizer = torch.load(f"{path}/saved")
+    model, optimizer = torch.load(folder / "saved")
     target = {"model": {name: torch.zeros_like(value) for name, value in model.items()}}
-    dcp.load(target, checkpoint_id=f"{path}/dcp")
+    dcp.load(target, checkpoint_id=folder / "dcp")
     model = target["model"]
     if isinstance(run.model, DistributedDataParallel):
         model = {f"module.{name}": value for name, value in model.items()}
@@ -421,7 +406,7 @@ def loads(here: RankContext, name: str, path: str) -> None:
     else:
         run.optimizer.load_state_dict(optimizer)
     run.train(1)
-    torch.testing.assert_close(run.values(), torch.load(f"{path}/values"), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(run.values(), torch.load(folder / "values"), atol=1e-6, rtol=1e-6)
 
 
 def _state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -451,5 +436,5 @@ CHECKPOINTS = [
 def test_a_checkpoint_of_another_wrapper_is_loaded(
     worlds, tmp_path, saved_by, size, loaded_by, new_size
 ):
-    worlds("gloo", size).assert_passes(saves, saved_by, str(tmp_path), repeats=1)
-    worlds("gloo", new_size).assert_passes(loads, loaded_by, str(tmp_path), repeats=1)
+    worlds("gloo", size).assert_passes(saves, name=saved_by, folder=tmp_path)
+    worlds("gloo", new_size).assert_passes(loads, name=loaded_by, folder=tmp_path)

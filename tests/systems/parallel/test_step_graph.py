@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from systems.parallel import GraphedStep
-from tests.systems.parallel.ranks import RankContext, two_gpus
+from tests.systems.parallel.ranks import GPUS, RankContext, on_ranks
 from tests.systems.parallel.situations import WRAPPERS, Net, Run
 
 STEPS = 20
@@ -49,7 +49,16 @@ class _Training(Run):
         self.x.copy_(torch.randn(6, 6, generator=generator))
 
 
-def replays_equal_launches(here: RankContext, name: str, accumulates: bool) -> None:
+@on_ranks(GPUS, repeats=1)
+@pytest.mark.parametrize(
+    ("name", "accumulates"),
+    [
+        *((name, False) for name in WRAPPERS),
+        *((name, True) for name in ("flat", "bucketed", "peer", "sharded_gradients")),
+    ],
+)
+def test_replays_equal_launches(here: RankContext, name: str, accumulates: bool) -> None:
+    """A step without synchronization, which accumulates gradients, is a graph of its own."""
     launched, replayed = _Training(here, name), _Training(here, name)
     for training in (launched, replayed):
         for _ in range(11 if name.startswith("torch") else 3):
@@ -68,18 +77,6 @@ def replays_equal_launches(here: RankContext, name: str, accumulates: bool) -> N
             replayed.take(number + STEPS)
         torch.testing.assert_close(step(), launched.step(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(replayed.values(), launched.values(), atol=1e-5, rtol=1e-5)
-
-
-@two_gpus
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_replays_equal_launches(ranks, name):
-    ranks.assert_passes(replays_equal_launches, name, False, repeats=1)
-
-
-@two_gpus
-@pytest.mark.parametrize("name", ["flat", "bucketed", "peer", "sharded_gradients"])
-def test_a_step_without_synchronization_is_a_graph_of_its_own(ranks, name):
-    ranks.assert_passes(replays_equal_launches, name, True, repeats=1)
 
 
 def test_without_a_gpu_says_so():
