@@ -31,7 +31,7 @@ def program_id(axis: int) -> Int:
 
 
 def num_programs(axis: int) -> Int:
-    return Int(active().running.n_programs)
+    return Int(active().n_programs)
 
 
 def cdiv(a: int, b: int) -> int:
@@ -170,7 +170,7 @@ def warp_specialize(
         def body(function: Any = function, arguments: Any = arguments) -> None:
             function(*arguments)
 
-        started.append(schedule.start(body, me.program, me.n_programs))
+        started.append(schedule.start(body, me.program))
     schedule.switch(lambda: all(x.is_finished for x in started), "its warpgroups")
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from systems.kernels.kernel_launch import Launch
 from tests.interpreted.hopper_emulator import hopper, language
-from tests.interpreted.hopper_emulator.schedule import Schedule, run_in
+from tests.interpreted.hopper_emulator.schedule import Schedule
 from tests.interpreted.hopper_emulator.shared_memory import Descriptor
 from tests.interpreted.hopper_emulator.values import Int, Pointer
 from tests.systems.kernels.hopper import launches_on_a_cpu
@@ -125,7 +125,7 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
         assert all(n == 1 for n in others)
         function = getattr(source.load(self.kernel.fn.__module__), self.kernel.fn.__name__)
         arguments = [_argument(x) for x in (*maps, *tensors, *self.numbers)]
-        schedule = Schedule(next(seeds))
+        schedule = Schedule(next(seeds), n_programs)
         # A GPU starts programs in the order of their indices. `backward.turns` needs this.
         programs = iter(range(n_programs))
 
@@ -136,7 +136,7 @@ def emulated_gpu(multiprocessors: int, seed: int, source: Source = UNCHANGED) ->
                 agent.program = program
                 function(*arguments, **self.constants)
 
-        run_in(schedule, [run_programs] * multiprocessors, n_programs)
+        schedule.run([run_programs] * multiprocessors)
         assert not counters.any(), "forward does not set its counters to zero for the next launch"
 
     counters = torch.zeros(2, dtype=torch.int32)

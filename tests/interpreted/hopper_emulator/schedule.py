@@ -4,6 +4,8 @@ An agent is a warpgroup, or the part of a program before `gl.warp_specialize`. I
 of its own, and only one agent runs at a time. Before each action that others can see, an agent
 calls `Schedule.switch`. This executes some asynchronous operations, and continues an agent. Both
 are chosen at random by weights, so that some agents are much faster than others.
+
+In tests/systems/parallel/test_peer_order.py, agents are ranks and their streams.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Agent:
     """A thread that executes the code of a warpgroup.
 
     Fields:
-        program, n_programs: index of its program, and number of programs of the launch.
+        program: index of its program.
         is_ready: condition for which it waits.
         waits_for: description of this condition.
         wgmmas: the WGMMAs that it has started and for which it has not waited. They are executed
@@ -57,7 +59,6 @@ class Agent:
     """
 
     program: int
-    n_programs: int
     weight: float
     is_ready: Callable[[], bool] | None = None
     waits_for: str = ""
@@ -74,7 +75,8 @@ class Agent:
 class Schedule:
     """The agents and asynchronous operations of one launch of a kernel."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, n_programs: int = 1):
+        self.n_programs = n_programs
         self._random = random.Random(seed)
         self._agents: list[Agent] = []
         self._running: Agent | None = None
@@ -84,22 +86,29 @@ class Schedule:
         # Operations that may outlast the agent that started them
         self.detached: list[Operation] = []
 
-    def run(self, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
-        """Run functions in parallel, each as an agent. Raise the first error of an agent."""
+    def run(self, bodies: Sequence[Callable[[], None]]) -> None:
+        """Run functions in parallel, each as an agent. Raise the first error of an agent.
+
+        Until they end, this schedule is the active one.
+        """
+        global _active
+        _active = self
         for body in bodies:
-            self.start(body, -1, n_programs)
+            self.start(body)
         self._resume_another()
         try:
             self._ended.wait()
         except BaseException:  # such as KeyboardInterrupt
             self._error = Stopped()
             raise
+        finally:
+            _active = None
         if self._error is not None:
             raise self._error
 
-    def start(self, body: Callable[[], None], program: int, n_programs: int) -> Agent:
+    def start(self, body: Callable[[], None], program: int = -1) -> Agent:
         """Create an agent that calls `body`. It runs when the schedule chooses it."""
-        agent = Agent(program, n_programs, self._weight())
+        agent = Agent(program, self._weight())
         self._agents.append(agent)
         threading.Thread(target=self._run_agent, args=(agent, body), daemon=True).start()
         return agent
@@ -197,16 +206,6 @@ _active: Schedule | None = None  # the schedule of the launch that is being exec
 def active() -> Schedule:
     assert _active is not None
     return _active
-
-
-def run_in(schedule: Schedule, bodies: Sequence[Callable[[], None]], n_programs: int) -> None:
-    """Make a schedule the active one, and run functions in it, see `Schedule.run`."""
-    global _active
-    _active = schedule
-    try:
-        schedule.run(bodies, n_programs)
-    finally:
-        _active = None
 
 
 def complete_except_last(operations: list[Operation], n_last: int) -> None:
