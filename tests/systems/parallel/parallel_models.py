@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from systems.model import TransformerLM, cross_entropy
 
-BATCH = 8  # batch size of all ranks together
+BATCH = 12  # batch size of all ranks together, of which there are 2, 3 or 4
+WIDTH = 6
 VOCABULARY = 31
 
 
@@ -24,12 +25,12 @@ class Toy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 7)
+        self.first = nn.Linear(WIDTH, 7)
         self.norm = nn.LayerNorm(7)
         self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
         self.never = nn.Linear(3, 3)
         self.last = nn.Linear(7, 1, bias=False)
-        self.register_buffer("shift", torch.randn(5))
+        self.register_buffer("shift", torch.randn(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(F.gelu(self.first(x + self.shift)))
@@ -41,9 +42,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 6)
-        self.middle = nn.Linear(6, 6)
-        self.head = nn.Linear(6, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_bf16 = nn.Linear(5, 6, dtype=torch.bfloat16)
+        self.in_bf16 = nn.Linear(WIDTH, 6, dtype=torch.bfloat16)
         self.in_fp32 = nn.Linear(6, 6)
         self.in_fp64 = nn.Linear(6, 1, dtype=torch.float64)
 
@@ -98,7 +99,7 @@ def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the input and target of a step for all ranks together."""
     generator = torch.Generator().manual_seed(1000 + step)
     if name in ("toy", "mixed"):
-        x = torch.randn(BATCH, 5, generator=generator)
+        x = torch.randn(BATCH, WIDTH, generator=generator)
         return x.to(device), torch.randn(BATCH, 1, generator=generator).to(device)
     tokens = torch.randint(0, VOCABULARY, (BATCH, 9), generator=generator).to(device)
     return tokens[:, :-1], tokens[:, 1:]

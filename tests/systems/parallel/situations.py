@@ -34,11 +34,14 @@ from systems.parallel import (
     PeerDDP,
     ShardedOptimizer,
 )
-from tests.systems.parallel.parallel_models import assert_same_on_all_ranks
+from tests.systems.parallel.parallel_models import (
+    BATCH,
+    WIDTH,
+    Toy,
+    assert_same_on_all_ranks,
+)
 from tests.systems.parallel.ranks import RankContext
 
-WIDTH = 6
-BATCH = 12  # batch size of all ranks together
 # lr / eps = 1, so an error of a gradient is not amplified in the update of its weight.
 ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2}
 
@@ -393,27 +396,12 @@ def gradient_of_the_input(run: Run) -> None:
 # ---- wrapping, parameters and gradients ----------------------------------------------------------
 
 
-class Partial(Net):
-    """Net with a norm, a buffer, a frozen layer and one that is never used."""
-
-    shift: Tensor
-
-    def __init__(self) -> None:
-        frozen = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
-        super().__init__(nn.Sequential(nn.LayerNorm(WIDTH), frozen))
-        self.never = nn.Linear(3, 3)
-        self.register_buffer("shift", torch.randn(WIDTH))
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x + self.shift)
-
-
 def frozen_and_unused(run: Run) -> None:
     """A parameter without a gradient keeps none: with zeros, weight decay would change it.
 
     Gradients are removed and set to zero in turn, because hooks then behave differently.
     """
-    run.make(Partial)
+    run.make(Toy)
     group = {"params": list(run.model.parameters()), "weight_decay": 0.5}
     run.optimizer = run.make_optimizer([group])
     for step in range(3):
