@@ -165,8 +165,12 @@ class Run:
         return losses
 
     def backward(self, step: int, of: Any = None, scale: float = 1.0) -> None:
-        for loss in self.losses(step, of):
-            (loss * scale / (self.here.world_size if self.alone else 1)).backward()
+        self.differentiate(self.losses(step, of), scale)
+
+    def differentiate(self, losses: list[Tensor], scale: float = 1.0, **options: Any) -> None:
+        """Run backward for a result of `losses`."""
+        for loss in losses:
+            (loss * scale / len(losses)).backward(**options)
 
     def finish(self) -> None:
         if hasattr(self.model, "finish_gradient_synchronization"):
@@ -179,12 +183,6 @@ class Run:
         """Finish the gradients, and step the optimizer."""
         self.finish()
         self.optimizer.step()
-
-    def update_from(self, losses: list[Tensor]) -> None:
-        """Run backward for a result of `losses`, and update the weights."""
-        for loss in losses:
-            (loss / len(losses)).backward()
-        self.update()
 
     def train(self, step: int, of: Any = None) -> None:
         self.zero_grad()
@@ -218,10 +216,10 @@ def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> N
 # ---- a step that was not finished ----------------------------------------------------------------
 
 
-def plain(run: Run, build: Callable[[], nn.Module] = Net) -> None:
+def plain(run: Run, build: Callable[[], nn.Module] = Net, of: Any = None) -> None:
     run.make(build)
     for step in range(3):
-        run.train(step)
+        run.train(step, of)
 
 
 def finish_is_forgotten(run: Run) -> None:
@@ -250,7 +248,8 @@ def zeroed_between_forward_and_backward(run: Run) -> None:
     for step in range(3):
         losses = run.losses(step)
         run.zero_grad()
-        run.update_from(losses)
+        run.differentiate(losses)
+        run.update()
 
 
 def zeroed_after_no_sync_and_forward(run: Run) -> None:
@@ -259,7 +258,8 @@ def zeroed_after_no_sync_and_forward(run: Run) -> None:
         run.backward(1)
     losses = run.losses(2)
     run.zero_grad()
-    run.update_from(losses)
+    run.differentiate(losses)
+    run.update()
 
 
 def finished_twice(run: Run) -> None:
@@ -355,18 +355,12 @@ def _halve(run: Run) -> None:
             parameter.grad.mul_(0.5)
 
 
-def two_forwards_one_backward(run: Run) -> None:
-    run.make()
-    for step in range(2):
-        run.train(step, lambda model, x: F.mse_loss(model(x), model(2 * x)))
-
-
 def two_backwards_of_one_forward(run: Run) -> None:
     run.make()
     run.zero_grad()
     losses = run.losses(0)
-    for loss in losses * 2:
-        (loss / len(losses)).backward(retain_graph=True)
+    for _ in range(2):
+        run.differentiate(losses, retain_graph=True)
     run.update()
 
 
@@ -380,17 +374,11 @@ def evaluated_between_steps(run: Run) -> None:
         run.model.train()
 
 
-def gradient_of_the_input(run: Run) -> None:
+def _after_gradient_of_the_input(model: Any, x: Tensor) -> Tensor:
     """`torch.autograd.grad` runs a backward that leaves no gradient in a parameter."""
-    run.make()
-
-    def of(model: Any, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        torch.autograd.grad(model(x).sum(), x)
-        return F.mse_loss(model(x), x[:, :1].detach())
-
-    for step in range(2):
-        run.train(step, of)
+    x = x.clone().requires_grad_()
+    torch.autograd.grad(model(x).sum(), x)
+    return F.mse_loss(model(x), x[:, :1].detach())
 
 
 # ---- wrapping, parameters and gradients ----------------------------------------------------------
@@ -433,7 +421,7 @@ def options_by_dimensions(run: Run) -> None:
         run.train(step)
 
 
-def gradients_edited_by_a_hook(run: Run, first: bool = False) -> None:
+def gradients_edited_by_a_hook(run: Run, first: bool) -> None:
     """A hook after the accumulation of a gradient runs before the gradient is sent.
 
     It is registered before wrapping, or after it.
@@ -584,7 +572,8 @@ def output_is_a_dataclass(run: Run) -> None:
         losses = run.losses(step, lambda model, x: F.mse_loss(model(x).value, x[:, :1]))
         with torch.no_grad():  # frees weights that FSDP has gathered
             run.losses(step, lambda model, x: model(x).value)
-        run.update_from(losses)
+        run.differentiate(losses)
+        run.update()
 
 
 # ---- optimization over shards --------------------------------------------------------------------
@@ -683,21 +672,21 @@ def is_freed(run: Run) -> None:
     run.make()
 
 
+_NAMED: tuple[Callable[[Run], None], ...] = (
+    plain, finish_is_forgotten, skipped_batch, finished_twice,
+    inputs_differentiated_before_the_step, scaled_between_backwards, data_of_gradients_replaced,
+    zeroed_between_forward_and_backward, zeroed_after_no_sync_and_forward, finished_after_no_sync,
+    two_backwards_of_one_forward, evaluated_between_steps, frozen_and_unused,
+    optimizer_before_wrapping, options_by_dimensions, gradients_set_by_hand, head_outside_forward,
+    transformer_encoder_layer, output_is_a_dataclass, clipped, overflow_in_one_shard, nested_state,
+    state_of_one_process, is_freed,
+)  # fmt: skip
 SITUATIONS: dict[str, Callable[[Run], None]] = {
-    "plain": plain,
-    "finish_is_forgotten": finish_is_forgotten,
-    "skipped_batch": skipped_batch,
+    **{situation.__name__: situation for situation in _NAMED},
     "skipped_batch_zeros": partial(skipped_batch, set_to_none=False),
     "skipped_batch_finished": partial(skipped_batch, finish=True),
-    "finished_twice": finished_twice,
-    "inputs_differentiated_before_the_step": inputs_differentiated_before_the_step,
-    "scaled_between_backwards": scaled_between_backwards,
-    "data_of_gradients_replaced": data_of_gradients_replaced,
-    "zeroed_between_forward_and_backward": zeroed_between_forward_and_backward,
-    "zeroed_after_no_sync_and_forward": zeroed_after_no_sync_and_forward,
     "accumulated": partial(accumulated, quiet=False),
     "accumulated_no_sync": partial(accumulated, quiet=True),
-    "finished_after_no_sync": finished_after_no_sync,
     "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
     "no_sync_skipped_zeros": partial(accumulated_then_skipped, set_to_none=False),
     "dropped_with_its_means": partial(changed_with_its_means, change=Run.zero_grad),
@@ -705,30 +694,18 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "zeroed_with_its_means": partial(
         changed_with_its_means, change=partial(Run.zero_grad, set_to_none=False)
     ),
-    "two_forwards_one_backward": two_forwards_one_backward,
-    "two_backwards_of_one_forward": two_backwards_of_one_forward,
-    "evaluated_between_steps": evaluated_between_steps,
-    "gradient_of_the_input": gradient_of_the_input,
-    "frozen_and_unused": frozen_and_unused,
-    "optimizer_before_wrapping": optimizer_before_wrapping,
-    "options_by_dimensions": options_by_dimensions,
+    "two_forwards_one_backward": partial(
+        plain, of=lambda model, x: F.mse_loss(model(x), model(2 * x))
+    ),
+    "gradient_of_the_input": partial(plain, of=_after_gradient_of_the_input),
     "gradients_edited_by_a_hook": partial(gradients_edited_by_a_hook, first=True),
-    "gradients_edited_by_a_later_hook": gradients_edited_by_a_hook,
-    "gradients_set_by_hand": gradients_set_by_hand,
-    "head_outside_forward": head_outside_forward,
+    "gradients_edited_by_a_later_hook": partial(gradients_edited_by_a_hook, first=False),
     "multihead_attention": partial(plain, build=lambda: Net(Attention())),
-    "transformer_encoder_layer": transformer_encoder_layer,
     "tied": partial(plain, build=lambda: Net(Shared())),
     "tied_checkpointed": partial(plain, build=lambda: Net(Shared(reentrant=False))),
     "tied_checkpointed_reentrant": partial(plain, build=lambda: Net(Shared(reentrant=True))),
     "layer_returns_a_dataclass": partial(plain, build=lambda: Net(Holds(Out))),
     "layer_hides_its_output": partial(plain, build=lambda: Net(Holds(Hidden))),
-    "output_is_a_dataclass": output_is_a_dataclass,
-    "clipped": clipped,
-    "overflow_in_one_shard": overflow_in_one_shard,
-    "nested_state": nested_state,
-    "state_of_one_process": state_of_one_process,
     "deepcopied": partial(copied, through=copy.deepcopy),
     "pickled": partial(copied, through=_pickled),
-    "is_freed": is_freed,
 }
