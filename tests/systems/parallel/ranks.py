@@ -26,8 +26,7 @@ import torch.distributed as dist
 
 REPEATS = int(os.environ.get("REPEATS", "2"))
 TIMEOUT_S = 60.0  # for a collective, in seconds; a correct case takes a fraction of a second
-PATIENCE_S = 240.0  # for a case and for the start of all ranks, in seconds
-READY = "ready"
+PATIENCE_S = 240.0  # for a case, with the start of all ranks, in seconds
 
 
 class RankContext(NamedTuple):
@@ -97,7 +96,7 @@ class Ranks:
         errors = [
             f"rank {rank} of {self.world_size}: {outcome}"
             for rank, outcome in enumerate(self.outcomes(case, repeats, **arguments))
-            if outcome not in ("ok", READY)
+            if outcome != "ok"
         ]
         if errors:
             raise AssertionError("\n".join(errors))
@@ -106,18 +105,14 @@ class Ranks:
         """Run the case on every rank and return how it ended on each.
 
         Returns:
-            For each rank: "ok", a traceback, "died with exit code N", "hangs", or READY if another
-            rank failed to start.
+            For each rank: "ok", a traceback, "died with exit code N", or "hangs".
         """
-        answers = [READY] * self.world_size
         if not self._processes:
             self._start()
-            answers = self._receive()
-        if all(answer == READY for answer in answers):
-            for pipe in self._pipes:
-                with contextlib.suppress(ConnectionError):  # _receive reports how it ended
-                    pipe.send((case, arguments, repeats))
-            answers = self._receive()
+        for pipe in self._pipes:
+            with contextlib.suppress(ConnectionError):  # _receive reports how it ended
+                pipe.send((case, arguments, repeats))
+        answers = self._receive()
         if any(answer != "ok" for answer in answers):
             self.close()
         return answers
@@ -186,10 +181,9 @@ def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterat
 def _serve(
     backend: str, rank: int, world_size: int, timeout_s: float, store: str, pipe: Connection
 ) -> None:
-    """Main function of a rank: send READY, then run cases until None is received."""
+    """Main function of a rank: run cases until None is received."""
     try:
         here = _join(backend, rank, world_size, timeout_s, store)
-        pipe.send(READY)
         while (task := pipe.recv()) is not None:
             case, arguments, repeats = task
             for _ in range(repeats):
