@@ -113,23 +113,23 @@ def trains_as_one_process(
     assert not any(weight.gathered for weight in wrapped._weights)
 
 
+TRAININGS = {  # policy of checkpointing, options, and whether gradients pass through frozen blocks
+    "layers": (None, {}, False),
+    "blocks": (None, BLOCKS, False),
+    "frozen": (None, {}, True),
+    "frozen_every_block": ("every_block", {}, True),
+    "blocks_every_block": ("every_block", BLOCKS, False),
+    "every_two": ("every_two", {}, False),
+    "blocks_nested": ("nested", BLOCKS, False),
+    "blocks_selective": ("selective", BLOCKS, False),
+    "reentrant": ("reentrant", {}, False),
+}
+
+
 @on_ranks(TWO, GPUS)
-@pytest.mark.parametrize(
-    ("policy", "options", "frozen"),
-    [
-        (None, {}, False),
-        (None, BLOCKS, False),
-        (None, {}, True),
-        ("every_block", {}, True),
-        ("every_block", BLOCKS, False),
-        ("every_two", {}, False),
-        ("nested", BLOCKS, False),
-        ("selective", BLOCKS, False),
-        ("reentrant", {}, False),
-    ],
-)
-def test_trains_as_one_process(here, policy, options, frozen):
-    """Gradients also pass through frozen blocks."""
+@pytest.mark.parametrize("name", TRAININGS)
+def test_trains_as_one_process(here, name):
+    policy, options, frozen = TRAININGS[name]
     change = policy and partial(use_policy, policy)
     trains_as_one_process(here, "transformer", options, change, frozen)
 
