@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -27,29 +28,21 @@ from systems.measure.windows import during
 CPU = torch.device("cpu")
 
 
-class Clock:
-    """Fake clock that advances only when a test calls `pass_ms`."""
-
-    now = 0.0
-
-    def pass_ms(self, milliseconds: float) -> None:
-        self.now += milliseconds / 1e3
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(time, "monotonic", lambda: made.now)
-    return made
+def pass_ms(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return the function that advances the clock, which stands still otherwise."""
+    passed: list[float] = []
+    for name in ("perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, lambda: sum(passed) / 1e3)
+    return passed.append
 
 
-def test_samples_hold_the_call_and_not_what_comes_before_it(clock):
+def test_samples_hold_the_call_and_not_what_comes_before_it(pass_ms):
     order: list[str] = []
 
     def take(name: str, milliseconds: float) -> None:
         order.append(name)
-        clock.pass_ms(milliseconds)
+        pass_ms(milliseconds)
 
     samples = time_ms(partial(take, "fn", 2), CPU, before=partial(take, "before", 20), measure_ms=1)
     assert samples == pytest.approx([2.0] * MIN_SAMPLES)
@@ -60,12 +53,12 @@ def test_a_short_call_is_sampled_often_but_not_for_ever():
     assert len(time_ms(lambda: None, CPU, measure_ms=1000)) == MAX_SAMPLES
 
 
-def test_warm_up_is_not_kept(clock):
+def test_warm_up_is_not_kept(pass_ms):
     calls: list[int] = []
 
     def slow_at_first() -> None:
         calls.append(1)
-        clock.pass_ms(20 if len(calls) <= 3 else 0.5)
+        pass_ms(20 if len(calls) <= 3 else 0.5)
 
     samples = time_ms(slow_at_first, CPU, warmup_ms=100, measure_ms=5)
     assert len(calls) > len(samples) + 3
@@ -90,15 +83,15 @@ def test_hold_follows_the_launch_unless_a_block_gives_one_that_is_long_enough(mo
     assert hold_ms(6.0) == 6 * LEAST_HOLD
 
 
-def test_sustained_samples_are_means_of_calls_after_a_warm_up(clock):
+def test_sustained_samples_are_means_of_calls_after_a_warm_up(pass_ms):
     """The fake clock advances only in the calls, so their number is known."""
     calls: list[int] = []
 
     def call() -> None:
         calls.append(1)
-        clock.pass_ms(10)
+        pass_ms(10)
 
-    samples, kept, bound = sustained_ms(call, CPU, 2.0, before=lambda: clock.pass_ms(1), phase="x")
+    samples, kept, bound = sustained_ms(call, CPU, 2.0, before=lambda: pass_ms(1), phase="x")
     assert not bound and samples == pytest.approx([10.0] * len(samples))
     assert len(samples) >= 2000 // 110 and kept == 10 * len(samples) < len(calls)
 
