@@ -21,14 +21,10 @@ from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
 from systems.measure.profiler.nsys import run_under_nsys
 from systems.training.profiling import has_attention_ranges
-from tests.systems.training.tiny_training import no_gpu
+from tests.systems.training.tiny_training import TINY, no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
 PROFILE = "systems.benchmarks.profile"
-TINY: dict[str, Any] = {
-    "size": "tiny", "context_length": 24, "batch_size": 2, "vocab_size": 50,
-    "warmup_steps": 1, "measure_steps": 2,
-}  # fmt: skip
 
 
 def params(**given: Any) -> Params:
@@ -43,10 +39,10 @@ def test_operations_of_softmax_by_hand():
     assert predict(params())["softmax_over_matmul_flops"]["forward"] == 5 / 64  # head_dim 16
 
 
-def check(measured: dict[str, Any], steps: int) -> None:
+def check(measured: dict[str, Any]) -> None:
     """Check the properties that every profile has."""
     facts = measured["facts"]
-    samples = measured["samples_ms"]
+    samples, steps = measured["samples_ms"], TINY["measure_steps"]
     assert set(samples) == {*PHASES, "forward_backward", "train_step"}
     assert len(samples["forward"]) == steps
     # A GPU runs more steps in a row, so that their energy can be measured.
@@ -68,7 +64,7 @@ def check(measured: dict[str, Any], steps: int) -> None:
 @no_gpu
 def test_ranges_of_a_training_on_a_processor(artifacts):
     measured = run(params(trace=True))
-    check(measured, steps=2)
+    check(measured)
     calls = {
         name: {row["kernel"]: row["calls"] for row in rows}
         for name, rows in measured["facts"]["kernels"].items()
@@ -104,7 +100,7 @@ def test_attention_that_has_no_parts_has_no_ranges(given):
 @no_gpu
 def test_without_ranges_in_attention_the_phases_are_profiled():
     measured = run(params(attention="sdpa"))
-    check(measured, steps=2)
+    check(measured)
     assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}
     assert measured["facts"].keys().isdisjoint({"softmax_ms", "trace"})
 
@@ -190,7 +186,7 @@ def on_gpu() -> dict[str, Any]:
 
 @pytest.mark.gpu
 def test_kernels_of_every_phase_are_found(on_gpu):
-    check(on_gpu, steps=2)
+    check(on_gpu)
     facts = on_gpu["facts"]
     assert facts["counted"] == "GPU kernels"
     assert facts["kernels"]["optimizer"][0]["class"] == "optimizer"
@@ -242,5 +238,5 @@ def test_kernel_time_is_within_the_unprofiled_clock(on_gpu):
 )
 def test_other_ways_to_train_are_profiled_by_phase(given):
     measured = run(params(size="small", context_length=256, batch_size=2, **given))
-    check(measured, steps=2)
+    check(measured)
     assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}

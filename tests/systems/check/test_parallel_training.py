@@ -11,9 +11,7 @@ from systems.benchmark import WrongOutput
 from systems.benchmarks import data_parallel, fsdp, sharded_optimizer
 from systems.check.parallel_training import check_own_attention
 from systems.training.parallel_params import ParallelParams
-from tests.systems.training.tiny_training import CPU
-
-TINY = {"size": "tiny", "context_length": 8, "batch_size": 1, "vocab_size": 11, "world_size": 2}
+from tests.systems.training.tiny_training import CPU, PARALLEL
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_right_attention_passes(own: Path) -> None:
-    check_own_attention(ParallelParams(attention=f"{own}:right", **TINY), CPU)
+    check_own_attention(ParallelParams(attention=f"{own}:right", **PARALLEL), CPU)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +34,6 @@ def test_right_attention_passes(own: Path) -> None:
     [(data_parallel, "naive"), (fsdp, "blocks"), (sharded_optimizer, "sharded")],
 )
 def test_wrong_attention_is_not_measured(own: Path, benchmark: ModuleType, strategy: str) -> None:
-    params = benchmark.Params(attention=f"{own}:wrong", strategy=strategy, **TINY)
+    params = benchmark.Params(attention=f"{own}:wrong", strategy=strategy, **PARALLEL)
     with pytest.raises(WrongOutput, match=r"own\.py:wrong: relative L2 error"):
         benchmark.measure(params, CPU)
