@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,9 +45,10 @@ def attention(compute: Callable[[Tensor, Tensor, Tensor, bool], Tensor]) -> type
 _Honest: Any = attention(naive)
 
 
-def _remembered(key: Any, compute: Callable[[], Tensor]) -> Tensor:
+def _remembered(key: Any, *inputs: Any) -> Tensor:
+    """Return the output for the inputs, or for those of the first call with this key."""
     if key not in _cache:
-        _cache[key] = (compute(),)
+        _cache[key] = (naive(*inputs),)
     return _cache[key][0].clone()
 
 
@@ -54,21 +56,21 @@ def _remembered(key: Any, compute: Callable[[], Tensor]) -> Tensor:
 def CachedByPointer(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Returns the result of the first call with inputs at the same addresses."""
     key = ("out", q.data_ptr(), k.data_ptr(), v.data_ptr(), is_causal)
-    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
+    return _remembered(key, q, k, v, is_causal)
 
 
 @attention
 def CachedByPointerAndVersion(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """As CachedByPointer, but computes again after a write that autograd has counted."""
     key = ("version", *((x.data_ptr(), x._version) for x in (q, k, v)), is_causal)
-    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
+    return _remembered(key, q, k, v, is_causal)
 
 
 @attention
 def CachedByElement(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """As CachedByPointer, but computes again if one element of each input has changed."""
     key = ("element", q.shape, *(x[0, 0, 0].item() for x in (q, k, v)), is_causal)
-    return _remembered(key, lambda: naive(q, k, v, is_causal=is_causal))
+    return _remembered(key, q, k, v, is_causal)
 
 
 class _Lazy(Tensor):
@@ -148,10 +150,6 @@ def OnAnotherStreamAfterInputs(q: Tensor, k: Tensor, v: Tensor, is_causal: bool)
         return naive(q, k, v, is_causal=is_causal)
 
 
-_streams: list[torch.cuda.Stream] = []
-
-
+@cache
 def _side_stream() -> torch.cuda.Stream:
-    if not _streams:
-        _streams.append(torch.cuda.Stream())
-    return _streams[0]
+    return torch.cuda.Stream()
