@@ -171,11 +171,8 @@ def world(backend: str, world_size: int, timeout_s: float = TIMEOUT_S) -> Iterat
     """Start ranks for the block; skip the test if there are fewer GPUs than NCCL ranks."""
     if backend == "nccl" and torch.cuda.device_count() < world_size:
         pytest.skip(f"needs {world_size} GPUs, {torch.cuda.device_count()} visible")
-    ranks = Ranks(backend, world_size, timeout_s)
-    try:
+    with contextlib.closing(Ranks(backend, world_size, timeout_s)) as ranks:
         yield ranks
-    finally:
-        ranks.close()
 
 
 def _serve(
