@@ -179,12 +179,14 @@ class Record(_Part):
 
     @property
     def allocation(self) -> str | None:
-        """A hash of the GPUs and the boot of the host. None if the boot is unknown."""
+        """A hash of the GPUs, or CPU threads, and the boot of the host. None: it is unknown."""
         boot = self.environment.get("boot_id")
         if not isinstance(boot, str):
             return None
-        gpus = sorted(str(gpu.get("uuid")) for gpu in self.gpus)
-        text = " ".join([boot, *gpus, self.slurm.get("job_nodelist", "")])
+        used = sorted(str(gpu.get("uuid")) for gpu in self.gpus)
+        if not used and self.environment.get("threads"):
+            used = [f"{self.environment['threads']} threads"]
+        text = " ".join([boot, *used, self.slurm.get("job_nodelist", "")])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ def _of(*keys: str) -> Callable[[Record], Any]:
 
 _VALUES: dict[str, Callable[[Record], Any]] = {
     "driver": _of("driver"),
+    "OpenMP threads": _of("threads"),
     "torch": _of("loaded", "torch"),
     "CUDA": _of("loaded", "cuda"),
     "cuDNN": _of("loaded", "cudnn"),

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from jobs import ROOT
+from jobs.run import Shape
+
+THREADS = "OMP_NUM_THREADS"
 
 # Variables that a surrounding launcher (torchrun, MPI, submitit) sets. A job that inherited them
 # would take its rank, rendezvous or resources from the wrong launch.
@@ -40,6 +43,21 @@ def with_project(environment: dict[str, str], first: Iterable[str] = ()) -> dict
     # record could name the wrong GPU.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return environment | order | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def thread_limit(shape: Shape) -> dict[str, str]:
+    """Return OMP_NUM_THREADS of each process of a run, which then share the CPUs of the run.
+
+    Without Slurm, nothing else holds a run to its `cpus_per_task`. A value of the user stays. It is
+    empty if a run of one process names no number of CPUs: then torch chooses.
+    """
+    if THREADS in os.environ:
+        return {THREADS: os.environ[THREADS]}
+    if shape.cpus_per_task is None and shape.nproc_per_node is None:
+        return {}
+    available = len(os.sched_getaffinity(0))
+    cpus = min(shape.cpus_per_task or available, available)
+    return {THREADS: str(max(1, cpus // (shape.nproc_per_node or 1)))}
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from jobs.run import Run
 from jobs.status import Status
 from jobs.worker.code_reader import CodeReader
 from jobs.worker.conditions import energy_facts
+from jobs.worker.environment import THREADS, thread_limit
 from jobs.worker.isolation import blocked_signals
 from jobs.worker.messages import Outcome
 
@@ -93,6 +94,7 @@ class Recorder:
             "driver": provenance.driver_version(),
             "packages": provenance.packages(),
             "executor": manifest.executor,
+            "threads": thread_limit(job.shape).get(THREADS),
         }
 
     def begin(self, run: Run, repeat: int, number: int, place: BlockPlace | None = None) -> Attempt:

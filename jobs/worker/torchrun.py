@@ -51,9 +51,6 @@ def _launch(request: Request) -> list[RankFailure]:
         write_json(scratch / "endpoint.json", endpoint)
     if request.nodes == 1:  # do not listen where other machines can connect
         os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    # Divide the cores among the ranks. The torchrun command would set 1 thread per rank.
-    share = len(os.sched_getaffinity(0)) // request.nproc_per_node
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     config = LaunchConfig(
         min_nodes=request.nodes,
         max_nodes=request.nodes,

@@ -38,7 +38,7 @@ from jobs.results.stale import source_hashes
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
-from jobs.worker.environment import scoped_environment
+from jobs.worker.environment import scoped_environment, thread_limit
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, blocked_signals, oom_kills
 from jobs.worker.messages import Outcome, Request
@@ -117,6 +117,7 @@ class Worker:
         restarts = self.slurm.get("restart_count", "0")
         name = f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
         with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
+            os.environ |= thread_limit(self.job.shape)
             try:
                 if nodes > 1 and self.node_rank > 0:
                     follow(self.folder / name, self.node_rank, self._servers, self.folder)

@@ -29,6 +29,7 @@ from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,
+    TESTS_OWN,
     alive,
     await_true,
     call,
@@ -179,6 +180,18 @@ def test_nothing_reaches_the_runs_from_outside_or_stays_after_them(endings: Endi
     for record in endings.trivial:
         assert facts(record)["environment"] == {"CUDA_VISIBLE_DEVICES": ""}
     assert list(endings.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, [None, "1"]), ({TESTS_OWN: "3"}, ["3", "3"])])
+def test_a_run_computes_with_the_cpus_that_it_asks_for(
+    tmp_path: Path, given: dict[str, str], threads: list[str | None]
+) -> None:
+    asking = {"what": "ok", "tag": 1, "resources": {"cpus_per_task": 1}}
+    sweep = write_sweep(tmp_path, [{"what": "ok"}, asking])
+    run("jobs.submit", sweep, "--local", "--out", tmp_path / "out", environment=given)
+    found = sorted(records(tmp_path / "out"), key=lambda record: int(record.params["tag"]))
+    assert [facts(record)["environment"].get(TESTS_OWN) for record in found] == threads
+    assert [record.environment["threads"] for record in found] == threads
 
 
 def test_isolation_costs_much_less_than_an_import_of_torch(endings: Endings) -> None:
