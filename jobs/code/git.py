@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from jobs.errors import CommandError
 
+CODE = (".py", ".so", ".cu", ".cuh", ".cpp", ".h")  # how names of files with code end
 TIMEOUT_S = 30.0  # of a git command that reads; git may hang on a file system that does not answer
 # Variables that a surrounding git command, such as a hook, sets. They select another repository.
 _LEAKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
@@ -37,6 +38,11 @@ class WorkingTree:
     commit: str | None  # None: the repository has no commit
     changed: bool  # whether tracked files differ from the commit
     untracked: list[str]  # names of files that are neither tracked nor ignored
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether code may differ from the commit. New files without code do not count."""
+        return self.changed or any(name.endswith(CODE) for name in self.untracked)
 
 
 def git(

@@ -35,7 +35,7 @@ class CodeState:
     """Commit of a source tree, and what differs from it."""
 
     commit: str | None = None
-    dirty: bool | Literal["unknown"] = "unknown"  # True also if there are untracked files
+    dirty: bool | Literal["unknown"] = "unknown"  # see `git.WorkingTree.is_dirty`
     untracked: tuple[str, ...] | None = None  # names of untracked files
     diff: bytes = b""  # changes of tracked files
     source: Literal["git", "carried", "unknown"] = "unknown"
@@ -137,7 +137,7 @@ def _from_git(root: Path, ignored: list[str]) -> CodeState:
     digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
     return CodeState(
         commit=tree.commit,
-        dirty=tree.changed or bool(tree.untracked),
+        dirty=tree.is_dirty,
         untracked=tuple(tree.untracked),
         diff=diff,
         source="git",

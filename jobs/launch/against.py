@@ -128,9 +128,8 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
     if (folder / ".git").exists():
         try:
             tree = git.status(folder, ["logs"])
-            dirty = tree.changed or bool(tree.untracked)
-            state = CodeState(commit=tree.commit, dirty=dirty, source="git")
-            if tree.commit and not dirty:
+            state = CodeState(commit=tree.commit, dirty=tree.is_dirty, source="git")
+            if tree.commit and not tree.is_dirty:
                 return tree.commit[:10], state.entry(target)
         except git.GitError as error:
             state = CodeState(why=str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ def test_the_state_of_a_repository(tmp_path: Path) -> None:
     own.write("results/records.jsonl", "{}")
     assert read_state(own.folder, own.folder / "results") == clean
     (own.folder / ".git" / "index.lock").unlink()
+    own.write("sweep.yaml", "name: own\n")
+    known = replace(clean, untracked=("sweep.yaml",))
+    assert read_state(own.folder, own.folder / "results") == known
+    (own.folder / "sweep.yaml").unlink()
     own.write("old.py", "x = 2\n")
     own.write("folder/new file.py", "y = 3\n")
     state = read_state(own.folder, own.folder / "results")
@@ -83,7 +88,7 @@ def test_a_benchmark_of_another_repository(tmp_path: Path, project: Checkout) ->
     (code,) = first.environment["code"]
     assert (code["name"], code["file"], code["repository"]) == ("own.bench", "own/bench.py", "own")
     assert code["commit"] == own.git("rev-parse", "HEAD")
-    assert code["tracked"] and code["dirty"] and code["untracked"] == [".env"]
+    assert code["tracked"] and not code["dirty"] and code["untracked"] == [".env"]
     assert not (out / "diffs").exists()
 
     own.write("helper.py", "VALUE = 'edited'\n")
