@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jobs.results.counting import is_trial, tried
 from jobs.results.run_states import Observation, TaskState
 
 
@@ -31,10 +32,14 @@ def attempt_of(log: Path) -> int:
 def log_of(seen: Observation, task: TaskState) -> Path | None:
     """Return the log file of a run: that of its recorded attempt, or the newest without a record.
 
-    A log of another attempt would explain a failure that is not the one shown.
+    A log of another attempt would explain a failure that is not the one shown. A run that was not
+    executed again has the log of its trial.
     """
     logs = logs_of(seen, task)
     record = task.outcome
+    if record is not None and record.block is not None and record.log is None:
+        trials = (r for r in seen.records if is_trial(r) and tried(r) == tried(record))
+        record = max(trials, key=lambda trial: trial.finished_at, default=record)
     if record is not None:
         if record.log and (seen.folder / record.log).exists():
             return seen.folder / record.log

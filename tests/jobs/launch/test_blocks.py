@@ -169,6 +169,8 @@ def test_a_failure_that_would_repeat_is_not_executed_again(tmp_path: Path) -> No
     cases = [{"what": "ok"}, {"what": "wrong", "tag": 1}, {"what": "raises", "tag": 2}]
     sweep, out = block_sweep(tmp_path, cases), tmp_path / "out"
     assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 1
+    trial = next(r for r in records(out) if r.status == "wrong")
+    assert str(trial.log) in call("jobs", "logs", trial.run, "--in", out).stdout
     failures = [r.failure.message for r in records(out) if r.failure and r.status == "wrong"]
     again = "not executed again, because it ended so in the trial: "
     assert failures == ["off by 0.5", *[f"{again}off by 0.5"] * 2]
