@@ -30,6 +30,7 @@ NO_ROUNDS = (
     "compare with another version of the code"
 )
 FAILED = ("broken", "wrong")  # verdicts on the whole run, for which the exit code is 1
+DISTURBED = 0.1  # A/A floor above which a note is printed
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,10 @@ def _floor_text(cells: Iterable[Cell]) -> str:
         + " to ".join(dict.fromkeys(map(_floor, (min(found), max(found)))))
         for (phase, device), found in floors.items()
     ]
-    return f"A/A floor (difference that the same code shows): {', '.join(texts)}."
+    line = f"A/A floor (difference that the same code shows): {', '.join(texts)}."
+    if max(map(max, floors.values())) > DISTURBED:
+        line += f" Above {DISTURBED:.0%}, other work on the machine probably disturbed the runs."
+    return line
 
 
 def _floor(floor: float) -> str:
@@ -299,5 +303,5 @@ def _decision(
         lines.append(f"{single} unsure with a single round: at least 2 rounds are needed.")
     line = f"Undecided: {counted(len(open_cells), 'cell')} may be more than {margin:.2%} slower."
     if observation is not None and (command := command_for_more(open_cells, observation)):
-        line += f" To measure their blocks again: {command}"
+        line += f" To measure more rounds: {command}"
     return [*lines, line]
