@@ -10,7 +10,7 @@ from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.cli.output import columns, width
 from jobs.errors import shown
-from jobs.formatting import format_number, format_scalar, relative
+from jobs.formatting import counted, format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples
 from jobs.frame.recorded import shown_commit
 from jobs.frame.statistics import statistic
@@ -77,8 +77,11 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
     yield _line("benchmark", f"{run.benchmark}, version {run.version}")
     params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())
     yield _line("parameters", " ".join(params))
-    more = {"CPUs per node": run.shape.cpus_per_task, "GiB of memory": run.shape.mem_gb}
-    asked = [str(run.shape), *(f"{count:g} {what}" for what, count in more.items() if count)]
+    asked = [str(run.shape)]
+    if run.shape.cpus_per_task:
+        asked.append(f"{counted(run.shape.cpus_per_task, 'CPU')} per node")
+    if run.shape.mem_gb:
+        asked.append(f"{run.shape.mem_gb:g} GiB of memory")
     yield _line("resources", f"{', '.join(asked)}, at most {run.timeout_s:g} s")
     if run.checkout:
         yield _line("code", f"the checkout {run.checkout}")

@@ -28,6 +28,8 @@ def sweep_file(path: Path) -> Path:
         alike = [file.as_posix() for file in stock if file.parent == folder]
         what = f"cannot be read: {error.strerror}, and no stock sweep has this name"
         hint = nearest((folder / path.stem).as_posix() + ".yaml", alike)
+        if (own := path.with_suffix(".yaml")).is_file():
+            hint = f"; did you mean {str(own)!r}?"
         raise InputError([Problem(Position(str(path)), what + hint)]) from None
     except (OSError, ValueError):  # reading the file reports this error
         pass
