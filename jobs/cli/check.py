@@ -125,7 +125,8 @@ def _attention(
 
     grid = cases(on_gpu, dtypes, seq_lens, head_dims)
     name = torch.cuda.get_device_name() if on_gpu else "the CPU"
-    print(f"{reference}: attention on {name}, {counted(len(grid), 'case')}", flush=True)
+    limits = f"{counted(len(grid), 'case')}, about {budget_s:g} s at most"
+    print(f"{reference}: attention on {name}, {limits}", flush=True)
     try:
         checked = list(check_in_child(reference, grid, on_gpu, budget_s))
     except NotImportable as error:
@@ -176,4 +177,6 @@ def _show(checked: Sequence[Checked]) -> int:
     for reason, count in reasons.most_common(SHOWN_REASONS):
         print(f"refused: {counted(count, 'case')}: {reason}; the smallest: {first[reason]}")
     right = any(item.status == "right" for item in checked)
+    if not right:
+        print("no case is right")
     return 0 if right and not wrong and not any(item.crashed for item in checked) else 1
