@@ -18,7 +18,6 @@ import pytest
 from tests.jobs.harness import ROOT, artifacts_of, facts, records
 from tests.jobs.launch.conftest import slurm_cluster  # noqa: F401
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import SOON_S
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
 # A user's own benchmark. It reports from which files its process has imported the project.
@@ -206,14 +205,14 @@ def test_code_of_ones_own_on_slurm(
     told = shell(f"env/bin/sweeps submit sweeps/quickstart.yaml {attention} --out logs/attention")
     assert "submitted 2 runs as 1 job" in told
     folder = Path("logs/attention")
-    slurm_cluster.wait_for(lambda: len(records(folder)) == 2, SOON_S, "both runs")
+    slurm_cluster.wait_for(lambda: len(records(folder)) == 2, "both runs")
     assert {record.status for record in records(folder)} == {"ok"}
     table = shell("env/bin/sweeps tables logs/attention")
     assert "MyAttention" in table and "my_kernels" not in table
     own = Path("logs/my")
-    slurm_cluster.wait_for(lambda: len(records(own)) == 2, SOON_S, "both runs")
+    slurm_cluster.wait_for(lambda: len(records(own)) == 2, "both runs")
     slurm_cluster.wait_for(
-        lambda: "ok 2" in " ".join(shell(printed[0]).split()), SOON_S, "the status of both runs"
+        lambda: "ok 2" in " ".join(shell(printed[0]).split()), "the status of both runs"
     )
     assert "cancelled 0 jobs" in shell(printed[1])
     assert "| size |" in " ".join(shell(printed[2]).split())

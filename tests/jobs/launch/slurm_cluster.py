@@ -42,6 +42,7 @@ _PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
 _START_TRIES = 3
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
+_SOON_S = 240.0  # timeout for what needs only free nodes
 _KILL_WAIT_S = 10  # a worker that is told to stop needs time to record, also on a busy machine
 # A job step listens on the socket <folder>/spool/<node>/<node>_<job>.<step>. The path of a socket
 # has at most 107 bytes.
@@ -179,18 +180,18 @@ class SlurmCluster:
         self._spawn("slurmctld")
         self._await(self._controller_answers)
 
-    def wait_for(self, condition: Callable[[], T], timeout_s: float, what: str) -> T:
+    def wait_for(self, condition: Callable[[], T], what: str) -> T:
         """Poll `condition` and return its first true value.
 
         Raises:
-            TimeoutError: after `timeout_s` seconds; the message has the queue and the logs.
+            TimeoutError: after some minutes; the message has the queue and the logs.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _SOON_S
         while not (value := condition()):
             if time.monotonic() > deadline:
                 queue = self.client("squeue", "--states=all")
                 report = f"{queue.stdout}{queue.stderr}{self._tails()}"
-                raise TimeoutError(f"waited {timeout_s} s for {what}\n{report}")
+                raise TimeoutError(f"waited {_SOON_S} s for {what}\n{report}")
             time.sleep(0.2)
         return value
 

@@ -21,7 +21,6 @@ from tests.jobs.harness import ROOT, call, records
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 BENCHMARK = "tests.benchmarks.slurm_scenarios"
-SOON_S = 240.0  # timeout for jobs that wait only for free nodes, in seconds
 HELD = {"additional_parameters": {"hold": True}}  # settings of jobs that stay in the queue
 
 
@@ -107,9 +106,9 @@ class Scenario:
         command = ("squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T")
         return (cluster or self.cluster).client(*command).stdout.splitlines()
 
-    def finish(self, timeout_s: float = SOON_S) -> list[Record]:
+    def finish(self) -> list[Record]:
         """Wait until the queue has no job of this scenario, and return its records."""
-        self.cluster.wait_for(lambda: not self.queue(), timeout_s, f"{self.name} to end")
+        self.cluster.wait_for(lambda: not self.queue(), f"{self.name} to end")
         return self.records()
 
     def worker_states(self) -> list[dict[str, Any]]:
@@ -128,7 +127,7 @@ class Scenario:
         def attempt(running: dict[str, Any]) -> tuple[str, int, int]:
             return running["run"], running["repeat"], running["attempt"]
 
-        return self.cluster.wait_for(running, SOON_S, f"{self.name} to execute")[0]
+        return self.cluster.wait_for(running, f"{self.name} to execute")[0]
 
 
 class Scenarios:

@@ -20,7 +20,7 @@ from jobs.results.record import Record
 from tests.jobs.checkout import project_checkout
 from tests.jobs.harness import facts, records, write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import HELD, SOON_S, Scenarios, states
+from tests.jobs.launch.slurm_scenario import HELD, Scenarios, states
 
 pytestmark = pytest.mark.slurm
 
@@ -318,7 +318,7 @@ def test_a_held_job_runs_the_code_of_its_snapshot_or_else_the_present_code(
         assert not records(out)
         assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
     for options, out in outs.items():
-        (record,) = slurm_cluster.wait_for(lambda o=out: records(o), SOON_S, "the released job")  # type: ignore[misc]
+        (record,) = slurm_cluster.wait_for(lambda o=out: records(o), "the released job")  # type: ignore[misc]
         code = [record.environment["git"], *record.environment["code"]]
         assert {state["commit"] for state in code} == {before if options else after}
         assert {state["dirty"] for state in code} == {False}

@@ -11,7 +11,7 @@ import pytest
 from jobs.results.record import Record
 from tests.jobs.harness import Fifo, alive, artifacts_of, await_true, facts
 from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import SOON_S, Scenario, Scenarios, states, worker_pid
+from tests.jobs.launch.slurm_scenario import Scenario, Scenarios, states, worker_pid
 from tests.jobs.open_ports import attack, listening
 
 LIMIT = {"resources": {"timeout_min": 1}}
@@ -66,7 +66,7 @@ def block(until: str) -> dict[str, object]:
 
 def preempt(scenario: Scenario) -> None:
     """Once the first run is done, preempt the job by a job of a partition with priority."""
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    scenario.cluster.wait_for(scenario.records, "the first run")
     scenario.wait_until_executing()
     cpus = f"--cpus-per-task={scenario.cluster.cpus}"
     other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
@@ -75,7 +75,7 @@ def preempt(scenario: Scenario) -> None:
 
 def warn(scenario: Scenario) -> None:
     """Once the second run executes, send the warning signal that precedes the end of the job."""
-    scenario.cluster.wait_for(scenario.records, SOON_S, "the first run")
+    scenario.cluster.wait_for(scenario.records, "the first run")
     scenario.wait_until_executing()
     (line,) = scenario.queue()
     scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
@@ -202,9 +202,9 @@ def test_a_block_goes_on_after_its_worker_is_killed_and_in_another_allocation(
     The second run waits in rounds 1 and 2, but not in the first round of the second worker.
     """
     scenario, cluster = scenarios["block"], scenarios.cluster
-    cluster.wait_for(lambda: len(scenario.records()) == 6, SOON_S, "the second round")
+    cluster.wait_for(lambda: len(scenario.records()) == 6, "the second round")
     os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
-    cluster.wait_for(lambda: len(scenario.records()) == 12, SOON_S, "the third round")
+    cluster.wait_for(lambda: len(scenario.records()) == 12, "the third round")
     scenario.wait_until_executing()  # between runs, the worker would record no cancelled run
     twice = scenario.submit()
     assert twice.returncode == 0 and "skipping 9 runs already queued or running" in twice.stdout
