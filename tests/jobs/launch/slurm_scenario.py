@@ -102,8 +102,8 @@ class Scenario:
         return records(self.out)
 
     def queue(self, cluster: SlurmCluster | None = None) -> list[str]:
-        """Return the id and state of each unfinished Slurm job of this scenario."""
-        command = ("squeue", "-h", "-r", f"--name={self.name}", "-o", "%i %T")
+        """Return the id of each unfinished Slurm job of this scenario."""
+        command = ("squeue", "-h", "-r", f"--name={self.name}", "-o", "%i")
         return (cluster or self.cluster).client(*command).stdout.splitlines()
 
     def finish(self) -> list[Record]:
@@ -161,7 +161,7 @@ def states(status: dict[str, Any]) -> list[str]:
 
 def worker_pid(scenario: Scenario, node_rank: int) -> int:
     """Return the pid of the worker of one node of the scenario's only job."""
-    (job_id,) = {line.split()[0] for line in scenario.queue()}
+    (job_id,) = scenario.queue()
     wanted = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURM_NODEID={node_rank}".encode()}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended

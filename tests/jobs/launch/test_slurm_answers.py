@@ -164,7 +164,7 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
     cluster = other_cluster
     cluster.lose_state()
     scenario = Scenarios(cluster, tmp_path).submit("lost", grid={"index": [0, 1]}, slurm=HELD)
-    (known,) = {line.split("_")[0] for line in scenario.queue()}
+    (known,) = {job.split("_")[0] for job in scenario.queue()}
     cluster.lose_state()
     stranger = ("sbatch", "--array=0-1", "--hold", "--job-name=stranger", "--wrap=true")
     number = 0
@@ -191,8 +191,8 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) 
     done = scenario.submit(**scenario.program("scontrol", refused))
     assert done.returncode == 0, done.stdout
     scenario.wait_until_executing()
-    (line,) = scenario.queue()
-    scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
+    (job,) = scenario.queue()
+    scenario.cluster.client("scancel", "--signal=USR2", job)
     (record,) = scenario.finish()
     assert record.status == "preempted"
     (task,) = (task for task in scenario.status()["tasks"] if task["params"]["index"] == 1)
@@ -267,8 +267,8 @@ def test_another_user_cannot_change_what_a_job_executes(
     else:
         cancelled = scenario.call("jobs", "cancel", "out").stdout
         assert "is of another user" in cancelled
-    (line,) = scenario.queue()
-    scenario.cluster.client("scontrol", "release", line.split()[0])
+    (job,) = scenario.queue()
+    scenario.cluster.client("scontrol", "release", job)
     records = scenario.finish()
     if owner == 0:
         assert [record.status for record in records] == ["ok"]

@@ -77,8 +77,8 @@ def warn(scenario: Scenario) -> None:
     """Once the second run executes, send the warning signal that precedes the end of the job."""
     scenario.cluster.wait_for(scenario.records, "the first run")
     scenario.wait_until_executing()
-    (line,) = scenario.queue()
-    scancel = scenario.cluster.client("scancel", "--signal=USR2", line.split()[0])
+    (job,) = scenario.queue()
+    scancel = scenario.cluster.client("scancel", "--signal=USR2", job)
     assert scancel.returncode == 0, scancel.stderr
 
 
