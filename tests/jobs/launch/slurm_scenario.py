@@ -59,8 +59,10 @@ class Scenario:
 
     def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Submit the sweep in a separate process, as a user does."""
-        command = ["jobs.submit", self.write_sweep(), "--out", "out"]
-        return self.run_alone(*prefix, sys.executable, "-m", *command, **environment)
+        command = [*prefix, sys.executable, "-m", "jobs.submit", self.write_sweep(), "--out", "out"]
+        process = self.start(*command, **environment)
+        output, _ = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, output)
 
     def write_sweep(self) -> str:
         path = self.folder / f"{self.name}.yaml"
@@ -74,12 +76,6 @@ class Scenario:
         """
         with contextlib.chdir(self.folder):
             return call(*arguments, environment=self.cluster.environment | environment)
-
-    def run_alone(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command as a separate process in the scenario's folder."""
-        process = self.start(*command, **environment)
-        output, _ = process.communicate()
-        return subprocess.CompletedProcess(command, process.returncode, output)
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command as a separate process in the scenario's folder."""
@@ -111,18 +107,14 @@ class Scenario:
         self.cluster.wait_for(lambda: not self.queue(), f"{self.name} to end")
         return self.records()
 
-    def worker_states(self) -> list[dict[str, Any]]:
-        """Return the contents of the state files of the workers."""
-        paths = self.out.glob("submissions/*/jobs/*/state.json")
-        return [json.loads(path.read_text()) for path in paths]
-
     def wait_until_executing(self) -> dict[str, Any]:
         """Wait until a run executes, and return the last state that its worker wrote."""
 
         def running() -> list[dict[str, Any]]:
             ended = {(record.run, record.repeat, record.attempt) for record in self.records()}
-            states = [state for state in self.worker_states() if state["running"]]
-            return [state for state in states if attempt(state["running"]) not in ended]
+            paths = self.out.glob("submissions/*/jobs/*/state.json")
+            states = [json.loads(path.read_text()) for path in paths]
+            return [s for s in states if s["running"] and attempt(s["running"]) not in ended]
 
         def attempt(running: dict[str, Any]) -> tuple[str, int, int]:
             return running["run"], running["repeat"], running["attempt"]
@@ -130,23 +122,19 @@ class Scenario:
         return self.cluster.wait_for(running, f"{self.name} to execute")[0]
 
 
-class Scenarios:
+class Scenarios(dict[str, Scenario]):
     """Several scenarios by name, each in a separate folder."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path):
+        super().__init__()
         self.cluster, self.folder = cluster, folder
-        self._by_name: dict[str, Scenario] = {}
-
-    def __getitem__(self, name: str) -> Scenario:
-        return self._by_name[name]
 
     def new(self, name: str, **sweep: Any) -> Scenario:
         folder = self.folder / name
         folder.mkdir()
         sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
-        scenario = Scenario(self.cluster, folder, sweep)
-        self._by_name[name] = scenario
-        return scenario
+        self[name] = Scenario(self.cluster, folder, sweep)
+        return self[name]
 
     def submit(self, name: str, **sweep: Any) -> Scenario:
         scenario = self.new(name, **sweep)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.harness import umask
+from tests.jobs.harness import run_python, umask
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import HELD, Scenario, Scenarios, states
 
@@ -259,8 +258,7 @@ def test_another_user_cannot_change_what_a_job_executes(
         assert scenario.submit().returncode == 0
     (path,) = (scenario.out / "submissions").iterdir()
     whole = contents(scenario.out)
-    command = (sys.executable, "-c", ATTACK, str(path))
-    attacked = scenario.run_alone(*command)
+    attacked = run_python("-c", ATTACK, path)
     assert ("replaced" in attacked.stdout) == (owner != 0), attacked.stdout
     if owner == 0:
         assert contents(scenario.out) == whole
