@@ -27,7 +27,8 @@ from jobs.sweep.load import load_sweep
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # timeout of waits that take about a second on an idle machine, in seconds
 TESTS_OWN = "OMP_NUM_THREADS"  # set by tests/conftest.py for the test process only
-LEAKS = {  # variables of a surrounding torchrun or Slurm allocation, which jobs must not inherit
+LEAKS = {  # variables of a surrounding run or Slurm allocation, which jobs must not inherit
+    "RUN_ARTIFACTS": "/proc/of another run",
     "RANK": "7",
     "LOCAL_RANK": "7",
     "WORLD_SIZE": "9",

@@ -50,7 +50,7 @@ OK = [{"what": "ok", "tag": 1}, {"what": "ok"}, {"what": "ok", "tag": 2}]
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of a block of three rounds."""
     folder = tmp_path_factory.mktemp("block")
-    sweep, out = block_sweep(folder, OK, rounds=3), folder / "out"
+    sweep, out = block_sweep(folder, OK, 3, fixed={"artifact": "trace"}), folder / "out"
     done = call("jobs.submit", sweep, "--local", "--out", out)
     assert done.returncode == 0, done.stdout
     return out
@@ -61,6 +61,7 @@ def test_a_trial_and_then_rounds_in_changing_order(measured: Path) -> None:
     orders = {-1: [0, 1, 2], 0: [0, 1, 0, 2], 1: [2, 0, 1, 0], 2: [0, 2, 0, 1]}
     assert order(found) == [(n, tag) for n, tags in orders.items() for tag in tags]
     assert len({facts(r)["pid"] for r in found}) == len({facts(r)["server"] for r in found}) * 15
+    assert all(r.artifacts == f"artifacts/{r.run}-{r.repeat}-{r.attempt}" for r in found)
     assert len({r.allocation for r in found}) == 1 and found[0].allocation is not None
     for record in found:
         assert record.block is not None and record.block.size == 4 - record.block.trial

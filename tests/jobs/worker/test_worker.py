@@ -25,12 +25,14 @@ from jobs.worker.isolation import ForkServer, ServerDied, wait_for
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import outcome_of
 from jobs.worker.run_process import execute
+from systems.benchmark import artifacts_folder
 from tests.jobs.harness import (
     LEAKS,
     PATIENCE_S,
     ROOT,
     TESTS_OWN,
     alive,
+    artifacts_of,
     await_true,
     call,
     facts,
@@ -91,7 +93,7 @@ class Endings:
         self.temporary.mkdir()
         cases: list[dict[str, Any]] = [{"what": "ok"}]
         for what in ENDINGS:
-            case: dict[str, Any] = {"what": what}
+            case: dict[str, Any] = {"what": what, "artifact": "trace"}
             if ENDINGS[what][0] == "timeout":
                 case["timeout_s"] = 1
             if what in ("leave_children", "hang_with_children"):
@@ -142,6 +144,18 @@ def test_every_run_leaves_one_record_in_turn_and_the_command_fails(endings: Endi
     message = "the message [/red] of the exception"
     assert message in (endings.out / str(endings.of("raises").log)).read_text()
     assert message in endings.done.stdout
+
+
+def test_each_run_that_leaves_files_has_a_folder_of_its_own(endings: Endings) -> None:
+    """test_stop.py tests those of a run whose worker died, test_debug.py those of debug runs."""
+    leaving = [record for record in endings.records if record.artifacts]
+    assert [record.params["what"] for record in leaving] == list(ENDINGS)
+    for record in leaving:
+        assert record.artifacts == f"artifacts/{record.run}-0-1"
+        assert artifacts_of(endings.out, record) == {"trace": "a trace"}
+    assert len(list((endings.out / "artifacts").iterdir())) == len(leaving)
+    logs = call("jobs", "logs", leaving[0].run, "--in", endings.out).stdout
+    assert f"# artifacts in {endings.out}/{leaving[0].artifacts}\n" in logs
 
 
 def test_many_facts_arrive_whole(endings: Endings) -> None:
@@ -297,6 +311,15 @@ def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Pa
     facts = {"facts": {"a\udc80": 1, "deep": deep}}
     Outcome(status=Status.ok, measurements=facts).write(tmp_path / "outcome0.json")
     assert Outcome.read(tmp_path / "outcome0.json").measurements == facts
+
+
+def test_without_the_launcher_files_go_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUN_ARTIFACTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert artifacts_folder().resolve() == tmp_path / "artifacts"
+    assert (tmp_path / "artifacts").is_dir()
 
 
 def test_a_full_disk_for_the_output_of_a_worker_and_its_run_changes_no_result(
