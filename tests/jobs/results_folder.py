@@ -17,7 +17,7 @@ from jobs.report.plots import plot_figure
 from jobs.report.tables.report_table import ReportTable, make_report_table
 from jobs.report.views import select
 from jobs.results.manifest import Executor, Manifest, write_manifest
-from jobs.results.record import BlockPlace, Failure, Measurements, Record
+from jobs.results.record import BlockPlace, Record
 from jobs.results.record_writer import RecordWriter
 from jobs.results.run_states import observe
 from jobs.run import Run, Shape
@@ -137,14 +137,13 @@ class ResultsFolder:
             for number in range(block.rounds) if rounds is None else rounds:
                 tasks = block.first_tasks(number) if trial else block.tasks(number)
                 for position, (run_id, repeat) in enumerate(tasks):
-                    outcome = _outcome(outcomes, manifest.runs[run_id].params, repeat)
+                    run = manifest.runs[run_id]
+                    outcome = _outcome(outcomes, run.params, repeat)
                     if outcome is None:
                         break
-                    outcome = {"gpus": [{"uuid": gpu}] if gpu else [], **outcome}
+                    outcome = {"gpus": [{"uuid": gpu}] if gpu else [], **outcome, **fields}
                     outcome["environment"] = {"boot_id": boot, **outcome.get("environment", {})}
-                    device = H200 if gpu else CPU
-                    made = self.record(manifest, manifest.runs[run_id], repeat, outcome, device)
-                    place = BlockPlace(
+                    outcome["block"] = BlockPlace(
                         id=block.id,
                         round=number,
                         execution=f"{manifest.id}-{number}",
@@ -154,7 +153,8 @@ class ResultsFolder:
                         second=block.is_twice(run_id) and repeat % 2 == 1,
                         trial=trial,
                     )
-                    assert writer.write(made.model_copy(update={"block": place, **fields}))
+                    device = H200 if gpu else CPU
+                    assert writer.write(self.record(manifest, run, repeat, outcome, device))
         return manifest
 
     def artifacts(self, name: str, content: bytes, *files: str) -> dict[str, str]:
@@ -178,9 +178,8 @@ class ResultsFolder:
         self, manifest: Manifest, run: Run, repeat: int, outcome: dict[str, Any], device: str = CPU
     ) -> Record:
         self.clock += 1
-        made = record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
-        source_hash = outcome.get("source_hash", self.sources.source_hash(run))
-        return made.model_copy(update={"source_hash": source_hash})
+        outcome = {"source_hash": self.sources.source_hash(run), **outcome}
+        return record(run, outcome, repeat, device, self.clock, manifest.id, manifest.sweep.name)
 
 
 def run(index: int) -> Run:
@@ -197,30 +196,22 @@ def record(
     submission: str = "before",
     sweep: str = "toy",
 ) -> Record:
-    """Return the record of one attempt."""
-    measurements, failure = outcome.get("measurements"), outcome.get("failure")
-    return Record(
-        run=run.id,
-        repeat=repeat,
-        attempt=1,
-        status=outcome["status"],
-        sweep=sweep,
-        submission=submission,
-        job=0,
-        benchmark=run.benchmark,
-        version=run.version,
-        params=run.params,
-        device=device,
-        started_at=finished_at - 0.5,
-        finished_at=finished_at,
-        measurements=Measurements.model_validate(measurements) if measurements else None,
-        failure=Failure.model_validate(failure) if failure else None,
-        artifacts=outcome.get("artifacts"),
-        environment=outcome.get("environment", {}),
-        gpus=outcome.get("gpus", []),
-        conditions=outcome.get("conditions", {}),
-        block=outcome.get("block"),
-    )
+    """Return the record of one attempt. The outcome has its other fields."""
+    where = {
+        "run": run.id,
+        "repeat": repeat,
+        "attempt": 1,
+        "sweep": sweep,
+        "submission": submission,
+        "job": 0,
+        "benchmark": run.benchmark,
+        "version": run.version,
+        "params": run.params,
+        "device": device,
+        "started_at": finished_at - 0.5,
+        "finished_at": finished_at,
+    }
+    return Record.model_validate(where | outcome)
 
 
 def in_round(position: int, size: int, execution: str, **more: Any) -> BlockPlace:
