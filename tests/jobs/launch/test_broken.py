@@ -122,22 +122,12 @@ def test_a_folder_of_another_user_is_an_error(folder_of_all: Path) -> None:
 # ---- a benchmark ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all installed packages but torch."""
-    folder = tmp_path_factory.mktemp("packages")
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name != "torch":
-            (folder / entry.name).symlink_to(entry)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("installed", "text"), [(True, "import torch"), (False, "from torch import nn")]
 )
 def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
-    tmp_path: Path, no_torch: Path, text: str, installed: bool
+    tmp_path: Path, text: str, installed: bool
 ) -> None:
     """The error is the same with and without torch, which is not imported."""
     (tmp_path / "odd").mkdir()
@@ -147,13 +137,16 @@ def test_a_benchmark_that_imports_torch_is_an_error_of_the_sweep(
     (tmp_path / "odd" / "light.py").write_text("from odd.heavy import x")
     code = "import sys; from jobs.cli.main import main\n"
     code += "try:\n    main('submit', 'submit')\nfinally:\n    print('torch' in sys.modules)"
-    paths = [str(tmp_path), str(ROOT), *([] if installed else [str(no_torch)])]
+    (packages := tmp_path / "packages").mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if installed or entry.name != "torch":
+            (packages / entry.name).symlink_to(entry)
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, packages)))}
     sweep = tmp_path / "sweep.yaml"
     for name in ("heavy", "light"):
         sweep.write_text(f"name: a\nbenchmark: odd.{name}\n")
-        without = [] if installed else ["-S"]  # leaves out the installed packages
-        environment = {"PYTHONPATH": os.pathsep.join(paths)}
-        done = run_python(*without, "-c", code, sweep, environment=environment)
+        # -S leaves out all other packages
+        done = run_python("-S", "-c", code, sweep, environment=environment)
         assert done.returncode == 2 and done.stdout.endswith("\nFalse\n"), done.stdout
         where = f"{tmp_path}/odd/heavy.py:{1 + installed}"
         why = f"benchmark 'odd.{name}' imports torch at the top of {where}: "

@@ -259,20 +259,6 @@ def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
 # ---- the pieces ----------------------------------------------------------------------------------
 
 
-def request(folder: Path, **changes: Any) -> Request:
-    given: dict[str, Any] = {
-        "benchmark": "tests.benchmarks.misbehave",
-        "version": 1,
-        "params": {"what": "ok", "pair": [1, 2]},
-        "scratch": str(folder),
-        "gpus": [],
-        "artifacts": str(folder / "artifacts"),
-        "token": "a",
-        "asked_at": time.monotonic(),
-    }
-    return Request(**given | changes)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -284,7 +270,17 @@ def request(folder: Path, **changes: Any) -> Request:
 def test_a_run_whose_benchmark_has_changed_is_an_error(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    outcome = execute(request(tmp_path, **changes))
+    given = {
+        "benchmark": "tests.benchmarks.misbehave",
+        "version": 1,
+        "params": {"what": "ok", "pair": [1, 2]},
+        "scratch": str(tmp_path),
+        "gpus": [],
+        "artifacts": str(tmp_path / "artifacts"),
+        "token": "a",
+        "asked_at": time.monotonic(),
+    }
+    outcome = execute(Request.model_validate(given | changes))
     assert outcome.status == "error" and outcome.failure is not None
     assert words in outcome.failure.message
 
