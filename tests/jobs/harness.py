@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from jobs.cli.application import COMMANDS, app
 from jobs.launch.plan_submission import Options, prepare
+from jobs.processes import start_ticks
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
@@ -253,11 +254,7 @@ def parent_of(pid: int) -> int:
 
 
 def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat[stat.rindex(")") + 2] != "Z"
+    return start_ticks(pid) is not None
 
 
 def await_true(condition: Callable[[], bool], what: str) -> None:
