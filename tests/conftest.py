@@ -21,6 +21,8 @@ pytest.register_assert_rewrite("tests.jobs.frames", "tests.systems.kernels.adamw
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tests.jobs.launch.slurm_cluster import SlurmCluster
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several processes share the CPU. OpenMP threads wait for each other by spinning, which wastes
     # CPU time if there are fewer cores than threads.
@@ -143,8 +145,25 @@ def _scope(nodeid: str) -> str:
 def _shared(file: str) -> str | None:
     """Return the name of the session fixture that the tests of a file share, if there is one."""
     text = (Path(__file__).parents[1] / file).read_text()
-    words = {"ranks": "parallel.ranks import", "slurm": "slurm_cluster: "}
+    words = {"ranks": "parallel.ranks import", "slurm": "mark.slurm"}
     return next((name for name, word in words.items() if word in text), None)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A real Slurm cluster of three emulated nodes, the same for all test files of a process.
+
+    If no cluster can be started on this machine, the test is skipped, or fails if REQUIRE_SLURM=1.
+    """
+    from tests.jobs.launch.slurm_cluster import SlurmCluster, unsupported_reason
+
+    reason = unsupported_reason()
+    if reason is not None:
+        if os.environ.get("REQUIRE_SLURM") == "1":
+            pytest.fail(f"REQUIRE_SLURM=1, but no cluster can be started: {reason}")
+        pytest.skip(reason)
+    with SlurmCluster(tmp_path_factory.mktemp("slurm"), max_array_size=3) as cluster:
+        yield cluster
 
 
 @pytest.fixture

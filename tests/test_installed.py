@@ -16,7 +16,6 @@ from zipfile import ZipFile
 import pytest
 
 from tests.jobs.harness import ROOT, artifacts_of, facts, records
-from tests.jobs.launch.conftest import slurm_cluster  # noqa: F401
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 
 SOURCES = ("pyproject.toml", "README.md", "aggregate.py", "jobs", "systems", "sweeps")
@@ -188,9 +187,7 @@ def test_commands_that_are_printed_for_a_failed_run(environment: Path) -> None:
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_code_of_ones_own_on_slurm(
-    environment: Path,
-    slurm_cluster: SlurmCluster,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    environment: Path, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A benchmark of the user, and a file as one argument, are found from the user's folder."""
     Path("my_kernels").mkdir()

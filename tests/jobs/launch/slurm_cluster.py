@@ -136,26 +136,22 @@ class SlurmCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> SlurmCluster:
-        self.start()
+        """Start the cluster with an empty queue, and return when all nodes are idle."""
+        for tries_left in reversed(range(_START_TRIES)):
+            try:
+                self._start_once()
+                break
+            except BaseException as error:
+                self.stop()
+                if not (isinstance(error, _PortTaken) and tries_left):
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Start the cluster with an empty queue, and return when all nodes are idle."""
-        if self._daemons:
-            raise RuntimeError("the cluster is already running")
-        for tries_left in reversed(range(_START_TRIES)):
-            try:
-                return self._start_once()
-            except BaseException as error:
-                self.stop()
-                if not (isinstance(error, _PortTaken) and tries_left):
-                    raise
-
     def stop(self) -> None:
-        """Cancel all jobs and end all processes of the cluster. Can be called more than once."""
+        """Cancel all jobs and end all processes of the cluster."""
         controller = self._daemons.get("slurmctld")
         if controller and controller.poll() is None and self._controller_answers():
             self.client("scancel", "--user=root")

@@ -25,11 +25,6 @@ from tests.jobs.launch.slurm_scenario import HELD, Scenarios, states
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="module")
-def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    return Scenarios(slurm_cluster, tmp_path_factory.mktemp("scenarios"))
-
-
 def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenarios) -> None:
     """Of four jobs, three are an array, since MaxArraySize is 3. A fifth wants a GPU."""
     cluster = scenarios.cluster

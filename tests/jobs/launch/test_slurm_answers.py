@@ -19,11 +19,6 @@ from tests.jobs.launch.slurm_scenario import HELD, Scenario, Scenarios, states
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="module")
-def scenarios(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Scenarios:
-    return Scenarios(slurm_cluster, tmp_path_factory.mktemp("answers"))
-
-
 @pytest.fixture
 def held(scenarios: Scenarios, name: str) -> Iterator[Scenario]:
     """A scenario of two runs in an array that is held."""

@@ -29,16 +29,13 @@ def fifos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fifo]:
 
 
 @pytest.fixture(scope="module")
-def scenarios(
-    slurm_cluster: SlurmCluster, fifos: dict[str, Fifo], tmp_path_factory: pytest.TempPathFactory
-) -> Scenarios:
-    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("interruptions"))
+def scenarios(scenarios: Scenarios, fifos: dict[str, Fifo]) -> Scenarios:
     scenarios.submit(
         "preempted",
         zip=REQUEUED,
         runs_per_job=3,
         slurm={"partition": "low"},
-        resources={"cpus_per_task": slurm_cluster.cpus},
+        resources={"cpus_per_task": scenarios.cluster.cpus},
     )
     scenarios.submit("warned", zip=block("requeued"), blocks=BLOCKS)
     three = BLOCKS | {"rounds": 3}
