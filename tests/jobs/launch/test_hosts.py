@@ -36,25 +36,17 @@ from tests.jobs.harness import (
 UNSHARE = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--uts", "sh", "-c"]
 
 
-@pytest.fixture(scope="module")
-def other_host() -> list[str]:
-    """Words before a command that run it under the host name `elsewhere`."""
-    words = [*UNSHARE, 'hostname elsewhere && exec "$@"', "sh"]
-    if subprocess.run([*words, "true"], stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("this machine does not allow another host name (unshare --uts)")
-    return words
-
-
-def on(host: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*host, sys.executable, "-m", *map(str, arguments)]
+def elsewhere(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m ARGUMENTS` under the host name `elsewhere`."""
+    command = [*UNSHARE, 'hostname elsewhere && exec "$@"', "sh", sys.executable, "-m", *arguments]
     return subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def statuses_on(host: list[str], out: Path) -> dict[str, tuple[str, str]]:
+def statuses_elsewhere(out: Path) -> dict[str, tuple[str, str]]:
     """Return the state and the detail of each run, seen from another host."""
-    tasks = json.loads(on(host, "jobs", "status", out, "--json").stdout)["tasks"]
+    tasks = json.loads(elsewhere("jobs", "status", out, "--json").stdout)["tasks"]
     return {f"{t['params']['what']}{t['params']['tag']}": (t["state"], t["detail"]) for t in tasks}
 
 
@@ -64,36 +56,36 @@ def grow_old(heartbeat: Path, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
-    tmp_path: Path, other_host: list[str]
-) -> None:
+def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(tmp_path: Path) -> None:
+    if subprocess.run([*UNSHARE, "hostname elsewhere"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this machine does not allow another host name (unshare --uts)")
     here = os.uname().nodename
     sweep, fifo = waiting_sweep(tmp_path)
     out = tmp_path / "out"
     queue = start("jobs.submit", sweep, "--local", "--out", out)
     waiting, _ = fifo.pids()
     worker = parent_of(parent_of(waiting))
-    seen = statuses_on(other_host, out)
+    seen = statuses_elsewhere(out)
     assert seen["wait0"] == ("running", f"running on {here} in process {queue.pid}")
     assert (seen["ok0"][0], seen["ok1"][0]) == ("ok", "queued")
 
-    cancel = on(other_host, "jobs", "cancel", out)
+    cancel = elsewhere("jobs", "cancel", out)
     assert cancel.returncode == 2 and f"runs on host {here}; run this" in cancel.stdout
-    plan = on(other_host, "jobs.submit", sweep, "--out", out, "--dry-run").stdout
+    plan = elsewhere("jobs.submit", sweep, "--out", out, "--dry-run").stdout
     assert "2 queued or running" in plan
 
     queue.kill()
     queue.communicate()
     await_true(lambda: not alive(worker), "the worker ended with its queue")
     assert statuses(out)["ok1"] == "killed"  # seen at once on this host
-    assert statuses_on(other_host, out)["ok1"][0] == "queued"
+    assert statuses_elsewhere(out)["ok1"][0] == "queued"
     (heartbeat,) = out.glob(f"submissions/*/{HEARTBEAT}")
     grow_old(heartbeat, 300)
-    state, why = statuses_on(other_host, out)["ok1"]
+    state, why = statuses_elsewhere(out)["ok1"]
     assert state == "killed" and "has not reported for 5 min" in why
     fifo.release()
     grow_old(out / QueueLock.NAME, 300)
-    again = on(other_host, "jobs.submit", sweep, "--local", "--out", out)
+    again = elsewhere("jobs.submit", sweep, "--local", "--out", out)
     assert again.returncode == 0 and set(statuses(out).values()) == {"ok"}, again.stdout
 
 
