@@ -15,11 +15,10 @@ from jobs.launch.packing import STARTUP_MIN, local_slots, pack
 from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor
-from jobs.results.record_writer import RecordWriter
 from jobs.run import Run, Shape
 from jobs.sweep.load import load_sweep
 from tests.jobs.harness import call, records, write_sweep
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok, record, write
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok, write
 
 # ---- resume --------------------------------------------------------------------------------------
 
@@ -209,14 +208,14 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
 
     assert shown().endswith("2 blocks of 4 rounds, 6 processes a round")
     assert shown("runs").endswith("4, 24 processes (rounds and A/A)")
-    loaded = load_sweep(sweep)
-    manifest = ResultsFolder(out).submit(loaded, None)
-    minutes = {"fast": (2.0, 1.0), "exact": (4.0, 2.0)}
-    writer = RecordWriter(out / "records", "earlier")
-    for run in manifest.runs.values():
-        for repeat, took in enumerate(minutes[run.params["mode"]]):
-            made = record(run, ok(1.0), repeat, finished_at=1e6)
-            assert writer.write(made.model_copy(update={"started_at": 1e6 - 60 * took}))
+
+    def earlier(params: dict[str, Any], repeat: int) -> Outcome:
+        if repeat > 1:
+            return None
+        minutes = {"fast": (2, 1), "exact": (4, 2)}[params["mode"]][repeat]
+        return ok(1.0) | {"started_at": 0.0, "finished_at": 60.0 * minutes}
+
+    ResultsFolder(out).submit(load_sweep(sweep), earlier)
     # 2 blocks of 6 minutes, on 2 GPUs.
     assert shown().endswith("6 processes a round, about 12 min, 0.40 GPU-hours a round")
     few = ("blocks.rounds=1", "--filter", "size == 1")
