@@ -107,12 +107,15 @@ class Scenario:
         self.cluster.wait_for(lambda: not self.queue(), f"{self.name} to end")
         return self.records()
 
-    def wait_until_executing(self) -> dict[str, Any]:
-        """Wait until a run executes, and return the last state that its worker wrote."""
+    def wait_until_executing(self, after: int = 0) -> dict[str, Any]:
+        """Wait until a run executes after this number of records. Return its worker's last state.
+
+        Between two runs, a worker that is stopped records none.
+        """
 
         def running() -> list[dict[str, Any]]:
             ended = {(record.run, record.repeat, record.attempt) for record in self.records()}
-            paths = self.out.glob("submissions/*/jobs/*/state.json")
+            paths = self.out.glob("submissions/*/jobs/*/state.json") if len(ended) >= after else ()
             states = [json.loads(path.read_text()) for path in paths]
             return [s for s in states if s["running"] and attempt(s["running"]) not in ended]
 
@@ -120,6 +123,13 @@ class Scenario:
             return running["run"], running["repeat"], running["attempt"]
 
         return self.cluster.wait_for(running, f"{self.name} to execute")[0]
+
+    def warn(self, after: int = 0) -> None:
+        """Send the warning signal that precedes the end of a job, once a run executes."""
+        self.wait_until_executing(after)
+        (job,) = self.queue()
+        scancel = self.cluster.client("scancel", "--signal=USR2", job)
+        assert scancel.returncode == 0, scancel.stderr
 
 
 class Scenarios(dict[str, Scenario]):

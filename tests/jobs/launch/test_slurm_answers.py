@@ -184,9 +184,7 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) 
     refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
     done = scenario.submit(**scenario.program("scontrol", refused))
     assert done.returncode == 0, done.stdout
-    scenario.wait_until_executing()
-    (job,) = scenario.queue()
-    scenario.cluster.client("scancel", "--signal=USR2", job)
+    scenario.warn()
     (record,) = scenario.finish()
     assert record.status == "preempted"
     (task,) = (task for task in scenario.status()["tasks"] if task["params"]["index"] == 1)

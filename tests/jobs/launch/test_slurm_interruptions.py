@@ -52,7 +52,7 @@ def scenarios(scenarios: Scenarios, fifos: dict[str, Fifo]) -> Scenarios:
         launch={"nproc_per_node": 2},
     )
     preempt(scenarios["preempted"])
-    warn(scenarios["warned"])
+    scenarios["warned"].warn(after=1)
     return scenarios
 
 
@@ -63,20 +63,10 @@ def block(until: str) -> dict[str, object]:
 
 def preempt(scenario: Scenario) -> None:
     """Once the first run is done, preempt the job by a job of a partition with priority."""
-    scenario.cluster.wait_for(scenario.records, "the first run")
-    scenario.wait_until_executing()
+    scenario.wait_until_executing(after=1)
     cpus = f"--cpus-per-task={scenario.cluster.cpus}"
     other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
     assert scenario.cluster.client(*other).returncode == 0
-
-
-def warn(scenario: Scenario) -> None:
-    """Once the second run executes, send the warning signal that precedes the end of the job."""
-    scenario.cluster.wait_for(scenario.records, "the first run")
-    scenario.wait_until_executing()
-    (job,) = scenario.queue()
-    scancel = scenario.cluster.client("scancel", "--signal=USR2", job)
-    assert scancel.returncode == 0, scancel.stderr
 
 
 def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
@@ -198,11 +188,9 @@ def test_a_block_goes_on_after_its_worker_is_killed_and_in_another_allocation(
 
     The second run waits in rounds 1 and 2, but not in the first round of the second worker.
     """
-    scenario, cluster = scenarios["block"], scenarios.cluster
-    cluster.wait_for(lambda: len(scenario.records()) == 6, "the second round")
-    os.kill(scenario.wait_until_executing()["pid"], signal.SIGKILL)
-    cluster.wait_for(lambda: len(scenario.records()) == 12, "the third round")
-    scenario.wait_until_executing()  # between runs, the worker would record no cancelled run
+    scenario = scenarios["block"]
+    os.kill(scenario.wait_until_executing(after=6)["pid"], signal.SIGKILL)  # in the second round
+    scenario.wait_until_executing(after=12)  # in the third round
     twice = scenario.submit()
     assert twice.returncode == 0 and "skipping 9 runs already queued or running" in twice.stdout
     assert scenario.call("jobs", "cancel", "out").returncode == 0
