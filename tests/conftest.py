@@ -41,10 +41,13 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # if the tests are killed.
 os.environ["JOBS_LATEST_NAME"] = ".latest-of-tests.json"
 
-# A shell without job control starts background commands with SIGINT ignored, and their processes
-# inherit this. Commands that tests interrupt would then not stop.
+# A shell without job control starts background commands with SIGINT ignored, nohup with SIGHUP, and
+# their processes inherit this. Commands that tests interrupt would then not stop. A handler is not
+# inherited.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 with contextlib.suppress(ModuleNotFoundError):  # the tests of kernels on a GPU need none
     from hypothesis import HealthCheck, settings

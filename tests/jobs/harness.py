@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -95,18 +94,7 @@ def start_python(
         stderr=stderr,
         text=True,
         errors="replace",
-        preexec_fn=restore_signals,
     )
-
-
-def restore_signals() -> None:
-    """Restore the default handling of SIGINT and SIGHUP in a child process.
-
-    Tests that run in the background of a shell or under nohup ignore these signals, and child
-    processes inherit that.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def run(

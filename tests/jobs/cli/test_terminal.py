@@ -24,7 +24,6 @@ from tests.jobs.harness import (
     Fifo,
     call,
     records,
-    restore_signals,
     run,
     start,
     start_python,
@@ -58,7 +57,7 @@ def on_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=environment, preexec_fn=restore_signals,
+        [sys.executable, *command], cwd=ROOT, env=environment,
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)

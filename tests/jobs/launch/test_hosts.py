@@ -24,7 +24,6 @@ from tests.jobs.harness import (
     await_true,
     call,
     parent_of,
-    restore_signals,
     run_as_nobody,
     start,
     statuses,
@@ -131,7 +130,7 @@ def test_an_old_version_on_another_host_writes_no_heartbeat(
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "1000"], preexec_fn=restore_signals)
+    process = subprocess.Popen(["sleep", "1000"])
     yield process
     process.kill()
     process.wait()

@@ -24,7 +24,6 @@ from tests.jobs.harness import (
     only_record,
     parent_of,
     records,
-    restore_signals,
     start,
     start_python,
     statuses,
@@ -54,15 +53,15 @@ worker.run()
 def start_on_terminal(*arguments: str | Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start `python -m ARGUMENTS` on a terminal of its own. Closing the handle hangs it up."""
     ours, theirs = os.openpty()
-
-    def own_the_terminal() -> None:
-        restore_signals()
-        os.setsid()
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    command = [sys.executable, "-m", *map(str, arguments)]
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    process = subprocess.Popen(command, cwd=ROOT, **streams, preexec_fn=own_the_terminal)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
     os.close(theirs)
     return process, ours
 
