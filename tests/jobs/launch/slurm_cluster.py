@@ -95,10 +95,6 @@ PartitionName=high Nodes={last} MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
-class _PortTaken(RuntimeError):
-    """A daemon could not bind its port, which another process took after it was chosen."""
-
-
 def unsupported_reason() -> str | None:
     """Return why no cluster can be started on this machine, or None if one can."""
     if os.geteuid() != 0:
@@ -136,14 +132,17 @@ class SlurmCluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> SlurmCluster:
-        """Start the cluster with an empty queue, and return when all nodes are idle."""
+        """Start the cluster with an empty queue, and return when all nodes are idle.
+
+        Another process may take a port after it was chosen, so a failure is tried again.
+        """
         for tries_left in reversed(range(_START_TRIES)):
             try:
                 self._start_once()
                 break
             except BaseException as error:
                 self.stop()
-                if not (isinstance(error, _PortTaken) and tries_left):
+                if not (isinstance(error, RuntimeError) and tries_left):
                     raise
         return self
 
@@ -284,11 +283,9 @@ class SlurmCluster:
             if not dead and condition():
                 return
             if dead or time.monotonic() > deadline:
-                tails = self._tails()
-                error = _PortTaken if dead and "Address already in use" in tails else RuntimeError
-                raise error(
+                raise RuntimeError(
                     f"the cluster did not start; daemons that ended: {', '.join(dead) or 'none'}\n"
-                    f"{tails}"
+                    f"{self._tails()}"
                 )
 
     def _controller_answers(self) -> bool:
