@@ -49,7 +49,8 @@ _OPTIONS = [
     (["--cluster-file", "no.yaml"], "no.yaml: cannot be read"),
 ]
 _EXECUTORS = [
-    (["--debug", "--snapshot"], "not allowed together with --debug"),
+    (["--debug", "--snapshot"], "--snapshot is not allowed together with --debug"),
+    (["--debug", "--against", "HEAD"], "--against is not allowed together with --debug"),
     (["--debug", "--parallel", "2"], "--parallel requires --local"),
     (["--sbatch"], "--sbatch requires --dry-run"),
     (["--local", "--out", "/proc/new"], "/proc/new: No such file"),

@@ -115,7 +115,6 @@ def test_wrong_values(own: Checkout) -> None:
     assert "another checkout" in refusal(own, "--local", "--against=.")
     for given in ("--upload-pack=x", ""):
         assert "--against" in refusal(own, "--local", f"--against={given}")
-    assert "--debug" in refusal(own, "--debug", "--against=HEAD~1")
     assert not (own.folder / "logs").exists()
 
 

@@ -106,7 +106,6 @@ def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None
         assert not out.exists()
         return done.stdout
 
-    assert "--debug" in told(own, 2, "--debug")
     own.git("rm", "-q", "--cached", "own/bench.py")
     assert "run: git add own/bench.py" in told(own, 2, "--local")
     nowhere = own_repository(tmp_path / "nowhere")
