@@ -44,12 +44,13 @@ class Scenario:
         """Let the runs whose parameter `until` names this file continue."""
         (self.folder / until).touch()
 
-    def program(self, name: str, script: str) -> dict[str, str]:
-        """Put a script before a program of Slurm, which it can call as $real. Returns PATH."""
-        folder = self.folder / f"bin-{name}"
+    def programs(self, **scripts: str) -> dict[str, str]:
+        """Put scripts before programs of Slurm, which they can call as $real. Returns PATH."""
+        folder = self.folder / "-".join(["bin", *scripts])
         folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
-        (folder / name).chmod(0o755)
+        for name, script in scripts.items():
+            (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
+            (folder / name).chmod(0o755)
         return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
     def submit(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

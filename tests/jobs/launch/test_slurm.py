@@ -226,8 +226,8 @@ def test_an_interrupted_submission_names_the_jobs_that_stay(scenarios: Scenarios
     """Signals wait for the answer of sbatch, which has accepted the first of two arrays."""
     cases = [{"fixed": {"index": n - 1}, "resources": {"nodes": n}} for n in (1, 2)]  # two arrays
     scenario = scenarios.new("interrupted", cases=cases, slurm=HELD)
-    interrupting = scenario.program(
-        "sbatch", 'kill -TERM $PPID; kill -INT $PPID; sleep 3; exec $real "$@"'
+    interrupting = scenario.programs(
+        sbatch='kill -TERM $PPID; kill -INT $PPID; sleep 3; exec $real "$@"'
     )
     done = scenario.submit_alone(**interrupting)
     assert done.returncode == 130, done.stdout

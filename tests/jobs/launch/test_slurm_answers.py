@@ -49,7 +49,7 @@ def test_silence_of_squeue_is_no_answer(
     """The runs are neither lost nor submitted again, unless the user wants it."""
     if script.startswith("sleep"):
         monkeypatch.setattr("jobs.slurm_client.CLIENT_S", 1.0)
-    silent = held.program("squeue", script)
+    silent = held.programs(squeue=script)
     status = held.status(**silent)
     assert states(status) == ["unknown", "unknown"]
     assert all("Slurm" in task["detail"] for task in status["tasks"])
@@ -64,7 +64,7 @@ def test_silence_of_squeue_is_no_answer(
 
 def test_odd_words_lines_of_a_wrapper_and_settings_of_the_user_hide_no_job(held: Scenario) -> None:
     script = '$real "$@" | sed s/PENDING/EXPEDITING/'
-    odd = held.program("squeue", f'echo "NOTE: cached"; {script}; echo "NOTE: done" | tee >&2')
+    odd = held.programs(squeue=f'echo "NOTE: cached"; {script}; echo "NOTE: done" | tee >&2')
     odd |= {"SQUEUE_PARTITION": "high", "SQUEUE_FORMAT": "%i", "SLURM_TIME_FORMAT": "relative"}
     odd["SCANCEL_STATE"] = "RUNNING"
     assert all("EXPEDITING" in task["detail"] for task in held.status(**odd)["tasks"])
@@ -84,7 +84,7 @@ def test_odd_words_lines_of_a_wrapper_and_settings_of_the_user_hide_no_job(held:
 )
 def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str, name: str) -> None:
     scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
-    done = scenario.submit(**scenario.program("sbatch", script))
+    done = scenario.submit(**scenario.programs(sbatch=script))
     assert done.returncode == 0 and "submitted 2 runs as 2 jobs" in done.stdout, done.stdout
     assert len(scenario.queue()) == 2
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
@@ -92,9 +92,9 @@ def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str, 
 
 def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios, name: str) -> None:
     scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
-    deadly = scenario.program("sbatch", '$real "$@"; kill -9 $PPID')
+    deadly = scenario.programs(sbatch='$real "$@"; kill -9 $PPID')
     assert scenario.submit_alone(**deadly).returncode == -signal.SIGKILL
-    down = scenario.program("scontrol", "echo 'Slurmctld(primary) at n is DOWN'")
+    down = scenario.programs(scontrol="echo 'Slurmctld(primary) at n is DOWN'")
     unknown = scenario.status(**down)
     assert states(unknown) == ["unknown", "unknown"]
     assert states(scenario.status()) == ["queued", "queued"]
@@ -140,14 +140,12 @@ def test_a_cluster_that_can_be_asked_from_here(
     scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=wanted)
     there = other_cluster.environment["SLURM_CONF"]
     script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
-    scripts = dict.fromkeys(("squeue", "scancel", "scontrol"), script)
-    scripts["sbatch"] = f"sed /clusters=other/d | SLURM_CONF={there} $real"
-    folders = [scenario.program(*one)["PATH"].split(":")[0] for one in scripts.items()]
-    path = ":".join([*folders, os.environ["PATH"]])
-    assert "submitted 2 runs" in scenario.submit(PATH=path).stdout
-    assert states(scenario.status(PATH=path)) == ["queued", "queued"]
+    sbatch = f"sed /clusters=other/d | SLURM_CONF={there} $real"
+    both = scenario.programs(squeue=script, scancel=script, scontrol=script, sbatch=sbatch)
+    assert "submitted 2 runs" in scenario.submit(**both).stdout
+    assert states(scenario.status(**both)) == ["queued", "queued"]
     assert not scenario.queue()  # of the cluster of this host
-    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out", PATH=path).stdout
+    assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out", **both).stdout
     assert not scenario.queue(other_cluster)
 
 
@@ -182,7 +180,7 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) 
     zipped = {"index": [0, 1], "until": ["requeued", ""]}
     scenario = scenarios.new(name, zip=zipped, runs_per_job=2)
     refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
-    done = scenario.submit(**scenario.program("scontrol", refused))
+    done = scenario.submit(**scenario.programs(scontrol=refused))
     assert done.returncode == 0, done.stdout
     scenario.warn()
     (record,) = scenario.finish()
@@ -195,7 +193,7 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) 
 @pytest.mark.slow
 def test_a_site_that_passes_no_environment(scenarios: Scenarios, name: str) -> None:
     scenario = scenarios.new(name, grid={"index": [0]})
-    done = scenario.submit(**scenario.program("sbatch", 'exec $real --export=NONE "$@"'))
+    done = scenario.submit(**scenario.programs(sbatch='exec $real --export=NONE "$@"'))
     assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
     assert record.status == "ok", record.failure
