@@ -30,7 +30,9 @@ def as_margin(text: str) -> float:
     with suppress(ValueError):
         if 0 < (margin := float(text)) < 1:  # False for NaN
             return margin
-    raise typer.BadParameter(f"must be between 0 and 1, such as 0.01 for 1%, got {text!r}")
+    raise typer.BadParameter(
+        f"must be more than 0 and less than 1, such as 0.01 for 1%, got {text!r}"
+    )
 
 
 def compare(

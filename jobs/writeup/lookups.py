@@ -245,7 +245,10 @@ class AnswerLookups:
         is_variant = not any(each.record and each.run.id in asked for each in results)
         if not is_variant and any(run.params | values == run.params for run in asked.values()):
             results = [each for each in results if each.run.id in asked]
-        return [each for each in results if each.run.params | values == each.run.params]
+        results = [each for each in results if each.run.params | values == each.run.params]
+        # CPUs in the folder of a GPU count for what that GPU did not measure.
+        on_gpus = [each for each in results if each.record and not each.device.startswith("cpu:")]
+        return on_gpus or results
 
     def _use(self, study: Study, records: Iterable[Record]) -> set[int]:
         self.found += 1
@@ -291,7 +294,7 @@ def _require_known(name: str, statistic: str, unit: str | None) -> None:
 
 
 def _require_one_run(call: str, results: list[Result], params: Mapping[str, Any]) -> None:
-    """Raise TableError if the results that a lookup selects are of several runs or devices.
+    """Raise TableError if the results that a lookup selects are of several runs or CPUs.
 
     The message lists the parameters in which the runs differ. `call` is the lookup.
     """

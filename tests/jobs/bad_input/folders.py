@@ -104,7 +104,7 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "compare", "out"), "no paired rounds"),
     (("aggregate", "compare", "out", "out"), "must be different folders"),
     (("aggregate", "compare", "out", "no"), NO_FOLDER),
-    (("aggregate", "compare", "out", "--tolerance", "-1"), "must be between 0 and 1, such as"),
+    (("aggregate", "compare", "out", "--tolerance", "-1"), "must be more than 0 and less than 1"),
     (("aggregate", "compare", "out", "--margin", "2%"), "got '2%'"),
     (("aggregate", "compare", "out", "--margin", "0"), "got '0'"),
     (("aggregate", "compare", "out", "--margin", "nan"), "got 'nan'"),

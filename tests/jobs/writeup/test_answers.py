@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.writeup.traced import without_marks
-from tests.jobs.results_folder import GIB, TOY, Outcome, ResultsFolder, failed, ok
+from tests.jobs.results_folder import CPU, GIB, H200, TOY, Outcome, ResultsFolder, failed, ok
 from tests.jobs.writeup.test_document import answer_of
 
 GRID = "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n"
@@ -111,6 +111,15 @@ def test_repeats_are_one_run(tmp_path: Path) -> None:
         lambda params, repeat: failed("timeout") if repeat == 0 else ok(float(repeat)),
     )
     assert render(folder, '{{ value("time") | n }} {{ state() }}') == "1.500 ok"
+
+
+def test_a_gpu_counts_before_the_cpu_of_its_folder(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path / "devices")
+    for device, ms in ((H200, 4.0), (CPU, 9.0)):
+        facts = ok(ms)["measurements"] | {"facts": {"losses": [{"loss": ms}]}}
+        folder.submit(TOY + "fixed: {size: 1}\n", {"status": "ok", "measurements": facts}, device)
+    text = '{{ value("time") | n }} {% for item in items("losses") %}{{ item.loss }}{% endfor %}'
+    assert render(folder, text) == "4.000 4.000"
 
 
 def test_runs_of_two_benchmarks_are_not_one_run(tmp_path: Path) -> None:
