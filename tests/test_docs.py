@@ -57,9 +57,10 @@ def test_the_examples_of_sweep_files_are_valid(tmp_path: Path) -> None:
 def test_the_examples_of_cluster_files_are_valid(tmp_path: Path) -> None:
     clusters = [text for text in blocks(DOCS / "cluster.md", "yaml") if "benchmark" not in text]
     assert len(clusters) == 3  # plain, apptainer and pyxis
+    (tmp_path / "sweep.yaml").write_text("name: own\nbenchmark: attention\n")
     for cluster in clusters:
         (tmp_path / "cluster.yaml").write_text(cluster)
-        loaded = load_sweep(ROOT / "sweeps" / "quickstart.yaml", cluster=tmp_path / "cluster.yaml")
+        loaded = load_sweep(tmp_path / "sweep.yaml", cluster=tmp_path / "cluster.yaml")
         given = yaml.safe_load(cluster)
         for section in (loaded.sweep.slurm, loaded.sweep.resources):
             name = type(section).__name__.lower()
