@@ -275,7 +275,7 @@ def _floor_text(cells: Iterable[Cell]) -> str:
     ]
     line = f"A/A floor (difference that the same code shows): {', '.join(texts)}."
     if max(map(max, floors.values())) > DISTURBED:
-        line += f" Above {DISTURBED:.0%}, other work on the machine probably disturbed the runs."
+        line += f" Above {DISTURBED:.0%}, something other than the code changes the times."
     return line
 
 
