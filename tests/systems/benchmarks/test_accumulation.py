@@ -1,9 +1,8 @@
-"""Tests of the accumulation benchmark: sums with known rounding, and rejected parameters."""
+"""Tests of the accumulation benchmark: sums with known rounding."""
 
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from systems.benchmarks.accumulation import Params, run
 
@@ -23,9 +22,3 @@ def test_a_sum_in_16_bits_stops_where_half_a_unit_is_more_than_the_term():
     }
     errors = {way["sum"]: way["error_share"] for way in ways}
     assert errors["bfloat16"] == pytest.approx(256 / 3000 - 1)
-
-
-def test_a_sum_beyond_float16_says_nothing():
-    message = r"terms \* addend must be at most 65,504, .*, got 1000 \* 1000.0 = 1e\+06"
-    with pytest.raises(ValidationError, match=message):
-        Params(terms=1000, addend=1e3)

@@ -7,10 +7,8 @@ import statistics
 import pytest
 import torch
 
-from systems.benchmark import Unsupported
 from systems.benchmarks.attention_latency import Params, run
 from systems.measure.latency import WARMUP_ROUNDS, latency_ms_in_turn
-from tests.systems.training.tiny_training import no_gpu
 
 CPU = torch.device("cpu")
 
@@ -41,9 +39,3 @@ def test_the_ratio_is_that_of_calls_in_the_same_round(implementation: str) -> No
     ratios = [ours / theirs for ours, theirs in zip(own, of_torch, strict=True)]
     assert measured["facts"]["latency_over_torch"] == statistics.median(ratios)
     assert set(measured["facts"]["relative_error"]) == {"out", "dq", "dk", "dv"}
-
-
-@no_gpu
-def test_kernels_for_a_gpu_are_unsupported_on_a_cpu() -> None:
-    with pytest.raises(Unsupported, match="flash_hopper needs a Hopper GPU"):
-        run(Params(implementation="flash_hopper", seq_len=16))

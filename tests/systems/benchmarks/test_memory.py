@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from systems.accounting import block_saved_bytes
-from systems.benchmark import Unsupported
 from systems.benchmarks.memory import Params, predict, run
 from systems.measure.memory import memory_timeline
 from systems.measure.memory.memory_timeline import Owner, kinds, read_timeline
@@ -116,18 +114,6 @@ def test_hooks_do_not_keep_the_graph_alive():
     kept = StorageWeakRef(results[0].untyped_storage())
     results.clear()
     assert kept.expired()
-
-
-@pytest.mark.parametrize("given", [{"mode": "compiled"}, {"cuda_graph": True}])
-def test_only_what_allocates_as_it_runs_is_measured(given):
-    with pytest.raises(ValidationError, match="needs `mode: eager` and `cuda_graph: false`"):
-        params(**given)
-
-
-@no_gpu
-def test_a_cpu_has_no_snapshot():
-    with pytest.raises(Unsupported, match="`snapshot: true` needs the CUDA allocator"):
-        run(params(snapshot=True))
 
 
 def test_no_prediction_of_what_accounting_does_not_know():

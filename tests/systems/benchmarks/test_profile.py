@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from systems.accounting import softmax_over_matmul_flops
-from systems.benchmark import Unsupported
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
 from systems.measure.profiler.nsys import run_under_nsys
@@ -103,19 +101,6 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
     check(measured)
     assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}
     assert measured["facts"].keys().isdisjoint({"softmax_ms", "trace"})
-
-
-def test_nsys_keeps_no_trace_of_the_torch_profiler():
-    with pytest.raises(
-        ValidationError, match="`trace: true` needs `profiler: torch`, got `profiler: nsys`"
-    ):
-        params(profiler="nsys", trace=True)
-
-
-@no_gpu
-def test_nsys_needs_a_gpu():
-    with pytest.raises(Unsupported, match="this machine has no GPU"):
-        run(params(profiler="nsys"))
 
 
 STAND_IN = """

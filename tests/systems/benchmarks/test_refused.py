@@ -1,0 +1,67 @@
+"""Benchmarks refuse parameters that do not fit together, and what they cannot measure here."""
+
+from __future__ import annotations
+
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from systems.benchmark import Unsupported
+from systems.benchmarks import (
+    accumulation,
+    attention,
+    attention_latency,
+    data_parallel,
+    fsdp,
+    memory,
+    profile,
+)
+from tests.systems.training.tiny_training import PARALLEL, no_gpu
+
+ATTENTION = {"implementation": "naive", "seq_len": 16, "head_dim": 16}
+SOFTCAP = {**ATTENTION, "softcap": 1.0}
+MODEL = {"size": "tiny", "context_length": 16, "batch_size": 2}
+FLAT = {**PARALLEL, "strategy": "flat"}
+BLOCKS = {**PARALLEL, "strategy": "blocks"}
+
+DO_NOT_FIT = [  # benchmark, parameters, words of the error
+    (accumulation, {"terms": 1000, "addend": 1e3}, "got 1000 * 1000.0 = 1e+06"),
+    (attention, {**ATTENTION, "num_heads": 4, "num_kv_heads": 3}, "must divide num_heads, 4, got"),
+    (attention, {**ATTENTION, "packed": True, "num_queries": 3}, "must be null with packed"),
+    (data_parallel, {**FLAT, "bucket_size_mb": 1.0}, "got `strategy: flat` and `bucket_"),
+    (data_parallel, {**PARALLEL, "strategy": "torch", "bucket_size_mb": 25.0}, "`strategy: torch`"),
+    (data_parallel, {**FLAT, "precision": "bf16_pure"}, "'bf16' or 'bf16_master'"),
+    (fsdp, {**PARALLEL, "strategy": "layers", "mode": "compiled_blocks"}, "needs `mode: eager`"),
+    (fsdp, {**BLOCKS, "precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
+    (fsdp, {**BLOCKS, "checkpointing": "half_blocks"}, "hooks of the block do not gather"),
+    (memory, {**MODEL, "mode": "compiled"}, "needs `mode: eager` and `cuda_graph: false`"),
+    (memory, {**MODEL, "cuda_graph": True}, "needs `mode: eager` and `cuda_graph: false`"),
+    (profile, {**MODEL, "profiler": "nsys", "trace": True}, "needs `profiler: torch`, got `pro"),
+]
+UNSUPPORTED = [  # for want of a GPU, and features that an implementation lacks
+    (attention, {**ATTENTION, "implementation": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
+    (attention, {**ATTENTION, "implementation": "sdpa_efficient"}, "sdpa_efficient needs a CUDA"),
+    (attention_latency, {"implementation": "flash_hopper", "seq_len": 16}, "needs a Hopper GPU"),
+    (memory, {**MODEL, "snapshot": True}, "`snapshot: true` needs the CUDA allocator"),
+    (profile, {**MODEL, "profiler": "nsys"}, "this machine has no GPU"),
+    (attention, {**SOFTCAP, "implementation": "flash_pytorch"}, "flash_pytorch"),
+    (attention, {**SOFTCAP, "implementation": "naive_compiled"}, "naive_compiled"),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "given", "words"), DO_NOT_FIT)
+def test_parameters_that_do_not_fit(
+    benchmark: ModuleType, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        benchmark.Params(**given)
+
+
+@no_gpu
+@pytest.mark.parametrize(("benchmark", "given", "words"), UNSUPPORTED)
+def test_what_is_not_supported(benchmark: ModuleType, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        benchmark.run(benchmark.Params(**given))
