@@ -28,11 +28,10 @@ from systems.benchmark import (
 
 VERSION = 1
 PRELOAD = ()
-ACTIONS: dict[str, Callable[[Params], dict[str, Any]]] = {}
 
 
 class Params(BenchmarkParams):
-    what: str  # one of ACTIONS
+    what: str  # the name of one of the functions below
     tag: int = 0  # distinguishes runs with the same action
     rank: int | None = None  # the rank that does the action, -1 for all; the others wait for it
     deaf: bool = False  # the other ranks ignore SIGTERM
@@ -49,7 +48,7 @@ def run(params: Params) -> dict[str, Any]:
         (artifacts_folder() / f"{params.artifact}{rank}").write_text("a trace")
     if "RANK" in os.environ:
         return _run_rank(params)
-    return facts() | ACTIONS[params.what](params)
+    return facts() | (globals()[params.what](params) or {})
 
 
 def _run_rank(params: Params) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def _act(params: Params, barrier: Callable[[], object]) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     barrier()
     if params.rank in (rank, -1):
-        ACTIONS[params.what](params)
+        globals()[params.what](params)
     elif params.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         hang_in_python(params)
@@ -130,17 +129,10 @@ def facts() -> dict[str, Any]:
     }
 
 
-def action(function: Callable[[Params], dict[str, Any]]) -> Callable[[Params], dict[str, Any]]:
-    ACTIONS[function.__name__] = function
-    return function
+def ok(params: Params) -> None:
+    """Do nothing."""
 
 
-@action
-def ok(params: Params) -> dict[str, Any]:
-    return {}
-
-
-@action
 def unsteady(params: Params) -> dict[str, Any]:
     """Take 1 ms, and twice as long in every second call. The file at `path` counts the calls."""
     with open(params.path, "a+") as file:
@@ -149,25 +141,21 @@ def unsteady(params: Params) -> dict[str, Any]:
     return {"samples_ms": {"call": [1.0 + calls % 2]}}
 
 
-@action
-def meet(params: Params) -> dict[str, Any]:
+def meet(params: Params) -> None:
     """Wait until two runs with tags 0 and 1 execute at the same time."""
     Path(f"{params.path}.{params.tag}").touch()
     while not all(Path(f"{params.path}.{tag}").exists() for tag in (0, 1)):
         time.sleep(0.01)
-    return {}
 
 
 # ---- exceptions ----------------------------------------------------------------------------------
 
 
-@action
-def raises(params: Params) -> dict[str, Any]:
+def raises(params: Params) -> None:
     raise ValueError("the message [/red] of the exception")
 
 
-@action
-def raise_odd_message(params: Params) -> dict[str, Any]:
+def raise_odd_message(params: Params) -> None:
     """Raise an exception whose message begins with a newline and looks like markup of rich."""
     raise ValueError("\n \nat file.yaml:100:8 [red]not[/red] [/] valid " + "x" * 100 + "\nsecond")
 
@@ -177,60 +165,48 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-@action
-def raise_unprintable(params: Params) -> dict[str, Any]:
+def raise_unprintable(params: Params) -> None:
     raise Unprintable
 
 
-@action
-def raise_undecodable(params: Params) -> dict[str, Any]:
+def raise_undecodable(params: Params) -> None:
     raise OSError(os.fsdecode(b"no such file: \xff"))
 
 
-@action
-def raise_without_streams(params: Params) -> dict[str, Any]:
+def raise_without_streams(params: Params) -> None:
     sys.stdout.close()
     sys.stderr.close()
     raise ValueError("said to nobody")
 
 
-@action
-def sys_exit(params: Params) -> dict[str, Any]:
+def sys_exit(params: Params) -> None:
     sys.exit(3)
 
 
-@action
-def os_exit(params: Params) -> dict[str, Any]:
+def os_exit(params: Params) -> None:
     os._exit(params.tag)
 
 
-@action
-def wrong(params: Params) -> dict[str, Any]:
+def wrong(params: Params) -> None:
     raise WrongOutput("off by 0.5")
 
 
-@action
-def unsupported(params: Params) -> dict[str, Any]:
+def unsupported(params: Params) -> None:
     raise Unsupported("needs a machine that is not built yet")
 
 
 # ---- signals -------------------------------------------------------------------------------------
 
 
-@action
-def sigkill(params: Params) -> dict[str, Any]:
+def sigkill(params: Params) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    return {}
 
 
-@action
-def segfault(params: Params) -> dict[str, Any]:
+def segfault(params: Params) -> None:
     ctypes.string_at(0)
-    return {}
 
 
-@action
-def abort(params: Params) -> dict[str, Any]:
+def abort(params: Params) -> None:
     import faulthandler
 
     faulthandler.disable()  # no stack trace, as if a thread of a library had aborted
@@ -238,79 +214,66 @@ def abort(params: Params) -> dict[str, Any]:
     os.abort()
 
 
-@action
-def kill_worker(params: Params) -> dict[str, Any]:
+def kill_worker(params: Params) -> None:
     os.kill(_parent_of(os.getppid()), signal.SIGKILL)
-    return hang_in_python(params)
+    hang_in_python(params)
 
 
 # ---- hangs ---------------------------------------------------------------------------------------
 
 
-@action
-def hang_in_python(params: Params) -> dict[str, Any]:
+def hang_in_python(params: Params) -> None:
     while True:
         time.sleep(0.01)
 
 
-@action
-def hang_in_a_lock(params: Params) -> dict[str, Any]:
+def hang_in_a_lock(params: Params) -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
-    return {}
 
 
-@action
-def hang_deaf(params: Params) -> dict[str, Any]:
+def hang_deaf(params: Params) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    return hang_in_a_lock(params)
+    hang_in_a_lock(params)
 
 
-@action
-def hang_at_exit(params: Params) -> dict[str, Any]:
+def hang_at_exit(params: Params) -> None:
     threading.Thread(target=hang_in_python, args=(params,)).start()
-    return {}
 
 
-@action
-def hang_with_children(params: Params) -> dict[str, Any]:
+def hang_with_children(params: Params) -> None:
     leave_children(params)
-    return hang_in_python(params)
+    hang_in_python(params)
 
 
-@action
-def wait(params: Params) -> dict[str, Any]:
+def wait(params: Params) -> None:
     """Write the pids of this process and a child to the FIFO and hang, unless PATH.go exists."""
     if Path(f"{params.path}.go").exists():
-        return {}
+        return
     null = subprocess.DEVNULL
     child = subprocess.Popen(["sleep", "1000"], stdout=null, stderr=null, start_new_session=True)
     with open(params.path, "w") as file:
         file.write(f"{os.getpid()} {child.pid}\n")
-    return hang_in_python(params)
+    hang_in_python(params)
 
 
-@action
-def pause(params: Params) -> dict[str, Any]:
+def pause(params: Params) -> None:
     """Write the pid of this process, twice, to the FIFO, and wait until PATH.go exists."""
     with open(params.path, "w") as file:
         file.write(f"{os.getpid()} {os.getpid()}\n")
     while not Path(f"{params.path}.go").exists():
         time.sleep(0.02)
-    return {}
 
 
-@action
-def chat(params: Params) -> dict[str, Any]:
+def chat(params: Params) -> None:
     """Print each line of the FIFO, and raise at the line "fail"."""
     with open(params.path) as file:
         for line in file:
             print(f"said {line.strip()}", flush=True)
             if line == "fail\n":
                 raise ValueError("told to fail")
-    return {}
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -322,15 +285,13 @@ def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-@action
-def memory_error(params: Params) -> dict[str, Any]:
+def memory_error(params: Params) -> None:
     _limit_memory(2**28)
     held = []
     while True:
         held.append(bytearray(2**20))
 
 
-@action
 def torch_memory_error(params: Params) -> dict[str, Any]:
     import torch
 
@@ -338,8 +299,7 @@ def torch_memory_error(params: Params) -> dict[str, Any]:
     return {"facts": {"sum": torch.ones(2**28).sum().item()}}
 
 
-@action
-def fill_memory(params: Params) -> dict[str, Any]:
+def fill_memory(params: Params) -> None:
     held = []
     while True:
         held.append(b"x" * 2**22)
@@ -348,12 +308,10 @@ def fill_memory(params: Params) -> dict[str, Any]:
 # ---- unusual facts and side effects --------------------------------------------------------------
 
 
-@action
 def nan(params: Params) -> dict[str, Any]:
     return {"facts": {"loss": [1.0, float("nan")]}}
 
 
-@action
 def deep(params: Params) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for _ in range(500):
@@ -361,24 +319,20 @@ def deep(params: Params) -> dict[str, Any]:
     return {"facts": facts}
 
 
-@action
 def tensor(params: Params) -> dict[str, Any]:
     import torch
 
     return {"facts": {"loss": torch.zeros(1)}}
 
 
-@action
 def many_facts(params: Params) -> dict[str, Any]:
     return {"samples_ms": {"call": [0.125] * 200_000}}
 
 
-@action
 def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
 
 
-@action
 def misspelt(params: Params) -> dict[str, Any]:
     return {"sample_ms": {"call": [1.0]}}
 
@@ -394,24 +348,19 @@ def fill(path: Path) -> None:
                 continue
 
 
-@action
-def fill_disk(params: Params) -> dict[str, Any]:
+def fill_disk(params: Params) -> None:
     """Append to the file `path` until its disk is full. Do nothing if it does not exist."""
     if Path(params.path).exists():
         fill(Path(params.path))
-    return {}
 
 
-@action
-def print_to_full_disk(params: Params) -> dict[str, Any]:
+def print_to_full_disk(params: Params) -> None:
     """Like fill_disk, then print, which fails if the log is on this disk."""
     fill_disk(params)
     print("x" * 10**4)
-    return {}
 
 
-@action
-def leave_children(params: Params) -> dict[str, Any]:
+def leave_children(params: Params) -> None:
     """Leave two child processes in sessions of their own: one after exec, one only forked."""
     pids = [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid]
     readable, writable = os.pipe()
@@ -427,22 +376,18 @@ def leave_children(params: Params) -> dict[str, Any]:
     pids.append(int(os.read(readable, 20)))
     if params.path:
         Path(params.path).write_text(" ".join(map(str, pids)))
-    return {}
 
 
-@action
-def leave_no_floor(params: Params) -> dict[str, Any]:
+def leave_no_floor(params: Params) -> None:
     """Remove the current folder, clear the environment, and close all files."""
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     shutil.rmtree(folder)
     os.environ.clear()
     os.closerange(0, 100)
-    return {}
 
 
-@action
-def be_chatty(params: Params) -> dict[str, Any]:
+def be_chatty(params: Params) -> None:
     for _ in range(20):
         print("x" * 10**6)
     os._exit(9)
