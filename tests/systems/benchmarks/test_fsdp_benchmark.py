@@ -7,12 +7,8 @@ import os
 import pytest
 
 from systems import accounting
-from systems.benchmark import WrongOutput
-from systems.benchmarks.fsdp import Params, measure, predict, sharded_training
-from systems.check.parallel_training import CHECK_STEPS, check_parallel
-from systems.check.sharded_training import gathered
+from systems.benchmarks.fsdp import Params, measure, predict
 from systems.plot_data import read_figure
-from systems.training.parallel_training import ParallelTraining
 from tests.systems.parallel.ranks import GPUS, TWO, RankContext, on_ranks
 from tests.systems.training.tiny_training import PARALLEL
 
@@ -54,19 +50,6 @@ def test_every_strategy_is_measured(here: RankContext, strategy, precision, tmp_
         assert 0 <= exposed <= whole and whole > 0
     if here.rank == 0:
         assert len(read_figure(tmp_path / "timeline.plot.json").rows) == 4  # of two ranks
-
-
-@on_ranks(TWO, GPUS, repeats=1)
-def test_the_check_finds_a_rank_that_forgets_a_step(here: RankContext):
-    point = params(backend=here.backend)
-    training = sharded_training(point, here.device)
-    alone = ParallelTraining(point, here.device, here.rank)
-    whole, steps = training.optimizer_step, iter(range(CHECK_STEPS))
-    training.optimizer_step = lambda: None if next(steps) == here.rank == 1 else whole()
-    with pytest.raises(
-        WrongOutput, match=r"^rank 0: error against one process .*weights .*rank 1: "
-    ):
-        check_parallel(training, alone, gathered(training, alone))
 
 
 def test_predictions_share_the_state_and_add_activations():
