@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from systems.benchmark import WrongOutput
-from systems.benchmarks.train_step import Params, run
+from systems.benchmarks.train_step import Params
 from systems.check.gradients import TOLERANCE, check_training
 from systems.kernels.flash_attention import naive
 from systems.training.training import Training, make_training
@@ -145,17 +145,6 @@ def test_the_check_finds_a_training_that_blew_up():
     training.loss = torch.tensor(math.nan)
     with pytest.raises(WrongOutput, match="the loss of the last forward must be finite, got nan"):
         check_training(training)
-
-
-def test_a_wrong_training_is_no_result(monkeypatch):
-    """A benchmark whose training is wrong raises WrongOutput in `run`."""
-    from systems.kernels.flash_attention import ATTENTIONS as by_name
-
-    wrong = ATTENTIONS["dk 5 % too long"]
-    changed = by_name["naive"]._replace(attend=lambda q, k, v, call: wrong(q, k, v, is_causal=True))
-    monkeypatch.setitem(by_name, "naive", changed)
-    with pytest.raises(WrongOutput, match=r"attention\.qkv\.weight k"):
-        run(params(precision="bf16"))
 
 
 @pytest.mark.gpu
