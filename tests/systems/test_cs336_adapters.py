@@ -1,7 +1,7 @@
 """The hooks of examples/cs336/adapters.py do what the tests of CS336, assignment 2, ask of them.
 
-The Triton hook is called on a GPU only. Ranks train with the distributed
-hooks in tests/systems/check/test_wrappers.py; here, stubs note what the hooks hand over.
+Ranks train with the distributed hooks in tests/systems/check/test_wrappers.py. Here, stubs note
+what the hooks hand over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import runpy
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.cs336 import adapters
-from systems.kernels.flash_attention import (
-    Call,
-    FlashAttentionPyTorch,
-    FlashAttentionTriton,
-)
-from tests.systems.kernels.flash_cases import F32, assert_right, by_function, inputs
+from systems.kernels.flash_attention import FlashAttentionPyTorch, FlashAttentionTriton
 
 HOOKS = {  # parameters of each
     # editions 2025 and 2026
@@ -71,14 +65,6 @@ def test_hooks_of_attention_are_classes_with_tests_of_their_own() -> None:
     """In test_flash_pytorch.py, and in tests/interpreted/test_flash_autograd.py."""
     assert adapters.get_flashattention_autograd_function_pytorch() is FlashAttentionPyTorch
     assert adapters.get_flashattention_autograd_function_triton() is FlashAttentionTriton
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [(128, 128), (33, 50)])
-def test_attention_in_triton(lengths: tuple[int, int], is_causal: bool) -> None:
-    by = partial(by_function, function=adapters.get_flashattention_autograd_function_triton())
-    assert_right(*inputs(lengths, 64, F32, (4,), "cuda"), Call(is_causal), by=by)
 
 
 # ---- wrappers and the optimizer ------------------------------------------------------------------
