@@ -87,27 +87,25 @@ def test_residual_stream_by_hand():
         assert accounting.residual_stream_bytes(HAND, 3, 5, precision) == 3 * 5 * 4 * each
 
 
-def test_activations_by_hand():
-    # 5 tokens, fused: 256 bytes per token and block; final norm 36, its output 16, loss 10 * 4
-    def activations(every: int) -> int:
-        return accounting.activation_bytes(HAND, 1, 5, "fp32", "fused", every)
+def activations(precision: str, every: int, size: TransformerSize = HAND) -> int:
+    """Return the bytes of activations of 5 tokens, with fused attention."""
+    return accounting.activation_bytes(size, 1, 5, precision, "fused", every)
 
-    end = 5 * (36 + 16 + 40)
-    assert activations(0) == 64 * 5 * 256 + end
+
+def test_activations_by_hand():
+    # Fused: 256 bytes per token and block; final norm 36, its output 16, loss 10 * 4
+    assert activations("fp32", 0) == 5 * (64 * 256 + 36 + 16 + 40)
     # The input of every k-th block takes 16 bytes per token. When backward has recomputed its first
     # segment, all inputs are in memory; the 256 bytes of the segment's first block include one.
-    assert activations(1) == 5 * (63 * 16 + 256)
+    assert activations("fp32", 1) == 5 * (63 * 16 + 256)
     # The peak is at the last of 21 segments of 3 blocks; the segment after it has only one block.
-    assert activations(3) == 5 * (20 * 16 + 3 * 256)
-    assert activations(100) == 5 * 64 * 256
+    assert activations("fp32", 3) == 5 * (20 * 16 + 3 * 256)
+    assert activations("fp32", 100) == 5 * 64 * 256
 
 
 def test_activations_in_16_bits_by_hand():
     # Fused, per token: norms 72 and log-sum-exp 8 as in fp32, half of the other 176 bytes, and the
     # attention output a second time, 8, are 176. Final norm 36, its output 8, loss 40: 84.
-    def activations(precision: str, every: int) -> int:
-        return accounting.activation_bytes(HAND, 1, 5, precision, "fused", every)
-
     assert activations("bf16_pure", 0) == 5 * (64 * 176 + 84)
     # An input takes 8 bytes per token. The first norm of a segment has a float32 copy of it.
     assert activations("bf16_pure", 1) == 5 * (64 * 8 + 176)
@@ -116,13 +114,9 @@ def test_activations_in_16_bits_by_hand():
     assert activations("bf16", 0) == 5 * (64 * 176 + 84) + 2 * (64 * 100 + 40)
     assert activations("bf16", 1) == 5 * (63 * 16 + 176) + 2 * 100
     assert activations("bf16", 3) == 5 * (20 * 16 + 3 * 176) + 2 * 3 * 100
-
-
-def test_activations_by_hand_where_forward_ends_with_more():
-    # 64 inputs of 8 bytes per token; final norm 36, its output 8, loss 1000 * 4
+    # If forward ends with more: 64 inputs of 8 bytes; final norm 36, its output 8, loss 1000 * 4
     wide = TransformerSize(4, 3, 64, 2, vocab_size=1000)
-    inputs = 5 * (64 * 8 + 36 + 8 + 4000)
-    assert accounting.activation_bytes(wide, 1, 5, "bf16_pure", "fused", 1) == inputs
+    assert activations("bf16_pure", 1, wide) == 5 * (64 * 8 + 36 + 8 + 4000)
 
 
 def test_best_checkpoint_interval_by_hand():
@@ -133,43 +127,36 @@ def test_best_checkpoint_interval_by_hand():
     assert accounting.best_checkpoint_interval(one, 1, 5, "fp32", "fused") == 1
 
 
+def peak(phase: str, tokens: int, every: int = 0) -> int:
+    return accounting.peak_memory_bytes(phase, HAND, 1, tokens, "fp32", "fused", every)
+
+
 def test_peak_by_hand():
     n = accounting.transformer_parameters(HAND)
-
-    def peak(phase: str, batch_size: int) -> int:
-        return accounting.peak_memory_bytes(phase, HAND, batch_size, 5, "fp32", "fused")
-
-    activations = 5 * (64 * 256 + 92)
-    assert peak("forward", 1) == 4 * n + activations
-    assert activations > 4 * n  # activations are larger than gradients
-    assert peak("forward_backward", 1) == 4 * n + activations
-    assert peak("train_step", 1) == 4 * n + 8 * n + activations
-    one = accounting.peak_memory_bytes("train_step", HAND, 1, 1, "fp32", "fused")
-    assert one == 4 * n + 8 * n + 4 * n  # with one token, activations are smaller than gradients
-    one = accounting.peak_memory_bytes("forward_backward", HAND, 1, 1, "fp32", "fused")
-    assert one == 4 * n + 4 * n
+    saved = 5 * (64 * 256 + 92)
+    assert peak("forward", 5) == 4 * n + saved
+    assert saved > 4 * n  # activations are larger than gradients
+    assert peak("forward_backward", 5) == 4 * n + saved
+    assert peak("train_step", 5) == 4 * n + 8 * n + saved
+    # with one token, activations are smaller than gradients
+    assert peak("train_step", 1) == 4 * n + 8 * n + 4 * n
+    assert peak("forward_backward", 1) == 4 * n + 4 * n
 
 
 def test_peak_with_checkpoints_by_hand():
     # Forward ends with 64 inputs. With 20 tokens and k = 1, the peak of backward has the remaining
     # inputs, one recomputed block, and gradients: 40 + 4 of the head and 108 per finished block.
     n = accounting.transformer_parameters(HAND)
-
-    def peak(phase: str) -> int:
-        return accounting.peak_memory_bytes(phase, HAND, 1, 20, "fp32", "fused", 1)
-
-    assert peak("forward") == 4 * n + 20 * (64 * 16 + 92)
+    assert peak("forward", 20, 1) == 4 * n + 20 * (64 * 16 + 92)
     done = [20 * ((64 - i) * 16 - 16 + 256) + 4 * (44 + 108 * i) for i in range(64)]
     assert max(done) == done[63] > 20 * (64 * 16 + 92)
-    assert peak("forward_backward") == 4 * n + max(done)
-    assert peak("train_step") == 12 * n + max(done)
+    assert peak("forward_backward", 20, 1) == 4 * n + max(done)
+    assert peak("train_step", 20, 1) == 12 * n + max(done)
 
 
 def test_a_phase_without_a_peak_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"phase must be one of forward, forward_b.*, got 'backward'"
-    ):
-        accounting.peak_memory_bytes("backward", HAND, 1, 1, "fp32", "fused")
+    with pytest.raises(ValueError, match=r"must be one of forward, forward_b.*, got 'backward'"):
+        peak("backward", 1)
 
 
 # ---- against torch -------------------------------------------------------------------------------

@@ -12,18 +12,15 @@ ELEMENTWISE = (
     "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>"
     " >, std::array<char*, 3ul>)"
 )
-COPY = (
-    "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::"
-    "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()"
-    "#7}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, at::native::"
-    "direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()"
-    "#7}::operator()() const::{lambda(float)#1} const&)::{lambda(int)#1}>(int, at::native::"
-    "gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()"
-    "#3}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1}>(at::"
-    "TensorIteratorBase&, at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3"
-    "}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1} const&)::{lambda("
-    "int)#1})"
+_COPIED = (
+    "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() "
+    "const::{lambda()#7}::operator()() const::{lambda(float)#1}"
 )
+_LAUNCHED = (
+    f"at::native::gpu_kernel_impl_nocast<{_COPIED}>(at::TensorIteratorBase&, {_COPIED} const&)::"
+    "{lambda(int)#1}"
+)
+COPY = f"void at::native::elementwise_kernel<128, 2, {_LAUNCHED}>(int, {_LAUNCHED})"
 # One name for each alternative of the patterns, and for those that an earlier pattern must match
 NAMES = {
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_tn_align1>(T1::Params)": "matmul",
