@@ -22,14 +22,8 @@ def test_without_torchrun_it_says_what_to_set(monkeypatch):
 @pytest.fixture
 def rank_of_one(monkeypatch):
     """Environment of torchrun for one rank."""
-    environment = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",  # a free port
-    }
-    for name, value in environment.items():
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (environment | {"MASTER_PORT": "0"}).items():  # 0: a free port
         monkeypatch.setenv(name, value)
     yield
     if torch.distributed.is_initialized():  # true after a run that failed

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,9 +101,9 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
     assert measured["facts"].keys().isdisjoint({"softmax_ms", "trace"})
 
 
-STAND_IN = """
+STAND_IN = f"""#!{sys.executable}
 import json, os, subprocess, sys
-at = sys.argv.index({python!r})
+at = sys.argv.index(sys.executable)
 options, program = sys.argv[1:at], sys.argv[at:]
 json.dump(options, open(os.environ["SEEN"], "w"))
 if os.environ.get("FAIL"):
@@ -123,13 +121,10 @@ def nsys(tmp_path, monkeypatch) -> Path:
 
     It writes its options to the returned file, runs the program and creates an empty report.
     """
-    script = tmp_path / "bin" / "nsys"
-    script.parent.mkdir()
-    (tmp_path / "nsys.py").write_text(STAND_IN.format(python=sys.executable))
-    words = shlex.join([sys.executable, str(tmp_path / "nsys.py")])
-    script.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+    script = tmp_path / "nsys"
+    script.write_text(STAND_IN)
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
     return tmp_path / "seen.json"
 
