@@ -127,14 +127,6 @@ def test_a_failure_in_warm_up_names_its_training(here: RankContext):
     assert failed_phase() == "alone"
 
 
-@on_ranks(GPUS, repeats=1)
-def test_compiled_blocks_train_as_one_process(here: RankContext):
-    point = on(here, "overlapped", mode="compiled_blocks", num_layers=1)
-    training, alone = pair(here, point, OverlappedDDP)
-    check_parallel(training, alone)
-    assert all(block._compiled_call_impl is not None for block in training.model.blocks)
-
-
 @on_ranks(TWO, GPUS, repeats=1)
 @pytest.mark.slow
 @depends
@@ -145,7 +137,7 @@ def test_torch_does_not_split_compiled_blocks(here: RankContext, tmp_path):
     """
     os.environ["RUN_ARTIFACTS"] = str(tmp_path)
     compiled = []
-    for wrap in (NaiveDDP, partial(DistributedDataParallel, bucket_cap_mb=1e-4)):
+    for wrap in (OverlappedDDP, partial(DistributedDataParallel, bucket_cap_mb=1e-4)):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         splits = torch._dynamo.config.patch(optimize_ddp=True)  # torch's default
