@@ -28,14 +28,13 @@ import math
 import torch
 
 
-def attention(q, k, v, is_causal):
-    scores = (q.double() @ k.double().mT) / math.sqrt(q.shape[-1])
+def attention(q, k, v, is_causal, dtype=torch.float64, softmax=torch.softmax):
+    scores = (q.to(dtype) @ k.to(dtype).mT) / math.sqrt(q.shape[-1])
     if is_causal:
         n = q.shape[-2]
         hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
         scores = scores.masked_fill(hidden, -math.inf)
-    p = scores.softmax(-1)
-    return (p @ v.double()).to(q.dtype)
+    return (softmax(scores, -1) @ v.to(dtype)).to(q.dtype)
 
 
 def right(q, k, v, is_causal): return attention(q, k, v, is_causal)
@@ -44,12 +43,8 @@ def nan(q, k, v, is_causal):
     out = attention(q, k, v, is_causal)
     return torch.cat([out[..., :5, :], out[..., 5:, :] * math.nan], -2)
 def no_maximum(q, k, v, is_causal):
-    scores = (q @ k.mT) / math.sqrt(q.shape[-1])
-    if is_causal:
-        n = q.shape[-2]
-        scores = scores.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -math.inf)
-    p = scores.exp()
-    return (p / p.sum(-1, keepdim=True)) @ v
+    def softmax(scores, dim): return scores.exp() / scores.exp().sum(dim, keepdim=True)
+    return attention(q, k, v, is_causal, torch.float32, softmax)
 def crash(q, k, v, is_causal):
     import os
     if q.shape[-2] == 17:
