@@ -104,20 +104,6 @@ OWNERS = [
 ]
 
 
-def test_active_bytes_and_phases():
-    timeline = read_timeline(step(), PHASES)
-    assert timeline.active_bytes().tolist() == [303, 343, 393, 343, 443, 513, 473]
-    assert [(p.name, p.start, p.end) for p in timeline.phases] == [
-        ("forward", 0, 3),
-        ("backward", 3, 6),
-        ("optimizer", 6, 6),
-    ]
-    assert timeline.peak() == (5, 513)
-    assert [timeline.phase_of(start) for start in (0, 1, 3, 4, 6)] == [
-        "before", "forward", "forward", "backward", "backward",
-    ]  # fmt: skip
-
-
 def test_kinds_of_memory():
     timeline = read_timeline(step(), PHASES)
     found = kinds(timeline, OWNERS)
@@ -195,6 +181,7 @@ def test_the_drawn_data_keeps_the_peak_and_the_kinds(tmp_path):
     assert max(sums) == pytest.approx(timeline.peak()[1] / 2**30, abs=1e-3)
     assert set(figure.layers["weights"]) == {1.0}
     assert [(p.name, p.end) for p in figure.phases] == [(p.name, p.end) for p in timeline.phases]
+    assert [p.start for p in figure.phases] == [0, *(p.end for p in figure.phases[:-1])]
 
 
 @given(
