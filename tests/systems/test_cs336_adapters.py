@@ -1,6 +1,6 @@
 """The hooks of examples/cs336/adapters.py do what the tests of CS336, assignment 2, ask of them.
 
-Ranks train with the distributed hooks in tests/systems/check/test_wrappers.py. Here, stubs note
+Ranks train with the distributed hooks in tests/systems/check/test_wrappers.py. Here, mocks note
 what the hooks hand over.
 """
 
@@ -12,11 +12,10 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from examples.cs336 import adapters
 from systems.kernels.flash_attention import FlashAttentionPyTorch, FlashAttentionTriton
@@ -70,40 +69,30 @@ def test_hooks_of_attention_are_classes_with_tests_of_their_own() -> None:
 # ---- wrappers and the optimizer ------------------------------------------------------------------
 
 
-class Stub:
-    """Stand-in for a wrapper, which notes its arguments and the calls of its methods."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.given, self.calls = (*arguments, options), []
-
-    def finish_gradient_synchronization(self) -> None:
-        self.calls.append("finish")
-
-    def gather_full_parameters(self) -> dict[str, Tensor]:
-        return {"weight": torch.ones(2)}
-
-
-def test_hooks_hand_over_to_this_projects_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OverlappedDDP", "BucketedDDP", "FullyShardedDataParallel", "ShardedOptimizer"):
-        monkeypatch.setattr(adapters, name, type(name, (Stub,), {}))
+def test_hooks_hand_over_to_this_projects_classes() -> None:
     module, sgd, half = nn.Linear(2, 2), torch.optim.SGD, torch.float16
     for hook, given, kind, handed in (
-        ("get_ddp", (module,), "OverlappedDDP", (module, {})),
-        ("get_ddp_individual_parameters", (module,), "OverlappedDDP", (module, {})),
-        ("get_ddp_bucketed", (module, 0.5), "BucketedDDP", (module, 0.5, {})),
-        ("get_ddp_bucketed", (module, None), "BucketedDDP", (module, math.inf, {})),
-        ("get_fsdp", (module, half), "FullyShardedDataParallel", (module, half, {})),
-        ("get_sharded_optimizer", ([1], sgd), "ShardedOptimizer", ([1], sgd, {"lr": 0.1})),
+        ("get_ddp", (module,), "OverlappedDDP", (module,)),
+        ("get_ddp_individual_parameters", (module,), "OverlappedDDP", (module,)),
+        ("get_ddp_bucketed", (module, 0.5), "BucketedDDP", (module, 0.5)),
+        ("get_ddp_bucketed", (module, None), "BucketedDDP", (module, math.inf)),
+        ("get_fsdp", (module, half), "FullyShardedDataParallel", (module, half)),
+        ("get_sharded_optimizer", ([1], sgd), "ShardedOptimizer", ([1], sgd)),
     ):
         options = {"lr": 0.1} if hook == "get_sharded_optimizer" else {}
-        made = getattr(adapters, hook)(*given, **options)
-        assert (type(made).__name__, made.given) == (kind, handed), hook
+        with mock.patch.object(adapters, kind) as made:
+            assert getattr(adapters, hook)(*given, **options) is made.return_value, hook
+        made.assert_called_once_with(*handed, **options)
 
 
 def test_hooks_call_the_methods_of_the_wrapper() -> None:
+    finish = mock.call.finish_gradient_synchronization()
     for name in HOOKS:
         if "_on_" in name:
-            stub = Stub()
-            getattr(adapters, name)(stub, None)
-            assert stub.calls == (["finish"] if name.endswith("after_backward") else []), name
-    assert adapters.fsdp_gather_full_params(Stub())["weight"].tolist() == [1, 1]
+            wrapper = mock.Mock()
+            getattr(adapters, name)(wrapper, None)
+            calls = [finish] if name.endswith("after_backward") else []
+            assert wrapper.method_calls == calls, name
+    wrapper = mock.Mock()
+    gathered = adapters.fsdp_gather_full_params(wrapper)
+    assert gathered is wrapper.gather_full_parameters.return_value
