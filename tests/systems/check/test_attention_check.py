@@ -6,20 +6,12 @@ The command checks in a child process. Here it checks in the test's process, but
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from systems.check import attention_process
-from systems.check.attention import (
-    CONTIGUOUS,
-    LAYOUT_SHAPE,
-    Case,
-    cases,
-    check_attention,
-)
-from systems.check.checked import Checked
+from systems.check.attention import CONTIGUOUS, LAYOUT_SHAPE, cases, check_attention
 from tests.jobs.harness import ROOT, call
 from tests.systems.training.tiny_training import CPU
 
@@ -72,15 +64,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check_here(
-    reference: str, grid: list[Case], on_gpu: bool, budget_s: float
-) -> Iterator[Checked]:
-    assert not on_gpu
-    return check_attention(reference, grid, CPU, budget_s)
-
-
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_here(reference, grid, on_gpu, budget_s):
+        return check_attention(reference, grid, CPU, budget_s)
+
     monkeypatch.setattr(attention_process, "check_in_child", check_here)
 
 
