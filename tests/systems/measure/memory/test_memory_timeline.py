@@ -186,27 +186,20 @@ def test_the_drawn_data_keeps_the_peak_and_the_kinds(tmp_path):
 
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.integers(1, 1000)), max_size=60),
-    st.integers(0, 60),
-    st.integers(0, 60),
-    st.integers(0, 60),
+    st.tuples(*[st.integers(0, 60)] * 3),
 )
-def test_any_sequence_against_brute_force(moves, skip, begin, length):
+def test_any_sequence_against_brute_force(moves, times):
     """Bytes in use at every time match a simulation of random allocations and frees.
 
     Each move allocates an address, or frees it if it is in use. The trace starts after `skip` moves
     and the phase after `begin` moves.
     """
-    skip, begin = min(skip, len(moves)), min(begin, len(moves))
-    skip = min(skip, begin)
-    end = min(begin + length, len(moves))
+    skip, begin, end = sorted(min(time, len(moves)) for time in times)
     in_use: dict[int, int] = {}
     trace: list[dict[str, Any]] = []
     totals: list[int] = []
     for i in range(len(moves) + 1):
-        if i in (begin, end):
-            trace += mark(100 + i)
-            if begin == end:
-                trace += mark(100 + i)
+        trace += mark(100 + i) * (begin, end).count(i)
         if begin <= i <= end:
             totals.append(sum(in_use.values()))
         if i == len(moves):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from systems.measure.profiler.communication_timeline import (
     StepTimeline,
@@ -19,15 +19,11 @@ def covered(spans):
     return {i for start, end in spans for i in range(start, end)}
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_spans_against_sets_of_whole_numbers(seed):
-    draw = random.Random(seed)
+span = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda x: (x[0], x[0] + x[1]))
 
-    def some():
-        starts = [draw.randrange(60) for _ in range(draw.randrange(8))]
-        return [(start, start + draw.randrange(1, 12)) for start in starts]
 
-    a, b = some(), some()
+@given(st.lists(span, max_size=20), st.lists(span, max_size=20))
+def test_spans_against_sets_of_whole_numbers(a, b):
     assert covered(merged(a)) == covered(a)
     assert all(x[1] < y[0] for x, y in zip(merged(a), merged(a)[1:], strict=False))
     assert total(a) == len(covered(a))
