@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +16,18 @@ from systems.check.attention_accuracy import TOLERANCE
 from systems.kernels.flash_attention import ATTENTIONS, Call, naive
 from tests.systems.training.tiny_training import no_gpu
 
+QUICK = {"seq_len": 32, "head_dim": 16, "dtype": "fp32", "warmup_ms": 1.0, "measure_ms": 1.0}
+
+
+def measured(implementation: str = "naive", **given: Any) -> dict[str, Any]:
+    return run(Params(implementation=implementation, **QUICK | given))
+
 
 @no_gpu
 @pytest.mark.parametrize("implementation", ["naive", "flash_pytorch", "sdpa_math", "sdpa_flash"])
 @pytest.mark.parametrize(("causal", "dtype"), [(False, "bf16"), (True, "fp32")])
 def test_benchmark_measures_every_phase(implementation, causal, dtype):
-    facts = run(
-        Params(
-            implementation=implementation, seq_len=48, head_dim=16, num_heads=2, causal=causal,
-            dtype=dtype, warmup_ms=1.0, measure_ms=1.0,
-        )
-    )  # fmt: skip
+    facts = measured(implementation, seq_len=48, num_heads=2, causal=causal, dtype=dtype)
     assert set(facts["samples_ms"]) == {"forward", "backward", "forward_backward"}
     assert all(len(s) >= 10 and min(s) > 0 for s in facts["samples_ms"].values())
     assert all(0 < error <= TOLERANCE[dtype] for error in facts["facts"]["relative_error"].values())
@@ -35,8 +37,7 @@ def test_benchmark_measures_every_phase(implementation, causal, dtype):
 
 
 def test_one_token_has_no_gradient_of_its_scores_and_is_right():
-    facts = run(Params(implementation="naive", seq_len=1, head_dim=8, dtype="fp32", measure_ms=0.1))
-    assert facts["facts"]["relative_error"]["dq"] < 1e-6
+    assert measured(seq_len=1)["facts"]["relative_error"]["dq"] < 1e-6
 
 
 @pytest.mark.parametrize("factor, error", [(1.001, r"1\.0"), (math.nan, "nan")])
@@ -45,22 +46,21 @@ def test_a_wrong_output_has_no_time(monkeypatch, factor, error):
         return naive(q, k, v, is_causal, scale) * factor  # far above the tolerance of float32
 
     monkeypatch.setattr(attention_call, "naive", off)
-    with pytest.raises(
-        WrongOutput, match=f"naive: relative L2 error .*5e-05 in fp32, got out {error}"
-    ):
-        run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+    message = f"naive: relative L2 error .*5e-05 in fp32, got out {error}"
+    with pytest.raises(WrongOutput, match=message):
+        measured()
 
 
 @no_gpu
 def test_sustained_phases_have_times_and_calls(monkeypatch):
     monkeypatch.setenv(ROUND, '{"sustained_s": 0.05}')
-    measured = run(Params(implementation="naive", seq_len=32, head_dim=16, dtype="fp32"))
+    found = measured()
     phases = {"forward_sustained", "backward_sustained", "forward_backward_sustained"}
-    assert phases <= measured["samples_ms"].keys() & measured["flops"].keys()
-    assert measured["flops"]["backward_sustained"] == measured["flops"]["backward"]
+    assert phases <= found["samples_ms"].keys() & found["flops"].keys()
+    assert found["flops"]["backward_sustained"] == found["flops"]["backward"]
     # The energy of backward_sustained includes forward.
-    assert set(measured["facts"]["sustained_calls"]) == phases - {"backward_sustained"}
-    assert "relative_error" in measured["facts"]
+    assert set(found["facts"]["sustained_calls"]) == phases - {"backward_sustained"}
+    assert "relative_error" in found["facts"]
 
 
 FEATURES = {
@@ -75,11 +75,7 @@ FEATURES = {
 @no_gpu
 @pytest.mark.parametrize("name", FEATURES)
 def test_features_are_measured_and_checked(name):
-    params = Params(
-        implementation="naive", seq_len=33, head_dim=16, num_heads=4, batch_size=2, dtype="fp32",
-        measure_ms=1.0, warmup_ms=1.0, **FEATURES[name],
-    )  # fmt: skip
-    found = run(params)
+    found = measured(seq_len=33, num_heads=4, batch_size=2, **FEATURES[name])
     assert found["facts"]["relative_error"]["dv"] < 1e-5
     assert found["flops"]["forward"] > 0 and found["bytes"]["backward"] > 0
 

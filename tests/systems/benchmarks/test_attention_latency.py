@@ -29,12 +29,8 @@ def test_functions_take_turns_and_the_order_is_reversed() -> None:
 
 @pytest.mark.parametrize("implementation", ["torch", "auto", "naive"])
 def test_the_ratio_is_that_of_calls_in_the_same_round(implementation: str) -> None:
-    measured = run(
-        Params.model_validate(
-            {"implementation": implementation, "seq_len": 16, "head_dim": 16, "dtype": "fp32",
-             "rounds": 5}
-        )
-    )  # fmt: skip
+    sizes = {"seq_len": 16, "head_dim": 16, "dtype": "fp32", "rounds": 5}
+    measured = run(Params(implementation=implementation, **sizes))
     own, of_torch = (measured["samples_ms"][name] for name in ("forward_backward", "torch"))
     ratios = [ours / theirs for ours, theirs in zip(own, of_torch, strict=True)]
     assert measured["facts"]["latency_over_torch"] == statistics.median(ratios)
