@@ -127,7 +127,6 @@ RIGHT = {
     "get_ddp": "ddp",
     "Buckets": "ddp",
     f"{HOOKS}:get_ddp": "ddp",
-    f"{HOOKS}:get_ddp_individual_parameters": "ddp",
     f"{HOOKS}:get_ddp_bucketed": "ddp",
     f"{HOOKS}:get_fsdp": "fsdp",
     f"{HOOKS}:get_sharded_optimizer": "optimizer",
