@@ -337,21 +337,17 @@ def misspelt(params: Params) -> dict[str, Any]:
     return {"sample_ms": {"call": [1.0]}}
 
 
-def fill(path: Path) -> None:
-    """Append to a file until the disk is full."""
-    with path.open("ab", buffering=0) as file:
+def fill_disk(params: Params) -> None:
+    """Append to the file `path` until its disk is full. Do nothing if it does not exist."""
+    if not Path(params.path).exists():
+        return
+    with open(params.path, "ab", buffering=0) as file:
         for size in (65536, 4096, 1):
             try:
                 while file.write(b"x" * size) == size:
                     pass
             except OSError:
                 continue
-
-
-def fill_disk(params: Params) -> None:
-    """Append to the file `path` until its disk is full. Do nothing if it does not exist."""
-    if Path(params.path).exists():
-        fill(Path(params.path))
 
 
 def print_to_full_disk(params: Params) -> None:
