@@ -99,21 +99,6 @@ def test_a_mask_first_asked_for_without_autograd_is_one_for_autograd_too():
     assert not mask.kv_num_blocks.is_inference()
 
 
-@pytest.mark.parametrize("implementation", ["auto", "naive", "flash_pytorch", "sdpa"])
-def test_under_autocast_it_takes_its_dtype_whatever_each_has(implementation):
-    """The dtypes may differ, as in a model with float32 q and k from rotary embeddings, bf16 v."""
-    q, k, v, _ = (x.float().requires_grad_() for x in inputs((5, 5), 8, F64))
-    narrow = [x.detach().bfloat16() for x in (q, k, v)]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = flash_attention(q, k, v.bfloat16(), True, implementation=implementation)
-        same = flash_attention(*narrow, True, implementation=implementation)
-    assert out.dtype == torch.bfloat16 and torch.equal(out, same)
-    assert all(x.dtype == torch.float32 for x in torch.autograd.grad(out.sum(), (q, k, v)))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        exact = flash_attention(*(x.double() for x in narrow), True, implementation=implementation)
-    assert (out.double() - exact).norm() <= TOLERANCE[torch.bfloat16] * exact.double().norm()
-
-
 @pytest.mark.parametrize(
     "shapes",
     [
