@@ -1,21 +1,31 @@
 """Tests of the Hopper kernels on a Hopper GPU, against float64, in graphs and in many launches.
 
-With all features: windows, alignment, softcap, grouped heads and packed sequences.
+With all features: windows, alignment, softcap, grouped heads and packed sequences, and backward
+also with a fixed order of additions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from systems.kernels.flash_attention import FlashAttentionHopper, flash_attention_packed
+from systems.kernels.device import multiprocessors
+from systems.kernels.flash_attention import (
+    FlashAttentionHopper,
+    flash_attention,
+    flash_attention_packed,
+)
 from systems.kernels.flash_attention.call import PLAIN, Call, Packing
-from systems.kernels.flash_attention.hopper.backward_launch import MAX_DETERMINISTIC_HEAD_DIM
+from systems.kernels.flash_attention.hopper.backward_launch import (
+    MAX_DETERMINISTIC_HEAD_DIM,
+    flash_backward,
+)
 from systems.kernels.flash_attention.hopper.forward_launch import flash_forward
 from systems.kernels.flash_attention.hopper.tiles import PACKED_HEAD_DIMS, SHORT, HopperTile
 from tests.systems.kernels.attention_error import assert_within_limits, attention_shares
@@ -282,3 +292,68 @@ def test_gpu_every_tile_of_the_forward_kernel(outputs_hold_nan, consumers, block
 def test_gpu_long_sequences(outputs_hold_nan, head_dim, name):
     given = inputs((4224, 4224), head_dim, BF16, (1, 2), "cuda")
     assert_right(*given, VARIANTS[name], by=by_hopper)
+
+
+# ---- backward with a fixed order of the additions to dQ ------------------------------------------
+
+
+def results_that_never_vary(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, call: Call, *, dlse: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return out, lse, dq, dk and dv. Check that the gradients are equal in 200 other calls."""
+    out, lse = flash_forward(q, k, v, call)
+    of = partial(flash_backward, q, k, v, out, lse, dout, call, dlse=dlse, deterministic=True)
+    first = of()
+    unequal = torch.zeros((), dtype=torch.int64, device=q.device)
+    for _ in range(200):
+        unequal += sum((x != y).any() for x, y in zip(of(), first, strict=True))
+    assert unequal.item() == 0
+    return out, lse, *first
+
+
+# Work items of 132 programs and many more, ragged and whole tiles
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("full", (1000, 1000)), ("causal", (1000, 1000)), ("causal", (300, 1111)),
+        ("lower right", (300, 4111)), ("lower right", (1111, 300)), ("window", (1000, 1000)),
+        ("left window", (1000, 1000)), ("causal softcap", (1000, 1000)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads"),
+    [(64, 20, 20), (64, 8, 2), (128, 20, 20), (128, 8, 2), (96, 4, 2)],
+)
+def test_gpu_in_a_fixed_order(outputs_hold_nan, head_dim, heads, kv_heads, name, lengths):
+    given = inputs(lengths, head_dim, BF16, (2, heads), "cuda", kv_heads=kv_heads)
+    assert_right(*given, CALLS[name], by=results_that_never_vary)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_more_blocks_in_a_head_than_multiprocessors(head_dim):
+    """Work items wait for some that ran before, and must never wait for one that cannot start."""
+    n = 2 * multiprocessors(0) * 128  # keys per work item
+    for call in (PLAIN, CAUSAL):
+        results_that_never_vary(*inputs((n, n), head_dim, BF16, (1, 1), "cuda"), call)
+
+
+@pytest.mark.parametrize(("head_dim", "heads"), [(64, (4, 4)), (128, (4, 2))])
+def test_gpu_packed_sequences_in_a_fixed_order(outputs_hold_nan, head_dim, heads):
+    tensors, packing = packed_inputs(PACKED_LENGTHS, heads, head_dim, BF16, device="cuda")
+    for call in (CAUSAL, CALLS["all"]):
+        assert_right(*tensors, call._replace(packing=packing), by=results_that_never_vary)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gpu_torch_asks_for_a_fixed_order(head_dim):
+    q, k, v, dout = inputs((2000, 2000), head_dim, BF16, (1, 10), "cuda")
+    out, lse = flash_forward(q, k, v, CAUSAL)
+    expected = flash_backward(q, k, v, out, lse, dout, CAUSAL, deterministic=True)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        given = flash_attention(*leaves, True, implementation="flash_hopper")
+        found = torch.autograd.grad(given, leaves, dout)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
