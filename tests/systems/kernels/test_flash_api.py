@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,6 +70,15 @@ def test_auto_is_fused_whatever_the_leading_dimensions(leading):
         flash_attention(q, k, v, True)
     seen = {operator.key for operator in profile.key_averages()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in seen
+
+
+def test_auto_chooses_on_a_hopper_gpu_what_the_documentation_says(capsys):
+    pytest.importorskip("triton")
+    from scripts import attention_choice
+
+    attention_choice.main()
+    page = Path(__file__).parents[3] / "docs" / "attention.md"
+    assert capsys.readouterr().out in page.read_text()
 
 
 @pytest.mark.parametrize(
