@@ -28,7 +28,6 @@ from systems.kernels.flash_attention import (
 from systems.kernels.flash_attention import reference as reference_module
 from systems.kernels.flash_attention.arguments import make_packing
 from systems.kernels.flash_attention.call import PLAIN
-from systems.kernels.flash_attention.peers import flash_attn_4
 from tests.systems.kernels.attention_error import NAMES, attention_limits, precision_of
 from tests.systems.kernels.flash_cases import F32, inputs
 
@@ -138,20 +137,14 @@ def test_masks_that_are_causal_by_another_name():
         assert_close(flash_attention(q, k, v, implementation="sdpa", **call), expected)
 
 
-def test_flash_attn_4_takes_packed_causal_sequences(monkeypatch):
-    """It has only the lower-right alignment, which for self-attention is the upper-left one."""
+def test_packed_self_attention_is_aligned_as_flash_attn_4_has_it(monkeypatch):
+    """It has only the lower-right alignment, which is here the same as the upper-left one."""
     calls = []
-    watched = ATTENTIONS["flash_attn_4"]._replace(attend=lambda *x: calls.append(x[3]) or x[0])
-    monkeypatch.setitem(ATTENTIONS, "flash_attn_4", watched)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(flash_attn_4, "_is_installed", lambda: True)
-    q = torch.empty(8, 2, 64, dtype=torch.bfloat16, device="meta")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    starts = torch.empty(3, dtype=torch.int32, device="meta")
-    flash_attention_packed(
-        q, q, q, starts, None, 4, 4, is_causal=True, implementation="flash_attn_4"
-    )
-    assert calls[0].lower_right and calls[0].packing.max_queries == 4
+    watched = ATTENTIONS["naive"]._replace(attend=lambda *given: calls.append(given[3]) or given[0])
+    monkeypatch.setitem(ATTENTIONS, "naive", watched)
+    q, starts = torch.randn(8, 2, 64), torch.tensor([0, 4, 8], dtype=torch.int32)
+    flash_attention_packed(q, q, q, starts, is_causal=True, implementation="naive")
+    assert calls[0].lower_right
 
 
 def test_shapes_in_messages_are_those_of_the_caller():
