@@ -233,17 +233,6 @@ def test_a_schedule_and_a_gradient_scaler_work_as_in_torch(options):
         torch.testing.assert_close(ours, known, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_can_be_removed():
-    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    optimizer = FusedAdamW([{"params": [p]}, {"params": [q]}, {"params": []}])
-    p.grad = q.grad = torch.ones(2)
-    optimizer.step()
-    del optimizer.param_groups[1:]
-    optimizer.update_hyperparameters()
-    optimizer.step()
-    assert [int(optimizer.state[x]["step"]) for x in (p, q)] == [2, 1]
-
-
 def test_masters_keep_what_the_cast_lost():
     exact = randn(1000, 0, F32)
     p, plain = (torch.nn.Parameter(exact.bfloat16()) for _ in range(2))

@@ -60,17 +60,6 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned):
         assert found == [4, 3]
 
 
-def test_compiled_for_hopper_advance_spills_nothing():
-    pytest.importorskip("triton")
-    from systems.kernels.adamw import kernel
-
-    pointers, options = (torch.int64, torch.float32, torch.uint32), {"enable_fp_fusion": False}
-    with compiling_for_hopper():
-        made = kernel.advance_kernel.warmup(*pointers, 501, kernel.ROWS, grid=(1,), **options)
-    assert Kernel.of(made).spilled == 0
-    assert "sqrt.rn.f64" in made.asm["ptx"]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("use", USES)
 def test_gpu_against_float64(use):
