@@ -32,7 +32,7 @@ from tests.systems.kernels.attention_error import (
     shares_of_limits,
     torch_precision_of,
 )
-from tests.systems.kernels.flash_cases import BF16, F16, F32, each_sequence
+from tests.systems.kernels.flash_cases import BF16, F16, F32, each_sequence, inputs
 
 KERNELS = ("flash_triton", "flash_hopper")
 MOST_ELEMENTS = 2**25  # of a tensor; several processes share a GPU, and the limits are in float64
@@ -222,25 +222,22 @@ def laid_out(x: Tensor, strides: str) -> Tensor:
 
 def _inputs(case: Case, device: str) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return [q, k, v], dout and the gradient of lse, all (..., heads, rows, head_dim)."""
-    generator = torch.Generator(device).manual_seed(case.seed)
     rows_q, rows_k = (sum(n) for n in zip(*case.lengths, strict=True))
-    of_q, of_k = (
-        (*case.leading, *([] if case.heads is None else [case.heads * group]))
-        for group in (case.group, 1)
-    )
-    shapes = (
-        (*of_q, rows_q, case.head_dim), (*of_k, rows_k, case.head_dim),
-        (*of_k, rows_k, case.value_dim), (*of_q, rows_q, case.value_dim),
+    heads = () if case.heads is None else (case.heads * case.group,)
+    made = inputs(
+        (rows_q, rows_k), case.head_dim, F32, (*case.leading, *heads), device, case.seed,
+        case.heads, case.value_dim,
     )  # fmt: skip
     sizes = (1, 1, 1, 1) if case.magnitude == 1 else (case.magnitude, 3, 3, 1)
     dtypes = (*(case.autocast or [case.dtype] * 3), case.dtype)
     *leaves, dout = (
-        laid_out((size * torch.randn(shape, generator=generator, device=device)).to(dtype), by)
-        for shape, size, dtype, by in zip(shapes, sizes, dtypes, case.strides, strict=True)
+        laid_out((size * x).to(dtype), by)
+        for x, size, dtype, by in zip(made, sizes, dtypes, case.strides, strict=True)
     )
     for name, x in zip("qkv", leaves, strict=True):
         x.requires_grad_(name in case.needs and bool(case.gradient_of))
-    return leaves, dout, torch.randn((*of_q, rows_q), generator=generator, device=device)
+    generator = torch.Generator(device).manual_seed(case.seed + 1)
+    return leaves, dout, torch.randn(dout.shape[:-1], generator=generator, device=device)
 
 
 def run(case: Case, place: Place) -> str | None:
