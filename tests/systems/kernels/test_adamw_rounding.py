@@ -10,17 +10,12 @@ from systems.kernels.adamw.reference import random_bits, round_stochastically, s
 from tests.systems.kernels.adamw_cases import BF16, F32, make_optimizer, parameters_of, take_steps
 
 
-def _neighbours(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two bfloat16 neighbours of each value in float32, the one closer to zero first."""
-    low = value.view(torch.int32) >> 16 << 16
-    return low.view(F32), (low + (1 << 16)).view(F32)
-
-
 @pytest.mark.parametrize("value", [1.0 + 2**-10, -3.14159, 1e-3, -1e-40, 6.5e4])
 def test_rounding_is_unbiased_and_within_one_unit(value):
     n = 1 << 18
     x = torch.full((n,), value)
-    low, high = _neighbours(x)
+    low_bits = x.view(torch.int32) >> 16 << 16
+    low, high = low_bits.view(F32), (low_bits + (1 << 16)).view(F32)  # neighbours in bfloat16
     for bits in random_bits(n, stream(1, 2), 3):
         rounded = round_stochastically(x, bits).float()
         assert ((rounded == low) | (rounded == high)).all()

@@ -7,7 +7,7 @@ that tiles above the diagonal are skipped and that backward is compiled once.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
 
 import pytest
@@ -119,26 +119,19 @@ def test_no_score_above_the_diagonal_and_never_all_of_them(causal, monkeypatch):
     assert watch.largest == 512 * 16  # the number of elements of q
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """Compile backward with a backend that counts compilations and generates no code."""
+def test_backward_is_compiled_once_for_all_lengths(small_tiles, monkeypatch):
     counter = CompileCounterWithBackend("aot_eager")
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **kw: compile_(f, backend=counter, **kw))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    compiled = cache(flash_pytorch_module._compiled_backward_tile.__wrapped__)
+    monkeypatch.setattr(flash_pytorch_module, "_compiled_backward_tile", compiled)
     monkeypatch.setattr(FlashAttentionPyTorch, "compiled", True)
     torch._dynamo.reset()
-    flash_pytorch_module._compiled_backward_tile.cache_clear()
-    yield counter
-    flash_pytorch_module._compiled_backward_tile.cache_clear()
-
-
-def test_backward_is_compiled_once_for_all_lengths(counted, small_tiles):
     for lengths, call in (
         ((9, 9), Call(True)), ((9, 9), Call()), ((31, 8), Call(True, 0.5)),
         ((4, 3), Call(scale=2.0)), ((6, 16), Call(True)),
     ):  # fmt: skip
         assert_right(*inputs(lengths, 16, F32), call)
-    assert counted.frame_count == 1
+    assert counter.frame_count == 1
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------
