@@ -157,26 +157,31 @@ def test_training_goes_on_with_the_state_of_the_other_optimizer(options, after):
         (torch.optim.AdamW, {"amsgrad": True, "maximize": True}, "amsgrad is.*maximize is not"),
         (torch.optim.AdamW, {"differentiable": True}, "differentiable is not supported"),
         (torch.optim.Adam, {"weight_decay": 0.1}, "decoupled_weight_decay=False is not"),
-        (torch.optim.Adam, {}, None),  # without weight decay, Adam is AdamW
     ],
 )
-def test_options_of_torch_are_not_ignored(kind, options, message):
+def test_a_state_that_does_not_fit_changes_nothing(kind, options, message):
+    optimizer = make_optimizer("bf16")
+    take_steps(optimizer, [0])
+    before, groups = copy.deepcopy(optimizer), optimizer.state_dict()["param_groups"]
+    wrong = kind(parameters_of(optimizer), **options).state_dict()
+    wrong["state"] = {1: {"exp_avg": torch.zeros(7)}}
+    with pytest.raises(ValueError, match=f"{message}.*; exp_avg of parameter 1 must"):
+        optimizer.load_state_dict(wrong)
+    assert_same(optimizer, before)
+    assert optimizer.state_dict()["param_groups"] == groups
+
+
+def test_adam_without_weight_decay_is_adamw():
     p = torch.nn.Parameter(torch.ones(2))
-    state_dict = kind([p], **options).state_dict()
-    if message is None:
-        FusedAdamW([p]).load_state_dict(state_dict)
-        return
-    with pytest.raises(ValueError, match=message):
-        FusedAdamW([p]).load_state_dict(state_dict)
+    FusedAdamW([p]).load_state_dict(torch.optim.Adam([p]).state_dict())
 
 
 def test_a_loaded_state_goes_where_the_parameter_is():
     """The model has moved or grown, and an old version of torch saved the step as a vector."""
-    p, q = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3, 2))
+    p, q = (torch.nn.Parameter(torch.ones(n, 2)) for n in (2, 3))
     optimizer, other = FusedAdamW([p]), FusedAdamW([q])
-    for parameter, owner in ((p, optimizer), (q, other)):
-        parameter.grad = torch.ones_like(parameter)
-        owner.step()
+    take_steps(optimizer, [0])
+    take_steps(other, [0])
     state_dict = other.state_dict()
     p.data = q.data.clone()
     state = optimizer.state[p]
@@ -186,9 +191,7 @@ def test_a_loaded_state_goes_where_the_parameter_is():
     optimizer.load_state_dict(state_dict)
     assert_same(optimizer, other)
     del given["step"]
-    with pytest.raises(
-        ValueError, match=r"step of parameter 0 must have shape \(\), got no tensor"
-    ):
+    with pytest.raises(ValueError, match=r"step of parameter 0 must .* \(\), got no tensor"):
         optimizer.load_state_dict(state_dict)
 
 
@@ -258,19 +261,6 @@ def test_load_master_names_every_error_and_changes_nothing():
     ):
         assert part in str(error.value)
     assert not optimizer.state
-
-
-def test_a_state_that_does_not_fit_changes_nothing():
-    optimizer = make_optimizer("bf16")
-    take_steps(optimizer, [0])
-    before = copy.deepcopy(optimizer)
-    wrong = copy.deepcopy(optimizer.state_dict())
-    wrong["state"][1]["exp_avg"] = torch.zeros(7)
-    wrong["param_groups"][0]["amsgrad"] = True
-    with pytest.raises(ValueError, match="amsgrad is not supported; exp_avg of parameter 1 must"):
-        optimizer.load_state_dict(wrong)
-    assert_same(optimizer, before)
-    assert "amsgrad" not in optimizer.param_groups[0]
 
 
 def test_all_options_that_are_not_valid_are_named():
