@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jobs.block import FEWEST_ROUNDS, TaskKey
 from jobs.errors import TableError
 from jobs.results.counting import Selection, is_thrown_away, select_attempts, tried
 from jobs.results.record import Measurements, Record
@@ -70,7 +71,8 @@ def list_results(observation: Observation) -> list[Result]:
     A folder can have records from several kinds of device, with a result for each, whose record
     `jobs.results.counting` selects. A run in blocks has a result for each allocation in which its
     round was executed. A result without a selected record is `missing`, or has the status of the
-    job, such as `queued`.
+    job, such as `queued`. With `rounds: auto`, a round after the fewest that the worker did not
+    reach is no result.
 
     The record of the first round of a run in an allocation gets the facts of its trial.
     """
@@ -79,10 +81,13 @@ def list_results(observation: Observation) -> list[Result]:
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):
         devices_of.setdefault(run, set()).add(device)
+    later = _rounds_after_the_fewest(observation)
     results = []
     for task in observation.tasks:
         # `compare` shows the runs with another checkout.
         if task.run.checkout or task.status is Status.not_needed:
+            continue
+        if task.key in later and task.status in (Status.missing, Status.cancelled):
             continue
         own = devices_of.get(task.run.id, set())
         devices = [
@@ -105,6 +110,14 @@ def list_results(observation: Observation) -> list[Result]:
             else:
                 results.append(Result(*place, Status.missing, None, why_not))
     return results
+
+
+def _rounds_after_the_fewest(observation: Observation) -> set[TaskKey]:
+    """Return the tasks of rounds that are executed only while a block is not decided."""
+    blocks = [
+        block for manifest in observation.manifests for block in manifest.blocks if block.auto
+    ]
+    return {t for block in blocks for t in block.all_tasks() if block.round_of(t) >= FEWEST_ROUNDS}
 
 
 def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,17 @@ def test_a_failed_round_is_left_out_of_the_speedup_and_told_in_the_cell(
     ratio, low, high = expected_speedup(ROUNDS[:3] + ROUNDS[4:])
     assert row["exact"].endswith("(4 of 5 repeats; timeout)")
     assert row["exact vs fast"] == f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
+
+
+def test_an_undecided_block_lacks_only_the_fewest_rounds(folder: ResultsFolder) -> None:
+    """Its later rounds are executed only until it is decided."""
+    auto = TOY + ONE_SIZE + BLOCKS.replace("rounds: 5", "rounds: auto, max_rounds: 5")
+    for number, missing in enumerate(
+        [" (1 of 3 repeats; missing)", " (2 of 3 repeats; missing)", ""]
+    ):
+        folder.submit_rounds(auto, measured, rounds=[number])
+        (row,) = table(folder, **VIEW)
+        assert re.sub(r" ±[0-9.]+%", "", row["exact"])[5:] == missing
 
 
 def test_the_baseline_of_a_table_need_not_be_that_of_the_block(folder: ResultsFolder) -> None:
