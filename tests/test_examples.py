@@ -9,24 +9,28 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.harness import ROOT
+from tests.jobs.harness import ROOT, shell
 
 EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of examples/ outside the repository."""
+def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to a copy of examples/ outside the repository.
+
+    Commands find the project through PYTHONPATH, as if it were installed.
+    """
     copy = tmp_path / "examples"
     shutil.copytree(EXAMPLES, copy, ignore=shutil.ignore_patterns("logs", "__pycache__"))
-    return copy
+    monkeypatch.chdir(copy)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
 
 def commands(file: str) -> list[str]:
@@ -40,37 +44,18 @@ def commands(file: str) -> list[str]:
     return [line.strip() for line in lines if " jobs check " not in line]
 
 
-def shell(command: str, folder: Path, exit_code: int = 0) -> str:
-    """Run a command in a folder, check its exit code, and return its output in one line.
-
-    The commands find the project through PYTHONPATH, as if it were installed.
-    """
-    paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=os.environ | {k: f"{v}{os.pathsep}{os.environ.get(k, '')}" for k, v in paths.items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == exit_code, f"{command}\n{done.stdout}"
-    return " ".join(done.stdout.split())
-
-
-def outputs(file: str, folder: Path, submit_exits_with: int = 0) -> list[str]:
-    """Run the commands of an example and return their outputs.
+def outputs(file: str, submit_exits_with: int = 0) -> list[str]:
+    """Run the commands of an example and return their outputs, each in one line.
 
     A command that submits to Slurm is only planned (--dry-run).
     """
     found = []
     for command in commands(file):
-        if "jobs.submit" not in command:
-            found.append(shell(command, folder))
-        elif "--local" in command:
-            found.append(shell(command, folder, submit_exits_with))
+        if "jobs.submit" in command and "--local" not in command:
+            assert " GPU-hours" in shell(f"{command} --dry-run")
         else:
-            assert " GPU-hours" in shell(f"{command} --dry-run", folder)
+            exit_code = submit_exits_with if "jobs.submit" in command else 0
+            found.append(" ".join(shell(command, exit_code).split()))
     return found
 
 
@@ -90,18 +75,18 @@ def outputs(file: str, folder: Path, submit_exits_with: int = 0) -> list[str]:
     ],
 )
 def test_an_example_is_measured_and_has_tables(
-    folder: Path, file: str, counts: str, words: list[str]
+    examples: None, file: str, counts: str, words: list[str]
 ) -> None:
-    submitted, tables = outputs(file, folder)
+    submitted, tables = outputs(file)
     assert counts in submitted
     assert [word for word in words if word not in tables] == []
     if file == "my_ddp.py":
-        assert (folder / "logs" / "my_ddp" / "plots" / "timeline-MyDDP.png").exists()
+        assert Path("logs/my_ddp/plots/timeline-MyDDP.png").exists()
 
 
 @pytest.mark.slow
-def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
-    submitted, tables = outputs("wrong_attention.py", folder, submit_exits_with=1)
+def test_a_wrong_attention_is_reported_with_its_error(examples: None) -> None:
+    submitted, tables = outputs("wrong_attention.py", submit_exits_with=1)
     assert "1 ok, 1 wrong" in submitted
     # Only dK is wrong, and by the factor that the docstring explains.
     assert re.search(r"must be at most 5e-05 in fp32, got dk 7\.00e\+00 ", submitted)
@@ -109,14 +94,14 @@ def test_a_wrong_attention_is_reported_with_its_error(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_halves_of_attention_merged(folder: Path) -> None:
-    (printed,) = outputs("merge_attention.py", folder)
+def test_halves_of_attention_merged(examples: None) -> None:
+    (printed,) = outputs("merge_attention.py")
     assert len(re.findall(r"\b(?:out|dq|dk|dv): relative difference \d\.\de-0[67]", printed)) == 4
 
 
 @pytest.mark.slow
-def test_results_in_a_data_frame(folder: Path) -> None:
-    submitted, printed = outputs("load_results.py", folder)
+def test_results_in_a_data_frame(examples: None) -> None:
+    submitted, printed = outputs("load_results.py")
     assert "6 ok" in submitted
     assert "Median time" in printed
     # Of the three values of seq_len, the two larger ones have an exponent for each implementation.
@@ -126,7 +111,7 @@ def test_results_in_a_data_frame(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> None:
+def test_the_readme_lists_every_example_with_a_valid_command(examples: None) -> None:
     rows = [line for line in (EXAMPLES / "README.md").read_text().splitlines() if "](" in line]
     named = {name for row in rows for name in re.findall(r"^\| \[(.+?)\]", row)}
     there = {file.name for file in EXAMPLES.glob("*.py")}
@@ -135,7 +120,7 @@ def test_the_readme_lists_every_example_with_a_valid_command(folder: Path) -> No
     for row in rows:
         (command,) = re.findall(r"`([^`]*)` \|$", row)
         if "jobs.submit" in command:
-            assert " GPU-hours" in shell(f"{command} --dry-run", folder)
+            assert " GPU-hours" in shell(f"{command} --dry-run")
 
 
 UNCHANGED = [pytest.mark.slow, pytest.mark.depends()]

@@ -117,6 +117,20 @@ def run_python(
     return subprocess.CompletedProcess(arguments, process.returncode, output)
 
 
+def shell(line: str, exit_code: int = 0) -> str:
+    """Run a line in bash, check its exit code, and return the output of both streams."""
+    done = subprocess.run(
+        ["bash", "-c", line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == exit_code, f"{line}\n{done.stdout}"
+    return done.stdout
+
+
 def run_as_nobody(command: str, out: Path) -> subprocess.CompletedProcess[str]:
     """Run `python -m jobs COMMAND OUT` as another user, which only root can. See `run`.
 

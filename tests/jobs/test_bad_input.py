@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.jobs.bad_input import command_lines, folders, sweep_files
 from tests.jobs.bad_input.case import HEAD, ONE, Case
-from tests.jobs.harness import ROOT, call
+from tests.jobs.harness import ROOT, call, shell
 from tests.jobs.results_folder import errors, load, write
 
 CASES = [*sweep_files.CASES, *command_lines.CASES, *folders.CASES]
@@ -69,16 +68,8 @@ def test_values_that_a_key_must_not_have(tmp_path: Path, line: str) -> None:
 )
 def test_a_shell_passes_what_no_test_can_pass_in_its_process(command: str, message: str) -> None:
     """A pipe is a sweep file; bytes that are not UTF-8 are refused."""
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} {command}"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2 and message in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr and done.stdout == ""
+    printed = shell(f"{sys.executable} {command}", exit_code=2)
+    assert message in printed and "Traceback" not in printed
 
 
 # ---- any input -----------------------------------------------------------------------------------
