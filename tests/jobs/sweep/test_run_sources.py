@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 
@@ -12,11 +11,10 @@ from jobs.code import sources
 from jobs.code.imports import read_source
 from jobs.results.manifest import read_manifests
 from jobs.run import Run, Shape
-from jobs.sweep.benchmarks import Benchmark, known_benchmarks, load_benchmark
 from jobs.sweep.run_sources import RunSources
-from systems.benchmark import Sources
-from systems.external.parameter import Implementation
+from systems.attentions import ATTENTIONS
 from systems.external.reference import find_module
+from systems.implementation_sources import of_training
 from tests.jobs.harness import ROOT
 
 FOLDERS = sorted(path for path in (ROOT / "logs" / "h200").iterdir() if path.is_dir())
@@ -89,34 +87,12 @@ def test_an_edit_of_a_wrapper(stale_after: StaleAfter) -> None:
     }
 
 
-def names_of(benchmark: Benchmark, field: str) -> list[str]:
-    """Return the implementations of this project that a parameter selects, [] if there is none."""
-    info = benchmark.params.model_fields.get(field)
-    if info is None:
-        return []
-    chosen = [each for each in info.metadata if isinstance(each, Implementation)]
-    return list(chosen[0].names if chosen else get_args(info.annotation))
-
-
-@pytest.mark.parametrize("name", known_benchmarks())
-def test_the_modules_that_a_benchmark_leaves_out_exist(name: str) -> None:
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_the_modules_that_a_run_leaves_out_exist(attention: str) -> None:
     """A module that is renamed must be renamed in the tables, too."""
-    benchmark = load_benchmark(name)
-    if benchmark.sources is None:
-        return
-    for field in ("implementation", "attention"):
-        for value in names_of(benchmark, field):
-            values: dict[str, Any] = {
-                "attention": "naive",
-                "optimizer": "torch",
-                "strategy": "",
-                "beside": None,
-            }
-            params = benchmark.params.model_construct(**(values | {field: value}))
-            found = benchmark.sources(params)
-            assert isinstance(found, Sources)
-            modules = (*found.modules, *found.left_out)
-            assert modules and [one for one in modules if find_module(one) is None] == []
+    found = of_training(attention, "torch")
+    modules = (*found.modules, *found.left_out)
+    assert [name for name in modules if find_module(name) is None] == []
 
 
 def test_runs_whose_sources_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
