@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.sweep.expand import expand
-from tests.jobs.results_folder import TOY, errors, load, params_of, write
+from tests.jobs.results_folder import GRID, TOY, errors, load, params_of, write
 
 # ---- base ----------------------------------------------------------------------------------------
 
@@ -82,18 +82,11 @@ def test_cluster_file_lies_beneath_the_sweep(tmp_path: Path) -> None:
 # ---- overrides -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ("size=[7,8]", [(7, "fast"), (7, "exact"), (8, "fast"), (8, "exact")]),
-        ("grid.size=[9]", [(9, "fast"), (9, "exact")]),
-    ],
-)
-def test_an_override_sets_a_parameter(
-    tmp_path: Path, argument: str, expected: list[tuple[int, str]]
-) -> None:
-    loaded = load(tmp_path, TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n", argument)
+def test_an_override_sets_a_parameter(tmp_path: Path) -> None:
+    loaded = load(tmp_path, TOY + GRID, "size=[7,8]")
+    expected = [(7, "fast"), (7, "exact"), (8, "fast"), (8, "exact")]
     assert params_of(loaded, "size", "mode") == expected
+    assert params_of(load(tmp_path, TOY + GRID, "grid.size=[9]"), "size") == [(9,), (9,)]
 
 
 def test_an_override_reaches_into_cases_and_zips(tmp_path: Path) -> None:
@@ -132,7 +125,7 @@ def test_an_override_of_the_benchmark_brings_its_parameters(tmp_path: Path) -> N
 
 
 def test_an_error_in_a_mapping_names_the_override_of_its_value(tmp_path: Path) -> None:
-    sweep = write(tmp_path, TOY + "grid: {size: [1, 2], mode: [fast, exact]}\n")
+    sweep = write(tmp_path, TOY + GRID)
     baseline = "blocks.baseline.mode=fats"
     (problem,) = errors(sweep, "blocks.interleave=[mode]", baseline)
     assert problem.startswith(f"command line: {baseline}: ")
