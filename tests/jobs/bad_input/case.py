@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +39,3 @@ def sweep(text: str, message: str, head: str = HEAD, **files: Content) -> Case:
     given: dict[str, Content] = {"sweep.yaml": head + text}
     given |= {f"{name}.yaml": content for name, content in files.items()}
     return Case(("jobs.submit", "sweep.yaml", *PLAN), message, given)
-
-
-def link_to(target: str) -> Callable[[Path], object]:
-    return lambda path: os.symlink(target, path)

@@ -87,7 +87,6 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "logs"), "Missing argument 'RUN'"),
     (("jobs", "logs", ""), "RUN must be the first characters of a run id"),
     (("jobs", "logs", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),
-    (("jobs", "logs", "a\udcff"), "no run whose id begins with 'a\\udcff' in ./logs"),
     (("jobs", "replay", "0", "--in", "sweep.yaml"), "sweep.yaml is a file"),
     (("jobs", "carry"), "must be in a git repository"),
     # ---- tables and comparisons
@@ -96,7 +95,6 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("aggregate", "out", "--table", "tt"), "sweep toy has no table 'tt'"),
     (("aggregate", "out", "--plot", "sweep.yaml"), "--plot must be a folder"),
     (("aggregate", "out", "--views", "no.yaml"), "no.yaml: cannot be read"),
-    (("aggregate", "attempts", "out", "--where", "status == fine"), "status == fine"),
     (("aggregate", "export", "out", "no", "--out", "a.csv"), "folder no; give a results folder"),
     (("aggregate", "export", "out", "--out", "out"), "must be a file"),
     (("aggregate", "export", "out", "--out", "a.xls"), "must end in .csv or .parquet"),
@@ -150,7 +148,6 @@ _REFERENCES = [
     ("fsdp", "got 'fsdp'"),
     ("flash_tritn", "did you mean 'flash_triton'?"),
     ("code.py:two", "must take (q, k, v, is_causal)"),
-    ("imports.py:f", "there is no module 'no_such_module'"),
 ]
 _LOGS = "logs cannot be read: Not a directory"
 _HERE: dict[str, Content] = {"sweep.yaml": HEAD + ONE, "out": results}
@@ -171,11 +168,6 @@ CASES = [
         ("jobs.submit", "sweep.yaml", *PLAN, "--out", "out"),
         "Invalid JSON",
         {"sweep.yaml": HEAD + ONE, "out": with_file("manifest.json", b"")},
-    ),
-    Case(
-        ("aggregate", "compare", "broken", "out"),
-        "Invalid JSON",
-        {**_HERE, "broken": with_file("manifest.json", b"{]")},
     ),
     Case(
         ("aggregate", "out", "--views", "bad.yaml"),

@@ -126,9 +126,8 @@ def test_a_run_that_is_left_out_need_not_have_an_order(tmp_path: Path) -> None:
     assert warnings(tmp_path, text) == []
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--local"])
-def test_a_warning_is_said_and_stops_nothing(tmp_path: Path, option: str) -> None:
+def test_a_warning_is_said_and_stops_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, TOY + "fixed: {size: 1}\nexclude: [size > 1]\n")
-    done = call("jobs.submit", path, option, "--out", tmp_path / "out")
+    done = call("jobs.submit", path, "--dry-run", "--out", tmp_path / "out")
     said = f"warning: {path}:4:11: exclude: no run matches this entry, so it has no effect\n"
     assert done.returncode == 0 and said in done.stdout
