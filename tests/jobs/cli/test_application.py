@@ -57,9 +57,7 @@ def test_every_command_has_help_and_examples_that_begin_as_the_user_called_it() 
     ("door", "words", "usage"),
     [
         ("jobs.submit", "--help", "Usage: python -m jobs.submit [OPTIONS] {SWEEP}"),
-        ("jobs.submit", "status --help", "Usage: python -m jobs.submit status "),
         ("jobs", "submit --help", "Usage: python -m jobs submit "),
-        ("aggregate", "--help", "Usage: python aggregate.py [OPTIONS] {FOLDER}"),
         ("aggregate", "cancel --help", "Usage: python aggregate.py cancel "),
         ("jobs.console", "compare --help", "Usage: sweeps compare "),
     ],
