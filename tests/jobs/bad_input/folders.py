@@ -12,9 +12,9 @@ from tests.jobs.bad_input.case import HEAD, ONE, PLAN, Case, Content
 from tests.jobs.results_folder import ResultsFolder, ok
 
 
-def results(path: Path) -> None:
-    """Create a results folder with a record of two runs, which have the ids of GRID below."""
-    text = HEAD + "grid: {size: [1, 2]}\ntables: [{name: t, rows: [size]}]\n"
+def results(path: Path, sizes: str = "[1, 2]") -> None:
+    """Create a results folder with the records of runs of some sizes."""
+    text = HEAD + f"grid: {{size: {sizes}}}\ntables: [{{name: t, rows: [size]}}]\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     ResultsFolder(path).submit(text, ok(1.0))
 
@@ -32,30 +32,24 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None
     return create
 
 
-def with_file(pattern: str, content: bytes | None) -> Callable[[Path], None]:
-    """Return a function that creates a results folder and replaces a file of its submission.
-
-    Args:
-        content: the content. None: a folder takes the place of the file.
-    """
+def with_manifest(content: bytes | None) -> Callable[[Path], None]:
+    """Return a function that creates a results folder with another manifest. None: a folder."""
 
     def create(path: Path) -> None:
         results(path)
-        (submission,) = path.glob("submissions/*")
+        (manifest,) = path.glob("submissions/*/manifest.json")
         if content is None:
-            (submission / pattern).unlink(missing_ok=True)
-            (submission / pattern).mkdir()
+            manifest.unlink()
+            manifest.mkdir()
         else:
-            (submission / pattern).write_bytes(content)
+            manifest.write_bytes(content)
 
     return create
 
 
 def other(path: Path) -> None:
     """Create a results folder whose runs differ from those of `results`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = HEAD + "grid: {size: [7, 8]}\n"
-    ResultsFolder(path).submit(text, ok(1.0))
+    results(path, "[7, 8]")
 
 
 def without_submissions(path: Path) -> None:
@@ -70,8 +64,8 @@ _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("file", {"file": ""}, "file is a file"),
     ("all", {"all/out": results}, "results folders in it: "),
     ("out", {"out": without_submissions}, "holds no submission"),
-    ("out", {"out": with_file("manifest.json", b"{")}, "Invalid JSON"),
-    ("out", {"out": with_file("manifest.json", None)}, "Is a directory"),
+    ("out", {"out": with_manifest(b"{")}, "Invalid JSON"),
+    ("out", {"out": with_manifest(None)}, "Is a directory"),
     ("out", {"out": changed(lambda data: data.pop("runs"))}, "the key 'runs' is missing"),
     ("out", {"out": changed(lambda data: data["sweep"].pop("name"))}, "key 'sweep.name' is m"),
     ("out", {"out": changed(lambda data: data["runs"][0].update(shape=99))}, BAD_MANIFEST),
@@ -167,7 +161,7 @@ CASES = [
     Case(
         ("jobs.submit", "sweep.yaml", *PLAN, "--out", "out"),
         "Invalid JSON",
-        {"sweep.yaml": HEAD + ONE, "out": with_file("manifest.json", b"")},
+        {"sweep.yaml": HEAD + ONE, "out": with_manifest(b"")},
     ),
     Case(
         ("aggregate", "out", "--views", "bad.yaml"),
