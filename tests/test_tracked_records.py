@@ -7,10 +7,6 @@ commit.
 from __future__ import annotations
 
 import hashlib
-import io
-import subprocess
-import sys
-import tarfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -18,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from jobs.code.export import export_revision
 from jobs.results.manifest import read_manifests
 from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.run import Run, run_id
 from jobs.sweep.benchmarks import load_benchmark
-from tests.jobs.harness import ROOT
+from tests.jobs.harness import ROOT, run_python
 
 FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submissions"))
 # Folders in logs/h200 with records that were made before records had a source hash. These count as
@@ -123,10 +120,6 @@ def test_every_diff_of_a_record_is_in_one_folder() -> None:
 # ---- source hashes -------------------------------------------------------------------------------
 
 
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
-
-
 HASHES = """
 import sys
 from pathlib import Path
@@ -145,18 +138,10 @@ def hashes_at(commit: str, folders: Iterable[Path], target: Path) -> dict[str, s
 
     The files of the commit are written to the folder `target`.
     """
-    archive = git("archive", "--format=tar", commit, "jobs", "systems")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extraction_filter = getattr(tarfile, "tar_filter", None)  # not in Python 3.11.2
-        files.extractall(target)
-    lines = subprocess.run(
-        [sys.executable, "-c", HASHES, *map(str, folders)],
-        cwd=target,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
-    return {line.split()[0]: line.split()[1] for line in lines}
+    export_revision(ROOT, target, commit)
+    done = run_python("-c", HASHES, *folders, folder=target)
+    assert done.returncode == 0, done.stdout
+    return {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
 
 
 def has_changes(state: dict[str, Any]) -> bool:
