@@ -15,7 +15,8 @@ from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
-from tests.jobs.harness import call
+from jobs.sweep.load import load_sweep
+from tests.jobs.harness import ROOT, call
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
 
@@ -90,18 +91,6 @@ def test_status_tells_results_of_older_code(folder: ResultsFolder) -> None:
 FREE = {"params", "fixed", "grid", "zip", "where", "on", "provenance", "additional_parameters"}
 FREE_IN_RECORDS = {"params", "samples_ms", "peak_memory_bytes", "flops", "bytes", "bus_bytes"}
 FREE_IN_RECORDS |= {"tokens", "facts", "environment", "slurm"}
-SWEEP = """
-grid: {size: [1, 2]}
-cases: [{fixed: {mode: fast}, resources: {nodes: 2}}, {fixed: {mode: exact}}]
-order: {shuffle: 1}
-launch: {nproc_per_node: 2}
-slurm: {partition: gpu}
-tables:
-  - name: t
-    rows: [size]
-    published: [{file: attention.csv, value: forward_ms, on: {size: seq_len}}]
-plots: [{name: p, x: size}]
-"""
 
 
 def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
@@ -116,7 +105,8 @@ def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
 def test_keys_that_a_later_version_adds_are_ignored(
     folder: ResultsFolder, executor: Executor
 ) -> None:
-    manifest = folder.submit(TOY + SWEEP, [ok(1.0), None])
+    loaded = load_sweep(ROOT / "sweeps" / "transformer.yaml")
+    manifest = folder.submit(loaded, lambda p, repeat: ok(1.0) if p["size"] == "xl" else None)
     handle = {"slurm": "1"} if executor is Executor.slurm else {"pid": 1, "started": 2, "host": "x"}
     (manifest.path / "handles.json").write_text(json.dumps({"0": handle}))
     snapshot = {"folder": "a", "cwd": "b", "python_path": []}
