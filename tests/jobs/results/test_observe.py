@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -87,18 +86,7 @@ def test_status_tells_results_of_older_code(folder: ResultsFolder) -> None:
     assert sum(task["stale"] for task in json.loads(status("--json"))["tasks"]) == 2
 
 
-# Keys whose values are mappings with any keys, such as names of parameters or phases
-FREE = {"params", "fixed", "grid", "zip", "where", "on", "provenance", "additional_parameters"}
-FREE_IN_RECORDS = {"params", "samples_ms", "peak_memory_bytes", "flops", "bytes", "bus_bytes"}
-FREE_IN_RECORDS |= {"tokens", "facts", "environment", "slurm"}
-
-
-def with_later_keys(value: Any, free: set[str], key: str = "") -> Any:
-    """Return JSON data with an additional key in each object whose keys the project defines."""
-    if isinstance(value, dict):
-        added = {} if key in free else {"added_later": {"a": [1]}}
-        return {k: with_later_keys(v, free, k) for k, v in value.items()} | added
-    return [with_later_keys(item, free) for item in value] if isinstance(value, list) else value
+LATER = {"added_later": {"a": [1]}}
 
 
 @pytest.mark.parametrize("executor", [Executor.local, Executor.slurm])
@@ -115,12 +103,18 @@ def test_keys_that_a_later_version_adds_are_ignored(
     path.write_text(json.dumps(data))
     before, tasks = read_manifest(manifest.path), observe(folder.path).tasks
 
-    path.write_text(json.dumps(with_later_keys(data, FREE)))
-    (manifest.path / "handles.json").write_text(json.dumps({"0": handle | {"later": 1}}))
+    table = next(table for table in data["sweep"]["tables"] if table["published"])
+    in_sweep = [data["sweep"], data["sweep"]["cases"][0], table, table["published"][0]]
+    lists = [data[name][0] for name in ("runs", "shapes", "jobs")]
+    for part in (data, data["snapshot"], *in_sweep, *lists):
+        part |= LATER
+    path.write_text(json.dumps(data))
+    (manifest.path / "handles.json").write_text(json.dumps({"0": handle | LATER}))
     for file in (folder.path / "records").iterdir():
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        later = [with_later_keys(line, FREE_IN_RECORDS) for line in lines]
-        file.write_text("".join(json.dumps(line) + "\n" for line in later))
+        lines = [json.loads(line) | LATER for line in file.read_text().splitlines()]
+        for line in lines:
+            line["measurements"] |= LATER
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     after, seen = read_manifest(manifest.path), observe(folder.path)
     assert after == before and after.handles == before.handles and len(after.handles) == 1
     assert not seen.bad_lines and [task.status for task in seen.tasks] == [t.status for t in tasks]
