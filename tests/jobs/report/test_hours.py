@@ -4,90 +4,65 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.processes import ProcessHandle
 from jobs.report.hours import Hours, hours, lost_attempts
-from jobs.results.counting import place_of
-from jobs.results.record import Record, Seconds
-from jobs.results.run_states import Observation, TaskState
-from jobs.run import Run, Shape
-from jobs.status import JobState, Status
+from jobs.results.manifest import write_handles
+from jobs.results.run_states import observe
+from tests.benchmarks import toy
 from tests.jobs.harness import call
-from tests.jobs.results_folder import GRID, TOY, ResultsFolder, failed, in_round, load, ok, record
+from tests.jobs.results_folder import GRID, TOY, Outcome, ResultsFolder, failed, load, ok
 
 HOUR = 3600
-HoursOf = Callable[..., Hours]
+GPU = "resources: {gpus_per_node: 1}\n"
+TWO_GPUS = TOY + "grid: {size: [1, 2]}\nresources: {nodes: 2, gpus_per_node: 1}\n"
+BLOCK = (
+    f"{TOY}grid: {{size: [1], mode: [fast, exact]}}\n{GPU}"
+    "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 1, aa: false}\n"
+)
 
 
-def sweep_run(index: int, version: int = 1) -> Run:
-    shape = Shape(nodes=2, gpus_per_node=1)
-    return Run(f"{index:016x}", "toy", version, {"size": index}, shape, 60.0)
+def hours_of(folder: ResultsFolder) -> Hours:
+    (row,) = hours(observe(folder.path))
+    return row
 
 
-RUN = sweep_run(1)
+def wasted_attempts(folder: ResultsFolder) -> float:
+    """Return the number of attempts with one GPU, each of half a second, that were wasted."""
+    return hours_of(folder).gpu["wasted"] * HOUR / 0.5
 
 
-@pytest.fixture
-def hours_of(folder: ResultsFolder) -> HoursOf:
-    """Return a function that gives the hours of a folder with one job, from its records."""
-    submitted = folder.submit(TOY + "fixed: {size: 1}\n", None)
-
-    def made(records: list[Record], *runs: Run, live: bool = False, hidden: str = "") -> Hours:
-        by_id = {run.id: run for run in runs}
-        tasks = dict.fromkeys((r.run, r.repeat) for r in records)
-        shown = [TaskState(by_id[r], n, Status.ok) for r, n in tasks if r != hidden]
-        manifest = replace(submitted, id="before", runs=by_id)
-        states = {"before": {0: JobState(Status.running if live else Status.missing, "")}}
-        (row,) = hours(Observation(folder.path, [manifest], records, [], shown, [], states))
-        return row
-
-    return made
+def attempt(outcome: dict[str, Any], start: float, took: float, **stages: float) -> dict[str, Any]:
+    """Return an outcome with its times and those of waiting and of stages, in hours."""
+    return outcome | {
+        "started_at": start * HOUR,
+        "finished_at": (start + took) * HOUR,
+        "seconds": {stage: each * HOUR for stage, each in stages.items()},
+    }
 
 
-def attempt(
-    run: Run,
-    outcome: dict[str, Any],
-    start: float,
-    took: float,
-    seconds: tuple[float | None, ...] = (None, None, None, None),
-    **changes: Any,
-) -> Record:
-    """Return a record. Times are in hours; `seconds` has those of waiting and of the stages."""
-    names = ("waiting", "starting", "compiling", "measuring")
-    stages = {n: s and s * HOUR for n, s in zip(names, seconds, strict=True)}
-    made = record(run, outcome, finished_at=(start + took) * HOUR)
-    times = {"started_at": start * HOUR, "seconds": Seconds.model_validate(stages)}
-    return made.model_copy(update=times | changes)
-
-
-def test_stages_and_waste_add_up(hours_of: HoursOf) -> None:
-    second = sweep_run(2)
-    records = [
-        attempt(RUN, failed("error"), 1, 2, (0.5, 1, None, 1)),
-        attempt(RUN, ok(1.0), 4, 8, (0.5, 1, 2, 4), attempt=2),
-        attempt(second, ok(1.0), 12, 1, (0.5, 0.25, None, 0.5)),
-    ]
-    row = hours_of(records, RUN, second)
+def test_stages_and_waste_add_up(folder: ResultsFolder) -> None:
+    error = attempt(failed("error"), 1, 2, waiting=0.5, starting=1, measuring=1)
+    long = attempt(ok(1.0), 4, 8, waiting=0.25, starting=1, compiling=2, measuring=4)
+    short = attempt(ok(1.0), 12, 1, waiting=0.25, starting=0.25, measuring=0.5)
+    folder.submit(TWO_GPUS, [error, None])
+    folder.submit(TWO_GPUS, [long, short])
+    row = hours_of(folder)
     assert (row.sweep, len(row.runs), row.attempts) == ("toy", 2, 3)
-    assert row.queued == pytest.approx(0.5)  # of the job, not of each record
+    assert row.queued == pytest.approx(0.75)  # of two jobs, not of each record
     assert row.wall == pytest.approx(11)
-    # Each attempt uses 2 nodes with a GPU each.
     wanted = {"starting": 2.5, "compiling": 4, "measuring": 9, "other": 2.5, "wasted": 4}
     assert row.gpu == pytest.approx(wanted)
     assert sum(row.gpu.values()) == pytest.approx(2 * row.wall)
 
 
-def test_a_job_that_was_started_again_waited_until_its_first_start(hours_of: HoursOf) -> None:
-    records = [
-        attempt(RUN, failed("preempted"), 1, 1, (0.5, None, None, None)),
-        attempt(RUN, ok(1.0), 8, 1, (7.5, None, None, None), attempt=2),
-        attempt(RUN, ok(1.0), 9, 1, (0.25, None, None, None), repeat=1, job=1),
-    ]
-    assert hours_of(records, RUN).queued == pytest.approx(0.75)
+def test_a_job_that_was_started_again_waited_until_its_first_start(folder: ResultsFolder) -> None:
+    folder.submit(TWO_GPUS, [attempt(ok(1.0), 8, 1, waiting=each) for each in (0.5, 7.5)])
+    assert hours_of(folder).queued == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -101,59 +76,59 @@ def test_a_job_that_was_started_again_waited_until_its_first_start(hours_of: Hou
     ],
 )
 def test_which_attempts_are_wasted(
-    hours_of: HoursOf, outcomes: list[dict[str, Any]], wasted: list[int]
+    folder: ResultsFolder, outcomes: list[dict[str, Any]], wasted: list[int]
 ) -> None:
-    records = [attempt(RUN, o, n, 2.0**n, attempt=n + 1) for n, o in enumerate(outcomes)]
-    row = hours_of(records, RUN)
-    assert row.gpu["wasted"] == pytest.approx(sum(2 * 2.0**n for n in wasted))
+    for n, outcome in enumerate(outcomes):
+        folder.submit(TOY + "fixed: {size: 1}\n" + GPU, attempt(outcome, n, 2.0**n))
+    assert hours_of(folder).gpu["wasted"] == pytest.approx(sum(2.0**n for n in wasted))
 
 
-def test_results_of_another_device_are_not_wasted(hours_of: HoursOf) -> None:
-    records = [attempt(RUN, ok(1.0), n, 1, device=name) for n, name in enumerate(("H100", "H200"))]
-    assert hours_of(records, RUN).gpu["wasted"] == 0
+def test_results_of_another_device_are_not_wasted(folder: ResultsFolder) -> None:
+    for device in ("H100", "H200"):
+        folder.submit(TWO_GPUS, ok(1.0), device)
+    assert hours_of(folder).gpu["wasted"] == 0
 
 
-def test_outdated_versions_are_wasted(hours_of: HoursOf) -> None:
-    new = sweep_run(2, version=2)
-    records = [attempt(RUN, ok(1.0), 0, 1), attempt(new, ok(1.0), 1, 1)]
-    assert hours_of(records, RUN, new, hidden=RUN.id).gpu["wasted"] == 2
+def test_outdated_versions_are_wasted(
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (1, 2):
+        monkeypatch.setattr(toy, "VERSION", version)
+        folder.submit(TOY + "fixed: {size: 1}\n" + GPU, ok(1.0))
+    assert wasted_attempts(folder) == pytest.approx(1)
 
 
-def round_of(execution: str, count: int, start: float) -> list[Record]:
-    """Return the first `count` attempts of a round with two attempts. Each takes an hour."""
-    places = [in_round(position, 2, execution) for position in range(count)]
-    return [
-        attempt(RUN, ok(1.0), start + n, 1, repeat=n, block=place) for n, place in enumerate(places)
-    ]
+def first(count: int) -> Callable[..., Outcome]:
+    """Return outcomes of which the first `count` are ok, and the others missing."""
+    left = iter([ok(1.0)] * count)
+    return lambda *_: next(left, None)
 
 
 @pytest.mark.parametrize(
     ("counts", "live", "wasted"),
     [
-        ((2,), False, 0),
-        ((1, 2), False, 2),  # the first execution was interrupted
-        ((2, 2), False, 4),  # the round was executed again, e.g. because of a throttled GPU
-        ((1,), False, 2),
-        ((1,), True, 0),  # a job is executing the round
-        ((1, 1), True, 2),
+        ([2], False, 0),
+        ([1, 2], False, 1),  # the first execution was interrupted
+        ([2, 2], False, 2),  # the round was executed again, e.g. because of a throttled GPU
+        ([1], False, 2),  # also its trial, as no round after it counts
+        ([1], True, 0),  # a job is executing the round
+        ([1, 1], True, 1),
     ],
 )
-def test_rounds(hours_of: HoursOf, counts: tuple[int, ...], live: bool, wasted: float) -> None:
-    records = [
-        one
-        for number, count in enumerate(counts)
-        for one in round_of(f"e{number}", count, 10 * number)
-    ]
-    assert hours_of(records, RUN, live=live).gpu["wasted"] == pytest.approx(wasted)
-    place = place_of(records[0]).model_copy(update={"trial": True, "execution": "t"})
-    records.insert(0, records[0].model_copy(update={"block": place}))
-    wasted += 2 * (wasted == 2 * sum(counts))  # a trial is wasted if no round after it counts
-    assert hours_of(records, RUN, live=live).gpu["wasted"] == pytest.approx(wasted)
+def test_rounds(folder: ResultsFolder, counts: list[int], live: bool, wasted: int) -> None:
+    """After a trial of one attempt, a round of two attempts was executed, each time in part."""
+    folder.submit_rounds(BLOCK, first(1), trial=True)
+    for count in counts:
+        manifest = folder.submit_rounds(BLOCK, first(count))
+    if live:
+        manifest.handles[0] = ProcessHandle.of_this_process()  # stands for a live job
+        write_handles(manifest)
+    assert wasted_attempts(folder) == pytest.approx(wasted)
 
 
-def test_attempts_without_a_record_are_counted() -> None:
-    records = [attempt(RUN, ok(1.0), 0, 1, attempt=3), attempt(RUN, ok(1.0), 1, 1, repeat=1)]
-    assert lost_attempts(records) == 2  # attempts 1 and 2 of the first repeat
+def test_attempts_without_a_record_are_counted(folder: ResultsFolder) -> None:
+    folder.submit(TWO_GPUS, [ok(1.0) | {"attempt": 3}, ok(1.0)])
+    assert lost_attempts(observe(folder.path).records) == 2  # attempts 1 and 2 of the first run
 
 
 # ---- the command ---------------------------------------------------------------------------------
