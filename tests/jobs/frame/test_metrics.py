@@ -63,24 +63,6 @@ def test_of_several_ranks_the_slowest_counts_sample_by_sample(folder: ResultsFol
     assert one_value(folder, value="peak_memory") == "3.000"
 
 
-def test_share_of_the_peak_is_known_only_for_known_hardware(folder: ResultsFolder) -> None:
-    text = """\
-        name: a
-        benchmark: attention
-        fixed: {implementation: naive, head_dim: 8, seq_len: 16}
-        grid: {dtype: [bf16, fp32]}
-        resources: {gpus_per_node: 1}
-        """
-    outcome = ok(1.0, flops={"forward": 989.4e9 / 2})  # half an H200's bf16 peak for 1 ms
-    for device in (H200, "NVIDIA H900"):
-        folder.submit(text, outcome, device)
-    rows = table(folder, rows=["dtype"], columns=["device"], value="mfu")
-    assert rows == [
-        {"dtype": "bf16", H200: "50.00", "NVIDIA H900": "–"},
-        {"dtype": "fp32", H200: "739.5", "NVIDIA H900": "–"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("view", "text"),
     [
@@ -140,17 +122,26 @@ def test_a_time_of_zero_is_no_rate(folder: ResultsFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "share"), [("bf16_pure", "25.00"), ("tf32", "50.00"), ("int8", "–")]
+    ("params", "device", "share"),
+    [
+        ("dtype: bf16, precision: fp32", H200, "25.00"),
+        ("dtype: fp32", H200, "369.7"),
+        ("precision: bf16_pure", H200, "25.00"),  # without a dtype
+        ("precision: tf32", H200, "50.00"),
+        ("precision: int8", H200, "–"),
+        ("dtype: bf16", "NVIDIA H900", "–"),
+    ],
 )
-def test_without_a_dtype_the_precision_says_what_the_peak_is(
-    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch, precision: str, share: str
+def test_share_of_the_peak_is_known_only_for_known_hardware_and_dtypes(
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch, params: str, device: str, share: str
 ) -> None:
     class Params(toy.Params):
+        dtype: str | None = None
         precision: str = "fp32"
 
     monkeypatch.setattr(toy, "Params", Params)
     outcome = ok(1.0, flops={"forward": 494.7e9 / 2})  # half an H200's tf32 peak for 1 ms
-    folder.submit(TOY + f"fixed: {{size: 1, precision: {precision}}}\n", outcome, H200)
+    folder.submit(TOY + f"fixed: {{size: 1, {params}}}\n", outcome, device)
     assert one_value(folder, value="mfu") == share
 
 

@@ -20,7 +20,7 @@ def links(markdown: str) -> dict[str, str]:
 def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
-    text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\n"
+    text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\nrepeats: 2\n"
     plots = "plots: [{name: line, title: 'Time, {mode}', x: size, series: [mode]}]\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
@@ -28,8 +28,9 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
         if mode == "exact":
             return ok(1.0)
         outcome = ok(1.0) if size == 1 else failed("oom", memory="gpu")
-        content = PNG + f"size {size}".encode()
-        return outcome | folder.artifacts(f"run-{size}", content, "memory.png", "trace.json")
+        content = PNG + f"size {size}, repeat {repeat}".encode()
+        files = "memory.png", "trace.json"
+        return outcome | folder.artifacts(f"run-{size}-{repeat}", content, *files)
 
     folder.submit(TOY + text + plots, outcome)
     page, images = tmp_path / "results" / "toy.md", tmp_path / "results" / "toy"
@@ -38,33 +39,13 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     assert code == 0
     shown = {title: (page.parent / path).read_bytes() for title, path in links(out).items()}
     assert list(shown) == ["Time, fast, exact", "memory (size 1)", "memory (size 2)"]
-    assert shown["memory (size 1)"] == PNG + b"size 1"
-    assert shown["memory (size 2)"] == PNG + b"size 2"  # artifacts of failed runs are shown too
+    assert shown["memory (size 1)"] == PNG + b"size 1, repeat 0"
+    assert shown["memory (size 2)"] == PNG + b"size 2, repeat 0"  # although this run failed
     assert sorted(path.name for path in images.iterdir()) == [
         "line.png", "memory-1.png", "memory-2.png",
     ]  # fmt: skip
     assert out.index("### toy") < out.index("![")
     assert "memory-2.png" in err
-
-
-def test_images_of_one_name_do_not_replace_each_other(
-    tmp_path: Path, folder: ResultsFolder
-) -> None:
-    text = "fixed: {size: 1}\ngrid: {label: ['a/b', 'a:b']}\nrepeats: 2\n"  # shows the first one
-    plots = "plots: [{name: line, x: label}]\n"
-
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        name = f"{params['label'][1:2] == '/'}-{repeat}"
-        return ok(1.0) | folder.artifacts(name, PNG + name.encode(), "line.png")
-
-    folder.submit(TOY + text + plots, outcome)
-    _, out, _ = cli(folder.path, "--plot", tmp_path / "p")
-    pictures = {title: (tmp_path / path).read_bytes() for title, path in links(out).items()}
-    assert pictures.pop("line").startswith(b"\x89PNG\r\n")
-    assert {title: content.removeprefix(PNG) for title, content in pictures.items()} == {
-        "line (label a/b)": b"True-0",
-        "line (label a:b)": b"False-0",
-    }
 
 
 def test_only_markdown_links(tmp_path: Path, folder: ResultsFolder) -> None:

@@ -46,13 +46,26 @@ FATES: list[tuple[Outcome, str]] = [
 ]
 
 
-def test_a_title_has_the_values_of_the_runs_that_the_table_shows(folder: ResultsFolder) -> None:
+@pytest.mark.parametrize(
+    ("title", "heading"),
+    [
+        # Results of an earlier version may have a title in which braces have no meaning.
+        (
+            "{mode}, {size} and\n {size}, not {other}",
+            "fast, exact, 20, 3 and 20, 3, not {other}: time (ms)",
+        ),
+        (" ", "t: time (ms)"),
+        ("time", "time (ms)"),
+        ("time in ms", "time in ms"),
+    ],
+)
+def test_a_heading_has_the_values_of_the_shown_runs_and_the_metric_once(
+    folder: ResultsFolder, title: str, heading: str
+) -> None:
     sweep = TOY + "grid: {size: [1, 20, 3], mode: [fast, exact]}\norder: {shuffle: 1}\n"
     folder.submit(sweep, ok(1.0))
-    title = "{mode}, {size} and\n {size}, not {other}"
-    table = report_table(folder, title=title, where="size > 1", rows=["size", "mode"])
-    # Results of an earlier version may have a title in which braces have no meaning.
-    assert table.heading == "fast, exact, 20, 3 and 20, 3, not {other}: time (ms)"
+    made = report_table(folder, title=title, where="size > 1", rows=["size", "mode"])
+    assert made.heading == heading
 
 
 def test_what_became_of_each_run_stands_in_its_cell(folder: ResultsFolder) -> None:
