@@ -17,7 +17,7 @@ import pytest
 
 from tests import unchanged
 
-pytest.register_assert_rewrite("tests.jobs.frames", "tests.systems.kernels.adamw_cases")
+pytest.register_assert_rewrite("tests.systems.kernels.adamw_cases")
 if TYPE_CHECKING:
     from torch import Tensor
 

@@ -14,15 +14,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jobs.frame.flat import typed
+from jobs.frame.flat import FIRST, LAST, MEASURED, typed
+from jobs.processes import ProcessHandle
 from jobs.report import load
-from jobs.results import run_states
-from jobs.status import JobState, Status
+from jobs.results.manifest import write_handles
+from jobs.status import Status
 from jobs.sweep.views import FACT
-from tests.jobs.frames import SIZES, checked, single
 from tests.jobs.results_folder import GRID, H200, TOY, ResultsFolder, failed, ok
 
+SIZES = "grid: {size: [1, 2, 3]}\n"
 BLOCKS = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 5, aa: false}\n"
+
+
+def single(frame: pd.DataFrame, **values: Any) -> pd.Series[Any]:
+    """Return the only row with these values."""
+    chosen = frame
+    for name, value in values.items():
+        chosen = chosen[chosen[name] == value]
+    assert len(chosen) == 1, chosen
+    return chosen.iloc[0]
+
+
+def checked(*folders: Path) -> pd.DataFrame:
+    """Load folders, and check what holds for every frame."""
+    frame = load(*folders)
+    assert frame.columns.is_unique
+    middle = [name for name in frame.columns if name not in FIRST | MEASURED | LAST]
+    facts = [name for name in middle if name.startswith(FACT)]
+    params = middle[: len(middle) - len(facts)]
+    assert list(frame.columns) == [*FIRST, *params, *MEASURED, *facts, *LAST]
+    for name, dtype in (FIRST | MEASURED | LAST).items():
+        assert str(frame[name].dtype) == dtype, name
+    assert {str(dtype) for dtype in frame.dtypes} <= {
+        "string", "float64", "int64", "Int64", "bool", "boolean",
+    }  # fmt: skip
+    assert not frame.duplicated(["folder", "run", "device", "phase", "status"]).any()
+    measured = frame["median_ms"].notna()
+    assert (frame["status"][measured] == "ok").all()
+    assert frame.loc[frame["status"] != "ok", ["phase", *list(MEASURED)[1:]]].isna().all(axis=None)
+    return frame
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -63,7 +93,7 @@ def test_a_row_is_a_run_and_phase(folder: ResultsFolder) -> None:
     assert str(frame["size"].dtype) == "int64" and str(frame["causal"].dtype) == "bool"
 
 
-def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_status_has_a_row(folder: ResultsFolder) -> None:
     recorded = [status for status in Status if status.can_be_recorded]
     sweep = TOY + f"grid: {{size: {list(range(1, len(recorded) + 2))}}}\n"
 
@@ -82,19 +112,14 @@ def test_every_status_has_a_row(folder: ResultsFolder, monkeypatch: pytest.Monke
     assert missing[["commit", "attempt", "stale", "phase", "device"]].isna().tolist() == [
         True, True, True, True, False,
     ]  # fmt: skip
-    for status in (Status.queued, Status.running):
-        monkeypatch.setattr(
-            run_states,
-            "job_states",
-            lambda manifests, notes, state=JobState(status, "Slurm job 1"): {
-                m.id: {job.index: state for job in m.jobs} for m in manifests
-            },
-        )
-        live = checked(folder.path)
-        # A run that is executed again has the status that tables show.
-        assert live["status"].tolist() == [*recorded, "queued"]
-        assert live["reason"][1:-1].tolist() == frame["reason"][1:-1].tolist()
-        assert "Slurm job 1" in live["reason"].iloc[-1]
+    manifest = folder.submit(sweep, None)
+    manifest.handles[0] = ProcessHandle.of_this_process()  # stands for a live job
+    write_handles(manifest)
+    live = checked(folder.path)
+    # A run that is executed again has the status that tables show.
+    assert live["status"].tolist() == [*recorded, "queued"]
+    assert live["reason"][1:-1].tolist() == frame["reason"][1:-1].tolist()
+    assert "the submission runs in process" in live["reason"].iloc[-1]
 
 
 def test_repeats_share_a_row_and_failed_ones_have_their_own(folder: ResultsFolder) -> None:
