@@ -135,18 +135,15 @@ def test_attempts_without_a_record_are_counted(folder: ResultsFolder) -> None:
 
 
 def test_a_table_has_the_total_of_several_folders(tmp_path: Path) -> None:
-    """Each of the 144 attempts in a folder took half a second on one GPU. Half of them failed."""
-    keys = "resources: {gpus_per_node: 1}\nrepeats: 72\n"
-    text = TOY + "grid: {size: [1, 2]}\n" + keys
+    outcomes = [attempt(ok(1.0), 0, 2, measuring=1.5), attempt(failed("error"), 2, 1)]
     for name in ("one", "two"):
-        ResultsFolder(tmp_path / name).submit(text, [ok(1.0), failed("error")])
-    folders = tmp_path / "one", tmp_path / "two"
-    markdown = call("jobs", "hours", *folders).stdout.splitlines()
-    assert "| wall (h) | starting (GPU-h) |" in " ".join(markdown[0].split()), markdown[0]
-    assert [[c.strip() for c in line.split("|")[5:-1]] for line in markdown[2:]] == [
-        ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],
-        ["0.000", "0.020", "0.000", "0.000", "0.000", "0.010", "0.010", "0.020"],
-        ["0.000", "0.040", "0.000", "0.000", "0.000", "0.020", "0.020", "0.040"],
+        ResultsFolder(tmp_path / name).submit(TOY + "grid: {size: [1, 2]}\n" + GPU, outcomes)
+    header, _, *rows = call("jobs", "hours", tmp_path / "one", tmp_path / "two").stdout.splitlines()
+    assert "| wall (h) | starting (GPU-h) |" in " ".join(header.split()), header
+    assert [[c.strip() for c in line.split("|")[5:-1]] for line in rows] == [
+        ["0.000", "3.000", "0.000", "0.000", "1.500", "0.500", "1.000", "3.000"],
+        ["0.000", "3.000", "0.000", "0.000", "1.500", "0.500", "1.000", "3.000"],
+        ["0.000", "6.000", "0.000", "0.000", "3.000", "1.000", "2.000", "6.000"],
     ]
 
 

@@ -167,20 +167,13 @@ def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> No
 
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
     """Ratios across GPUs are marked, and those of unknown GPUs are not."""
-    gpus = {
-        (1, "fast"): [{"uuid": "GPU-11111111"}],
-        (1, "exact"): [{"uuid": "GPU-11111111"}],
-        (2, "fast"): [{"uuid": "GPU-11111111"}],
-        (2, "exact"): [{"uuid": "GPU-22222222"}],
-        (3, "fast"): [{"uuid": "GPU-11111111"}],
-        (3, "exact"): [],
-    }
+    gpus = {1: [{"uuid": "GPU-11111111"}], 2: [{"uuid": "GPU-22222222"}], 3: []}
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        return ok(1.0) | {"gpus": gpus[1 if params["mode"] == "fast" else params["size"]]}
+
     grid = "grid: {size: [1, 2, 3], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
-    folder.submit(
-        TOY + grid,
-        lambda params, repeat: ok(1.0) | {"gpus": gpus[params["size"], params["mode"]]},
-        H200,
-    )
+    folder.submit(TOY + grid, outcome, H200)
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"] == ["1.00x", "1.00x*", "1.00x"]
     assert made.notes[-2:] == [
