@@ -8,7 +8,7 @@ import io
 import pytest
 
 from tests.jobs.report.test_aggregate import cli
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok, report_table
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
 
 GRID = "grid: {size: [1, 2]}\nresources: {gpus_per_node: 1}\n"
 
@@ -22,13 +22,13 @@ def listed(folder: ResultsFolder, *options: str) -> list[dict[str, str]]:
 
 @pytest.fixture
 def three(folder: ResultsFolder) -> ResultsFolder:
-    """A folder with an ok attempt, a later ok attempt and a failure after it, for size 1."""
+    """A folder with two ok attempts and then a failure of size 1, and a failure of size 2."""
     sweep = TOY + GRID
     gpu = {"gpus": [{"uuid": "GPU-0123abcd-4567"}]}
     git = {"commit": "4bb999b0123", "dirty": False}
     environment = {"host": "node7", "git": git, "loaded": {"triton": "3.6.0"}}
     one = load(folder.path.parent, sweep, filter="size == 1")
-    folder.submit(sweep, ok(1.0, 3.0, 2.0) | gpu, H200)
+    folder.submit(sweep, [ok(1.0, 3.0, 2.0) | gpu, failed("timeout") | gpu], H200)
     folder.submit(one, ok(5.0) | gpu | {"environment": environment}, H200)
     folder.submit(one, failed("error"), H200)
     return folder
@@ -41,7 +41,7 @@ def test_every_attempt_is_listed_with_the_reason(three: ResultsFolder) -> None:
         ("1", "ok", "2.000", "0123abcd", "no", "a later attempt is shown"),
         ("1", "ok", "5.000", "0123abcd", "yes", "latest attempt with status ok"),
         ("1", "error", "", "unknown", "no", "another attempt has status ok"),
-        ("2", "ok", "2.000", "0123abcd", "yes", "latest attempt with status ok"),
+        ("2", "timeout", "", "0123abcd", "yes", "latest attempt"),
     ]
     where = ("host", "commit", "device", "torch", "triton")
     assert [rows[1][name] for name in where] == ["node7", "4bb999b", H200, "unknown", "3.6.0"]
@@ -56,13 +56,6 @@ def test_a_condition_selects_attempts_by_their_own_status(three: ResultsFolder) 
     assert row["status"] == "error"
     code, out, err = cli("attempts", three.path, "--where", "size > 5")
     assert (code, out, err) == (0, "", "note: no attempt satisfies 'size > 5'\n")
-
-
-def test_a_table_tells_how_many_attempts_it_does_not_show(three: ResultsFolder) -> None:
-    whole, some = (report_table(three, rows=["size"], where=f"size > {n}").notes for n in (0, 1))
-    note = "2 attempts not shown; the command attempts lists them"
-    assert note in whole
-    assert not any("not shown" in note for note in some)
 
 
 def test_attempts_in_rounds_have_the_reasons_of_rounds(folder: ResultsFolder) -> None:
