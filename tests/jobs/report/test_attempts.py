@@ -45,9 +45,8 @@ def test_every_attempt_is_listed_with_the_reason(three: ResultsFolder) -> None:
     ]
     where = ("host", "commit", "device", "torch", "triton")
     assert [rows[1][name] for name in where] == ["node7", "4bb999b", H200, "unknown", "3.6.0"]
-    assert [row["started (UTC)"] for row in rows[:3]] == sorted(
-        row["started (UTC)"] for row in rows[:3]
-    )
+    started = [row["started (UTC)"] for row in rows[:3]]
+    assert started == sorted(started)
 
 
 def test_a_condition_selects_attempts_by_their_own_status(three: ResultsFolder) -> None:
