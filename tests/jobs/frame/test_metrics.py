@@ -157,27 +157,10 @@ def test_numbers_show_four_digits_and_no_exponent(number: float) -> None:
 
 # ---- several values ------------------------------------------------------------------------------
 
-MEMORY = ["fact.weights_bytes", "fact.split.gradients_bytes", "peak_memory"]
-
 
 def step(size: int, **keywords: Any) -> Outcome:
-    """A training step with its peak memory, and with parts of the memory as facts."""
-    facts = {"weights_bytes": size * GIB, "split": {"gradients_bytes": size * GIB // 2}}
-    peaks = {"train_step": 3 * size * GIB}
-    return ok(4.0 * size, phase="train_step", peak_memory_bytes=peaks, facts=facts, **keywords)
-
-
-def test_several_values_are_columns_each_with_its_own_unit(folder: ResultsFolder) -> None:
-    folder.submit(TOY + "grid: {size: [1, 2]}\n", [step(2), failed("timeout")])
-    first, second = table(folder, rows=["size"], value=[*MEMORY, "time"], unit="GiB")
-    assert first == {
-        "size": "1",
-        "weights (GiB)": "2.000",
-        "split gradients (GiB)": "1.000",
-        "peak memory (GiB)": "6.000",
-        "time (ms)": "8.000",
-    }
-    assert list(second.values()) == ["2", *["timeout"] * 4]
+    """Return the outcome of a training step, with the memory of its weights as a fact."""
+    return ok(4.0 * size, phase="train_step", facts={"weights_bytes": size * GIB}, **keywords)
 
 
 def test_values_may_stand_in_rows(folder: ResultsFolder) -> None:
