@@ -39,8 +39,7 @@ def executions(found: Iterable[Record]) -> Counter[tuple[int, str]]:
 
 
 def options(record: Record) -> dict[str, Any]:
-    environment: dict[str, str] = facts(record)["environment"]
-    return json.loads(environment["RUN_ROUND"])  # type: ignore[no-any-return]
+    return json.loads(facts(record)["environment"]["RUN_ROUND"])
 
 
 OK = [{"what": "ok", "tag": 1}, {"what": "ok"}, {"what": "ok", "tag": 2}]
@@ -64,7 +63,7 @@ def test_a_trial_and_then_rounds_in_changing_order(measured: Path) -> None:
     assert all(r.artifacts == f"artifacts/{r.run}-{r.repeat}-{r.attempt}" for r in found)
     assert len({r.allocation for r in found}) == 1 and found[0].allocation is not None
     for record in found:
-        assert record.block is not None and record.block.size == 4 - record.block.trial
+        assert record.block.size == 4 - record.block.trial
         assert record.block.baseline == (record.params["tag"] == 0)
     assert [r.block.position for r in found if r.block] == [0, 1, 2, *[0, 1, 2, 3] * 3]
     second = [(r.block.round, r.block.position) for r in found if r.block and r.block.second]

@@ -39,7 +39,7 @@ def test_slurm_listens_on_loopback_only(slurm_cluster: SlurmCluster) -> None:
     environment = os.environ | slurm_cluster.environment
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as srun:
-        assert srun.stdout and srun.stdout.readline() == b"started\n"
+        assert srun.stdout.readline() == b"started\n"
         pids = [os.getpid(), *slurm_cluster.step_pids()]  # the daemons are children of this process
         found = {one for pid in pids for one in listening(pid)}
     assert len(found) > 1 + len(slurm_cluster.nodes)  # slurmctld, each slurmd, and srun

@@ -48,7 +48,7 @@ def test_stops_at_the_first_failure_and_shows_its_traceback(
     assert [record.status for record in records(out)] == ["ok", "error"]
     first, second = records(out)
     assert (facts(first)["pid"] == process.pid) is (ranks is None)
-    assert second.failure is not None and second.failure.rank == (1 if ranks else None)
+    assert second.failure.rank == (1 if ranks else None)
     assert artifacts_of(out, second).keys() == ({"trace0", "trace1"} if ranks else {"trace"})
     environment = facts(first)["environment"]
     assert environment.get("WORLD_SIZE") == (str(ranks) if ranks else None)

@@ -59,8 +59,7 @@ def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> Non
         assert done.returncode == 1 and "2 ok, 1 killed" in done.stdout
         found = [(r.params["what"], r.status) for r in records(out)]
         assert found == [("ok", "ok"), ("print_to_full_disk", "killed"), ("ok", "ok")]
-        failure = records(out)[1].failure
-        assert failure is not None and failure.message == "[Errno 28] No space left on device"
+        assert records(out)[1].failure.message == "[Errno 28] No space left on device"
         ballast.unlink()
         again = call("jobs.submit", sweep, "--local", "--out", out)
         assert again.returncode == 0 and "skipping 2 runs with a result" in again.stdout
@@ -78,7 +77,7 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
         command = ("jobs.submit", sweep, "--local", "--out", out)
         assert call(*command, environment={"TMPDIR": str(temporary)}).returncode == 1
         record = only_record(out)
-        assert record.status == "killed" and record.failure is not None
+        assert record.status == "killed"
         assert record.failure.message.startswith(f"cannot write its outcome to {temporary}/run-")
         assert ": No space left on device; set TMPDIR to " in record.failure.message
         assert [path.name for path in temporary.iterdir()] == ["ballast"]

@@ -160,10 +160,10 @@ def test_a_run_waits_until_the_process_that_uses_its_gpu_is_killed(
     sweep, out = write_sweep(tmp_path, cases_of([{"gpus_per_node": 1}])), tmp_path / "out"
     environment = {"CUDA_VISIBLE_DEVICES": "2", **fake_gpus}
     holder = start_python("-c", HOLDER, environment=environment)
-    assert holder.stdout and holder.stdout.readline() == "claimed\n"
+    assert holder.stdout.readline() == "claimed\n"
     waiting = start("jobs.submit", sweep, mode, "--out", out, environment=environment)
     try:
-        assert waiting.stdout and any("waiting for GPUs" in line for line in waiting.stdout)
+        assert any("waiting for GPUs" in line for line in waiting.stdout)
         assert not records(out)
         holder.kill()
         waiting.communicate(timeout=PATIENCE_S)
@@ -215,7 +215,7 @@ def test_the_gpus_given_reach_the_runs_which_do_not_fall_back_to_the_cpu(
     run("jobs.submit", sweep, "--local", "--out", out, environment=environment)
     messages = [record.failure.message for record in records(out) if record.failure]
     assert {record.device for record in records(out)} == {"Fake GPU"}
-    given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}  # type: ignore[index]
+    given = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)\)", message)[1] for message in messages}
     assert given == {"1", "3"} and all("torch sees 0" in message for message in messages)
 
 

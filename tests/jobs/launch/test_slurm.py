@@ -44,11 +44,10 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     raised, killed, measured, *others, on_gpu = sorted(scenario.finish(), key=place)
 
     assert raised.status == "error"
-    assert raised.failure is not None and "told to raise" in (raised.failure.traceback or "")
+    assert "told to raise" in raised.failure.traceback
     logs = scenario.call("jobs", "logs", raised.run, "--in", "out")
     assert "ValueError: run 0 was told to raise" in logs.stdout
-    assert killed.status == "killed"
-    assert killed.failure is not None and killed.failure.type == "SIGKILL"
+    assert killed.status == "killed" and killed.failure.type == "SIGKILL"
     assert [r.status for r in (measured, *others)] == ["ok"] * 10
 
     arrayed = [raised, killed, measured, *others]
@@ -59,7 +58,7 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     assert len(array) == 9 and max(at_once) <= 2
 
     # A job sees its own GPU only. The GPU is fictitious, so the run fails, and the error names it.
-    assert on_gpu.status == "error" and on_gpu.failure is not None
+    assert on_gpu.status == "error"
     assert f"given 1 GPU (CUDA_VISIBLE_DEVICES={len(cluster.gpus) - 1})" in on_gpu.failure.message
 
     retried = scenario.call("jobs", "retry", "out", "--where", "index == 0")
@@ -162,7 +161,7 @@ def test_cancel_and_resubmit(waiting: Scenarios) -> None:
     scenario.release("go")
     again = scenario.submit()
     told = re.search(r"^Slurm jobs: (\d+_\[0-1\])$", again.stdout, re.MULTILINE)
-    assert "submitted 6 runs as 2 jobs;" in again.stdout and told is not None, again.stdout
+    assert "submitted 6 runs as 2 jobs;" in again.stdout and told, again.stdout
     scenario.finish()
     shown = scenario.call("jobs", "status", "out").stdout
     assert re.search(rf": Slurm jobs? {re.escape(told[1])}\n", shown), shown
@@ -313,7 +312,7 @@ def test_a_held_job_runs_the_code_of_its_snapshot_or_else_the_present_code(
         assert not records(out)
         assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
     for options, out in outs.items():
-        (record,) = slurm_cluster.wait_for(lambda o=out: records(o), "the released job")  # type: ignore[misc]
+        (record,) = slurm_cluster.wait_for(lambda o=out: records(o), "the released job")
         code = [record.environment["git"], *record.environment["code"]]
         assert {state["commit"] for state in code} == {before if options else after}
         assert {state["dirty"] for state in code} == {False}

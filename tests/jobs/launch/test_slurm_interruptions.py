@@ -104,15 +104,15 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]
     assert attacked.status == "ok", attacked.failure
     assert facts(attacked)["environment"]["MASTER_ADDR"] == address
     assert attacked.slurm["job_nodelist"].count("127") == 1  # 127.0.0.[2-3]
-    assert raised.status == "error" and raised.failure and raised.failure.rank == 3
-    assert "in raises" in str(raised.failure.traceback)
-    assert hung.status == "timeout" and hung.failure is not None
-    ranks = re.split(r"\[rank \d\]", str(hung.failure.traceback))[1:]
+    assert raised.status == "error" and raised.failure.rank == 3
+    assert "in raises" in raised.failure.traceback
+    assert hung.status == "timeout"
+    ranks = re.split(r"\[rank \d\]", hung.failure.traceback)[1:]
     assert len(ranks) == 4 and "in hang_in_a_lock" in ranks[0] and "in barrier" in ranks[3]
-    assert lost.failure is not None and lost.failure.type == "NodeLost"
-    assert measured.measurements is not None, measured.failure
+    assert lost.failure.type == "NodeLost"
+    assert measured.status == "ok", measured.failure
     samples = measured.measurements.samples_ms["call"]
-    assert [list(rank) for rank in samples] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0)]  # type: ignore[arg-type]
+    assert [list(rank) for rank in samples] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0)]
     assert set(artifacts_of(scenario.out, measured)) == {f"trace{rank}" for rank in range(4)}
     assert lost.slurm == measured.slurm  # neither requeued nor submitted again
 
@@ -145,8 +145,7 @@ def test_time_limit(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPa
     endless = scenarios.submit("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
     assert_requeued(interrupted.finish())
     (record,) = endless.finish()
-    assert record.status == "timeout"
-    assert record.failure is not None and "limit of 1 min" in record.failure.message
+    assert record.status == "timeout" and "limit of 1 min" in record.failure.message
 
 
 # ---- blocks --------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_preempted_then_over_the_limit_then_done(tmp_path: Path) -> None:
         for pid in (waiting, server, worker.pid):  # as Slurm does if it tracks the process tree
             os.kill(pid, signal.SIGUSR2)
         assert worker.wait(PATIENCE_S) == 7
-        await_true(lambda pid=server: not alive(pid), "the fork server ended")  # type: ignore[misc]
+        await_true(lambda pid=server: not alive(pid), "the fork server ended")
         assert not alive(waiting) and not alive(child)
     assert start_python("-c", WARNED, manifest.path, "").wait(PATIENCE_S) == 0
     found = [(r.params["what"], r.params["tag"], r.status) for r in records(manifest.folder)]
@@ -200,7 +200,7 @@ def test_a_run_that_takes_its_worker_down_twice_is_left_alone(tmp_path: Path) ->
     shown = {"ok0": "ok", "kill_worker0": "killed", "ok1": "ok", "wait0": "running"}
     assert statuses(out) == shown
     record = only_record(out, what="kill_worker")
-    assert record.failure is not None and record.failure.type == "WorkerDied"
+    assert record.failure.type == "WorkerDied"
     assert "died 2 times" in record.failure.message
     # Artifacts of a dead worker are not attributed to the next attempt, but `logs` lists them.
     assert record.artifacts is None
@@ -232,7 +232,7 @@ def test_a_fork_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     queue.communicate(timeout=PATIENCE_S)
     found = records(out)
     assert [r.status for r in found] == ["ok", "killed", "ok"]
-    assert found[1].failure is not None and found[1].failure.type == "ServerDied"
+    assert found[1].failure.type == "ServerDied"
     assert facts(found[0])["worker"] == facts(found[2])["worker"] == worker
     assert facts(found[0])["server"] != facts(found[2])["server"]
     assert not list(temporary.iterdir())

@@ -96,7 +96,7 @@ def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
     )
     call("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out")
     failure = only_record(tmp_path / "out").failure
-    assert failure is not None and failure.phase == "backward"
+    assert failure.phase == "backward"
     tables = call("aggregate", tmp_path / "out").stdout
     assert "OOM in backward (host)" in tables
 
