@@ -286,10 +286,13 @@ def _limit_memory(more: int) -> None:
 
 
 def memory_error(params: Params) -> None:
+    from systems.measure.windows import during
+
     _limit_memory(2**28)
     held = []
-    while True:
-        held.append(bytearray(2**20))
+    with during("backward"):
+        while True:
+            held.append(bytearray(2**20))
 
 
 def torch_memory_error(params: Params) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jobs.results.record import Measurements
 from jobs.worker import conditions as conditions_module
 from jobs.worker.conditions import MIN_ENERGY_S, ConditionSampler, energy_facts, summary
 from jobs.worker.fork_server import WORKER_SIGNALS
-from tests.jobs.harness import PATIENCE_S, call, only_record, records, run
+from tests.jobs.harness import PATIENCE_S, records, run
 
 
 def reading(power_w: float, energy_j: float | None = None, *throttle: str) -> GpuReading:
@@ -70,35 +70,6 @@ def test_the_thread_that_samples_takes_no_signals(monkeypatch: pytest.MonkeyPatc
         assert sampled.wait(PATIENCE_S)
     assert blocked[0] >= set(WORKER_SIGNALS)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(WORKER_SIGNALS)
-
-
-MINE = """\
-import torch
-
-class Mine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal):
-        ctx.save_for_backward(q)
-        return q + k + v
-    @staticmethod
-    def backward(ctx, dout):
-        raise MemoryError('too large')
-"""
-
-
-@pytest.mark.slow
-def test_a_failure_names_the_phase_that_failed(tmp_path: Path) -> None:
-    """An attention function outside this project raises in backward."""
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "sweep.yaml").write_text(
-        f"{{name: mine, benchmark: attention, fixed: {{implementation: '{tmp_path}/mine.py:Mine', "
-        "seq_len: 16, head_dim: 16, dtype: fp32}, resources: {gpus_per_node: 0}}"
-    )
-    call("jobs.submit", tmp_path / "sweep.yaml", "--local", "--out", tmp_path / "out")
-    failure = only_record(tmp_path / "out").failure
-    assert failure.phase == "backward"
-    tables = call("aggregate", tmp_path / "out").stdout
-    assert "OOM in backward (host)" in tables
 
 
 @pytest.mark.gpu

@@ -132,6 +132,8 @@ def test_how_a_run_ended(endings: Endings, what: str) -> None:
     assert [word for word in words if word not in told(record)] == []
     memory = record.failure.memory if record.failure else None
     assert memory == ("host" if status == "oom" else None)
+    phase = record.failure.phase if record.failure else None
+    assert phase == ("backward" if what == "memory_error" else None)
     took = record.finished_at - record.started_at
     assert (1.0 if status == "timeout" else 0.0) <= took < 30.0  # and not the sweep's 60 s
 

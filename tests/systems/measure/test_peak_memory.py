@@ -8,6 +8,15 @@ import pytest
 import torch
 
 from systems.measure.peak_memory import peak_memory_by_phase
+from systems.measure.windows import failed_phase, forget
+
+
+def test_a_failure_names_its_phase():
+    forget()
+    with pytest.raises(RuntimeError):
+        too_large = partial(torch.empty, 2**60)
+        peak_memory_by_phase({"forward": int, "backward": too_large}, torch.device("cpu"))
+    assert failed_phase() == "backward"
 
 
 @pytest.mark.gpu
