@@ -329,7 +329,8 @@ def tensor(params: Params) -> dict[str, Any]:
 
 
 def many_facts(params: Params) -> dict[str, Any]:
-    return {"samples_ms": {"call": [0.125] * 200_000}}
+    """Return many samples, and a fact whose name UTF-8 cannot encode."""
+    return {"samples_ms": {"call": [0.125] * 200_000}, "facts": {os.fsdecode(b"\xff"): 1}}
 
 
 def undecodable_fact(params: Params) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,11 @@ import pytest
 
 from jobs.processes import start_ticks
 from jobs.results.record import Record
-from jobs.status import Status
 from jobs.worker.environment import job_environment
 from jobs.worker.fork_server import _ask_for_stacks, descendants
 from jobs.worker.isolation import ForkServer, ServerDied, wait_for
-from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import outcome_of
-from jobs.worker.run_process import execute
+from jobs.worker.worker import Worker
 from systems.benchmark import artifacts_folder
 from tests.jobs.harness import (
     LEAKS,
@@ -89,16 +88,11 @@ class Endings:
     def __init__(self, folder: Path):
         self.out = folder / "out"
         self.temporary = folder / "tmp"
-        self.children = [folder / "left.txt", folder / "hung.txt"]
         self.temporary.mkdir()
         cases: list[dict[str, Any]] = [{"what": "ok"}]
         for what in ENDINGS:
-            case: dict[str, Any] = {"what": what, "artifact": "trace"}
-            if ENDINGS[what][0] == "timeout":
-                case["timeout_s"] = 1
-            if what in ("leave_children", "hang_with_children"):
-                case["path"] = str(self.children[what == "hang_with_children"])
-            cases.append(case)
+            case = {"what": what, "artifact": "trace", "path": str(folder / what)}
+            cases.append(case | ({"timeout_s": 1} if ENDINGS[what][0] == "timeout" else {}))
         cases.append({"what": "silent", "benchmark": "tests.benchmarks.silent"})
         cases += [{"what": "ok", "tag": 100 + i} for i in range(TRIVIAL)]
         sweep = write_sweep(folder, cases)
@@ -171,8 +165,8 @@ def test_much_output_is_kept_in_the_log_and_not_in_the_record(endings: Endings) 
 
 
 def test_no_process_outlives_its_run(endings: Endings) -> None:
-    for path in endings.children:
-        pids = [int(pid) for pid in path.read_text().split()]
+    for what in ("leave_children", "hang_with_children"):
+        pids = [int(pid) for pid in (endings.out.parent / what).read_text().split()]
         assert len(pids) == 2 and not any(map(alive, pids))
 
 
@@ -271,19 +265,11 @@ def test_the_kernels_kill_for_want_of_memory_is_oom_and_spares_the_worker(
 def test_a_run_whose_benchmark_has_changed_is_an_error(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    given = {
-        "benchmark": "tests.benchmarks.misbehave",
-        "version": 1,
-        "params": {"what": "ok", "pair": [1, 2]},
-        "scratch": str(tmp_path),
-        "gpus": [],
-        "artifacts": str(tmp_path / "artifacts"),
-        "token": "a",
-        "asked_at": time.monotonic(),
-    }
-    outcome = execute(Request.model_validate(given | changes))
-    assert outcome.status == "error" and outcome.failure is not None
-    assert words in outcome.failure.message
+    manifest = write_submission(write_sweep(tmp_path, [{"what": "ok"}]), tmp_path / "out")
+    manifest.runs.update({name: replace(run, **changes) for name, run in manifest.runs.items()})
+    Worker(manifest, 0, in_process=True).run()
+    record = only_record(manifest.folder)
+    assert record.status == "error" and words in record.failure.message
 
 
 @pytest.mark.parametrize(
@@ -298,15 +284,6 @@ def test_a_run_whose_benchmark_has_changed_is_an_error(
 def test_every_wording_of_gpu_memory_running_out(text: str) -> None:
     outcome = outcome_of(RuntimeError(text))
     assert outcome.status == "oom" and outcome.failure.memory == "gpu"
-
-
-def test_an_outcome_keeps_facts_that_are_no_utf_8_and_nested_deeply(tmp_path: Path) -> None:
-    deep: list[object] = []
-    for _ in range(300):
-        deep = [deep]
-    facts = {"facts": {"a\udc80": 1, "deep": deep}}
-    Outcome(status=Status.ok, measurements=facts).write(tmp_path / "outcome0.json")
-    assert Outcome.read(tmp_path / "outcome0.json").measurements == facts
 
 
 def test_without_the_launcher_files_go_to_the_working_folder(
