@@ -185,29 +185,13 @@ def test_one_job_from_inside_another(waiting: Scenarios) -> None:
     assert "array_job_id" not in record.slurm
 
 
-# Prints a line when it is ready to submit, and submits when its stdin ends.
-SUBMIT_TOGETHER = """
-import sys
-from jobs.cli.application import load
-submit = load("submit")
-print("ready", flush=True)
-sys.stdin.read()
-submit(sys.argv[1:])
-"""
-
-
 @pytest.mark.slow
 def test_two_submissions_at_the_same_time(scenarios: Scenarios) -> None:
     """Every run is submitted once, whichever submission is first."""
     scenario = scenarios.new("together", grid={"index": [0, 1]}, slurm=HELD)
-    arguments = [scenario.write_sweep(), "--out", "out"]
-    both = [scenario.start(sys.executable, "-c", SUBMIT_TOGETHER, *arguments) for _ in "ab"]
-    for process in both:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in both:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
+    command = (sys.executable, "-m", "jobs.submit", scenario.write_sweep(), "--out", "out")
+    slow = scenario.programs(sbatch='sleep 2; exec $real "$@"')  # so both surely overlap
+    both = [scenario.start(*command, **slow) for _ in "ab"]
     outputs = {process.communicate()[0]: process.returncode for process in both}
     for output, code in outputs.items():
         if code == 0:
