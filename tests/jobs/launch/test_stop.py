@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +46,6 @@ def on_warning(*_):
 signal.signal(signal.SIGUSR2, on_warning)
 worker.run()
 """
-
-
-def start_on_terminal(*arguments: str | Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start `python -m ARGUMENTS` on a terminal of its own. Closing the handle hangs it up."""
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", *map(str, arguments)],
-        cwd=ROOT,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(theirs)
-    return process, ours
 
 
 @pytest.mark.slow
@@ -115,9 +97,12 @@ def test_stopped_in_every_way_and_resumed_each_time_without_repeating(tmp_path: 
         assert not any(map(alive, pids))
         assert [r.status for r in records(out)][-1] == "cancelled"
 
-    on_terminal, terminal = start_on_terminal(*command)
+    terminal, theirs = os.openpty()
+    own = ["setsid", "--ctty", sys.executable, "-m", *command]
+    on_terminal = subprocess.Popen(own, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
     _, pids = started()
-    os.close(terminal)
+    os.close(terminal)  # hangs up
     assert on_terminal.wait(PATIENCE_S) == 130
     assert not any(map(alive, pids))
     assert statuses(out) == {"ok0": "ok", "wait0": "cancelled", "ok1": "cancelled"}
