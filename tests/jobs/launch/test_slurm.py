@@ -16,7 +16,6 @@ import pytest
 
 from jobs.launch.slurm_executor import cluster_of, submit
 from jobs.results.manifest import Executor
-from jobs.results.record import Record
 from tests.jobs.checkout import project_checkout
 from tests.jobs.harness import facts, records, write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
@@ -32,8 +31,8 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     scenario = scenarios.new(
         "array",
         cases=[
-            {"grid": {"do": ["raise", "kill_self", "measure"]}},
-            {"grid": {"index": list(range(1, 10))}},
+            {"zip": {"index": [0, 1], "do": ["raise", "kill_self"]}},
+            {"grid": {"index": list(range(2, 12))}},
             {"fixed": {"index": 99}, "resources": typed},
         ],
         runs_per_job=cluster.max_array_size,
@@ -41,16 +40,16 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     )
     done = scenario.submit_alone()
     assert done.returncode == 0, done.stdout
-    raised, killed, measured, *others, on_gpu = sorted(scenario.finish(), key=place)
+    *arrayed, on_gpu = sorted(scenario.finish(), key=lambda record: record.params["index"])
+    raised, killed, *others = arrayed
 
     assert raised.status == "error"
     assert "told to raise" in raised.failure.traceback
     logs = scenario.call("jobs", "logs", raised.run, "--in", "out")
     assert "ValueError: run 0 was told to raise" in logs.stdout
     assert killed.status == "killed" and killed.failure.type == "SIGKILL"
-    assert [r.status for r in (measured, *others)] == ["ok"] * 10
+    assert [record.status for record in others] == ["ok"] * 10
 
-    arrayed = [raised, killed, measured, *others]
     assert len({record.slurm.get("array_job_id") for record in arrayed}) == 2
     assert len({record.slurm["job_id"] for record in arrayed}) == 4
     array = [record for record in arrayed if "array_job_id" in record.slurm]
@@ -61,14 +60,10 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     assert on_gpu.status == "error"
     assert f"given 1 GPU (CUDA_VISIBLE_DEVICES={len(cluster.gpus) - 1})" in on_gpu.failure.message
 
-    retried = scenario.call("jobs", "retry", "out", "--where", "index == 0")
+    retried = scenario.call("jobs", "retry", "out", "--where", "index < 2")
     assert "submitted 2 runs as 1 job;" in retried.stdout, retried.stdout
     again = [(r.run, r.status) for r in scenario.finish() if r.attempt == 2]
     assert again == [(raised.run, "error"), (killed.run, "killed")]
-
-
-def place(record: Record) -> tuple[int, int]:
-    return record.params["index"], ["raise", "kill_self", "measure"].index(record.params["do"])
 
 
 def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenarios) -> None:
@@ -234,24 +229,18 @@ CONTAINER=apptainer exec "$@"
 
 
 def submit_to_containers(scenarios: Scenarios) -> None:
-    folder = scenarios.folder / "image"
-    python = install_interpreter(folder)
-    (folder / "apptainer").write_text(APPTAINER)
-    (folder / "apptainer").chmod(0o755)
-    apptainer = f"apptainer exec --nv image.sif {shlex.quote(str(python))}"
+    """Submit to a virtual environment with the packages of this one, and to none."""
+    image = scenarios.folder / "image"
+    (image / "bin").mkdir(parents=True)
+    for name in ("pyvenv.cfg", "lib", "bin/python"):
+        (image / name).symlink_to(Path(sys.prefix) / name)
+    (image / "bin" / "apptainer").write_text(APPTAINER)
+    (image / "bin" / "apptainer").chmod(0o755)
+    apptainer = f"apptainer exec --nv image.sif {shlex.quote(str(image / 'bin' / 'python'))}"
     for name, command in (("apptainer", apptainer), ("wrong_python", "/nowhere/python")):
         scenario = scenarios.new(name, grid={"index": [0]}, slurm={"python": command})
-        done = scenario.submit(PATH=f"{folder}:{os.environ['PATH']}")
+        done = scenario.submit(PATH=f"{image}/bin:{os.environ['PATH']}")
         assert done.returncode == 0, done.stdout
-
-
-def install_interpreter(folder: Path) -> Path:
-    """Make a virtual environment with the packages of this one, and return its interpreter."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").symlink_to(sys.executable)
-    for name in ("pyvenv.cfg", "lib"):
-        (folder / name).symlink_to(Path(sys.prefix) / name)
-    return folder / "bin" / "python"
 
 
 @pytest.mark.slow
