@@ -25,16 +25,11 @@ from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load,
 
 def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
     loaded = load(tmp_path, TOY + "grid: {size: [1, 2, 3, 4, 5, 6]}\nrepeats: 2\n")
-    outcomes = {
-        2: failed("oom"),
-        3: failed("killed"),
-        5: failed("unsupported"),
-        6: failed("killed", "SIGSEGV"),
-    }
+    killed, crashed = failed("killed"), failed("killed", "SIGSEGV")
+    outcomes = [ok(1.0), failed("oom"), killed, None, failed("unsupported"), crashed]
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        is_ok = params["size"] == 1 or repeat == 1
-        return ok(1.0) if is_ok else outcomes.get(params["size"])
+        return ok(1.0) if repeat else outcomes[params["size"] - 1]
 
     def todo(**flags: bool) -> list[tuple[int, int]]:
         """Return size and repeat of each task to execute."""
