@@ -259,6 +259,11 @@ def alive(pid: int) -> bool:
     return start_ticks(pid) is not None
 
 
+def grow_old(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
 def await_true(condition: Callable[[], bool], what: str) -> None:
     """Poll until a condition holds. For events without notification, as the end of a non-child."""
     deadline = time.monotonic() + PATIENCE_S

@@ -23,6 +23,7 @@ from tests.jobs.harness import (
     alive,
     await_true,
     call,
+    grow_old,
     parent_of,
     run_as_nobody,
     start,
@@ -47,11 +48,6 @@ def statuses_elsewhere(out: Path) -> dict[str, tuple[str, str]]:
     """Return the state and the detail of each run, seen from another host."""
     tasks = json.loads(elsewhere("jobs", "status", out, "--json").stdout)["tasks"]
     return {f"{t['params']['what']}{t['params']['tag']}": (t["state"], t["detail"]) for t in tasks}
-
-
-def grow_old(heartbeat: Path, seconds: float) -> None:
-    then = time.time() - seconds
-    os.utime(heartbeat, (then, then))
 
 
 @pytest.mark.slow

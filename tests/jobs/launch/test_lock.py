@@ -7,13 +7,12 @@ import json
 import multiprocessing
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs.launch import lock as lock_module
 from jobs.launch.lock import FolderInUse, QueueLock, SubmitLock
-from tests.jobs.harness import await_true
+from tests.jobs.harness import await_true, grow_old
 
 LOCK = SubmitLock.NAME
 
@@ -51,15 +50,6 @@ def killed_taker(folder: Path) -> None:
     assert (folder / LOCK).exists()
 
 
-def change(lock: Path, age_s: float = 0.0, **process: Any) -> None:
-    """Change the holder of a lock, and the age of the file."""
-    data = json.loads(lock.read_text())
-    data["process"] |= process
-    lock.write_text(json.dumps(data))
-    then = lock.stat().st_mtime - age_s
-    os.utime(lock, (then, then))
-
-
 def test_one_of_many_takes_over_the_lock_of_a_killed_process(tmp_path: Path) -> None:
     killed_taker(tmp_path)
     takers = Takers(tmp_path, 4)
@@ -84,13 +74,15 @@ def test_lock_of_another_host(tmp_path: Path) -> None:
     """It is valid until its holder has not updated it for a while."""
     lock = SubmitLock(tmp_path).__enter__()
     path = tmp_path / LOCK
-    change(path, SubmitLock.STALE_S - 60, host="elsewhere")
+    here = json.dumps(os.uname().nodename)
+    path.write_text(path.read_text().replace(here, '"elsewhere"'))
+    grow_old(path, SubmitLock.STALE_S - 60)
     with pytest.raises(FolderInUse, match=rf"on elsewhere since .* --force .*{path}"):
         SubmitLock(tmp_path).__enter__()
     with SubmitLock(tmp_path, force=True):
         pass
     assert path.exists()  # a forced submission leaves the lock to its holder
-    change(path, SubmitLock.STALE_S + 60)
+    grow_old(path, SubmitLock.STALE_S + 60)
     with SubmitLock(tmp_path):
         lock.release()  # no longer owns the file
         assert path.exists()
