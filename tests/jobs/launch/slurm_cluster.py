@@ -23,12 +23,13 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from jobs.launch.signals import noted_signals
 
 T = TypeVar("T")
 
@@ -349,22 +350,17 @@ def main() -> None:
     reason = unsupported_reason()
     if reason:
         raise SystemExit(f"no cluster can be started: {reason}")
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def end(*_: object) -> None:
-        for one in signals:  # a second signal must not interrupt the end of the daemons
-            signal.signal(one, signal.SIG_IGN)
-        print("stopping the cluster; in the other shell, run: unset SLURM_CONF", flush=True)
-        sys.exit()
-
-    for one in signals:
-        signal.signal(one, end)
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, SlurmCluster(Path(folder)) as own:
-        print(f"a Slurm cluster of {len(own.nodes)} nodes is running; use it in another shell:")
-        print(f"  export SLURM_CONF={own.environment['SLURM_CONF']}")
+    with (
+        noted_signals() as noted,  # a second one must not interrupt the end of the daemons
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        SlurmCluster(Path(folder)) as cluster,
+    ):
+        print(f"a Slurm cluster of {len(cluster.nodes)} nodes is running; use it in another shell:")
+        print(f"  export SLURM_CONF={cluster.environment['SLURM_CONF']}")
         print("Ctrl-C stops it and cancels its jobs.", flush=True)
-        while True:
-            signal.pause()
+        while not noted:
+            time.sleep(0.1)
+        print("stopping the cluster; in the other shell, run: unset SLURM_CONF", flush=True)
 
 
 if __name__ == "__main__":
