@@ -61,9 +61,16 @@ class Scenario:
     def submit_alone(self, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Submit the sweep in a separate process, as a user does."""
         command = [*prefix, sys.executable, "-m", "jobs.submit", self.write_sweep(), "--out", "out"]
-        process = self.start(*command, **environment)
-        output, _ = process.communicate()
-        return subprocess.CompletedProcess(command, process.returncode, output)
+        project = {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=os.environ | self.cluster.environment | project | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     def write_sweep(self) -> str:
         path = self.folder / f"{self.name}.yaml"
@@ -77,19 +84,6 @@ class Scenario:
         """
         with contextlib.chdir(self.folder):
             return call(*arguments, environment=self.cluster.environment | environment)
-
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command as a separate process in the scenario's folder."""
-        project = {"PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=os.environ | self.cluster.environment | project | environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
 
     def status(self, **environment: str) -> dict[str, Any]:
         lines = self.call("jobs", "status", "out", "--json", **environment).stdout.splitlines()

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -182,18 +183,17 @@ def test_one_job_from_inside_another(waiting: Scenarios) -> None:
 
 @pytest.mark.slow
 def test_two_submissions_at_the_same_time(scenarios: Scenarios) -> None:
-    """Every run is submitted once, whichever submission is first."""
+    """Every run is submitted once. The first waits in sbatch until the second has ended."""
     scenario = scenarios.new("together", grid={"index": [0, 1]}, slurm=HELD)
-    command = (sys.executable, "-m", "jobs.submit", scenario.write_sweep(), "--out", "out")
-    slow = scenario.programs(sbatch='sleep 2; exec $real "$@"')  # so both surely overlap
-    both = [scenario.start(*command, **slow) for _ in "ab"]
-    outputs = {process.communicate()[0]: process.returncode for process in both}
-    for output, code in outputs.items():
-        if code == 0:
-            assert "submitted 2 runs" in output or "2 runs already queued or run" in output
-        else:
-            assert code == 2 and "is in use by process" in output
-    assert sum("submitted 2 runs" in output for output in outputs) == 1
+    until_go = "for _ in {1..1200}; do [ -e go ] && break; sleep 0.1; done"
+    waiting = scenario.programs(sbatch=f'{until_go}; exec $real "$@"')
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(scenario.submit_alone, **waiting) for _ in "ab"]
+        wait(both, return_when=FIRST_COMPLETED)
+        scenario.release("go")
+    first, second = sorted((one.result() for one in both), key=lambda done: done.returncode)
+    assert first.returncode == 0 and "submitted 2 runs" in first.stdout
+    assert second.returncode == 2 and "is in use by process" in second.stdout
     assert len(scenario.queue()) == 2
     assert not (scenario.out / "submit.lock").exists()
     scenario.call("jobs", "cancel", "out")
