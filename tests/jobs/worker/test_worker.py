@@ -48,11 +48,7 @@ TOO_LONG = "Timeout: took longer than 1 s; "
 TORCH_S = 0.5  # CPU time in seconds; any import of torch takes longer
 # How each action ends: status, how its failure begins (type and message), what else it tells
 ENDINGS: dict[str, tuple[str, str, list[str]]] = {
-    "raises": (
-        "error",
-        "ValueError: the message [/red] of the exception\nTraceback",
-        ["in raises"],
-    ),
+    "raises": ("error", "ValueError: the message [/red] of the exception\n", ["in raises"]),
     "raise_unprintable": ("error", "Unprintable: ", []),
     "raise_undecodable": ("error", "OSError: no such file: \\udcff\n", []),
     "raise_without_streams": ("error", "ValueError: said to nobody\n", []),
