@@ -257,37 +257,33 @@ def test_all_processes_of_a_job_use_the_interpreter_in_its_container(waiting: Sc
 
 # ---- commits while jobs wait ---------------------------------------------------------------------
 
-SNAPSHOT = ("--snapshot",)
-
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--snapshot",)])
 def test_a_held_job_runs_the_code_of_its_snapshot_or_else_the_present_code(
-    tmp_path: Path, slurm_cluster: SlurmCluster
+    tmp_path: Path, slurm_cluster: SlurmCluster, options: tuple[str, ...]
 ) -> None:
-    """Jobs are held, the project is changed, and the jobs are released."""
+    """The project is changed while the job is held."""
     project = project_checkout(tmp_path / "sweeps")
     before = project.git("rev-parse", "HEAD")
-    outs = {options: project.folder / "logs" / f"own{len(options)}" for options in ((), SNAPSHOT)}
-    for options, out in outs.items():
-        hold = "slurm.additional_parameters={hold: true}"
-        done = project.python(
-            *("jobs.submit", "own.yaml", hold, "--out", out, *options),
-            project=project.folder,
-            **slurm_cluster.environment,
-        )
-        assert done.returncode == 0, done.stdout
+    out = project.folder / "logs" / "own"
+    hold = "slurm.additional_parameters={hold: true}"
+    done = project.python(
+        *("jobs.submit", "own.yaml", hold, "--out", out, *options),
+        project=project.folder,
+        **slurm_cluster.environment,
+    )
+    assert done.returncode == 0, done.stdout
     with (project.folder / "systems" / "benchmark.py").open("a") as file:
         file.write("# edited\n")
     after = project.commit(helper="VALUE = 'new'\n")
-    for out in outs.values():
-        (path,) = out.glob("submissions/*/handles.json")
-        (handle,) = json.loads(path.read_text()).values()
-        assert not records(out)
-        assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
-    for options, out in outs.items():
-        (record,) = slurm_cluster.wait_for(lambda o=out: records(o), "the released job")
-        code = [record.environment["git"], *record.environment["code"]]
-        assert {state["commit"] for state in code} == {before if options else after}
-        assert {state["dirty"] for state in code} == {False}
-        assert facts(record)["code"] == ("old" if options else "new")
-        assert [("snapshot" in state) for state in code] == [bool(options)] * 2
+    (path,) = out.glob("submissions/*/handles.json")
+    (handle,) = json.loads(path.read_text()).values()
+    assert not records(out)
+    assert slurm_cluster.client("scontrol", "release", handle["slurm"]).returncode == 0
+    (record,) = slurm_cluster.wait_for(lambda: records(out), "the released job")
+    code = [record.environment["git"], *record.environment["code"]]
+    assert {state["commit"] for state in code} == {before if options else after}
+    assert {state["dirty"] for state in code} == {False}
+    assert facts(record)["code"] == ("old" if options else "new")
+    assert [("snapshot" in state) for state in code] == [bool(options)] * 2
