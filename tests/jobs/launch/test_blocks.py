@@ -16,14 +16,12 @@ from jobs.results.record import Record
 from jobs.results.run_states import observe
 from tests.jobs.harness import call, facts, records, write_sweep
 
-INTERLEAVE = ["what", "tag", "path"]
-
 
 def block_sweep(
     folder: Path, cases: list[dict[str, Any]], rounds: int | str = 2, **keys: Any
 ) -> Path:
     """Write a sweep of one block, whose baseline has tag 0."""
-    blocks = {"interleave": INTERLEAVE, "baseline": {"tag": 0}, "rounds": rounds}
+    blocks = {"interleave": ["what", "tag", "path"], "baseline": {"tag": 0}, "rounds": rounds}
     return write_sweep(folder, cases, blocks=blocks, **keys)
 
 

@@ -169,8 +169,7 @@ def test_packing_keeps_every_task_once_with_its_likes(
 @pytest.mark.parametrize(
     ("overrides", "minutes"),
     [
-        (["blocks=null", "runs_per_job=2"], 3 + 2),  # of runs, and to start
-        ([], 9 + 2),  # two rounds and the trial
+        ([], 9 + 2),  # two rounds and the trial, and to start
         (["resources.timeout_min=3"], 3),
     ],
 )

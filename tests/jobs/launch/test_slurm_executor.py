@@ -119,7 +119,6 @@ slurm:
   srun_args: [--cpu-bind=none]
   additional_parameters: {reservation: bench, requeue: false}
 """
-QUICKSTART = ROOT / "sweeps" / "quickstart.yaml"
 
 
 def test_dry_run_shows_the_sbatch_scripts_with_the_settings_of_the_cluster(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
         )
         environment = {"SLURM_CONF": str(configuration)}
         out = tmp_path / "out"
-        done = call("jobs.submit", QUICKSTART, "--out", out, environment=environment)
+        done = call("jobs.submit", "sweeps/quickstart.yaml", "--out", out, environment=environment)
     assert done.returncode == 2
     assert "'scontrol ping' did not end within" in done.stderr
     assert str(configuration) in done.stderr and "nothing was submitted" in done.stderr
