@@ -70,11 +70,9 @@ with runs_here(manifest):
 @pytest.fixture
 def fake_gpus(tmp_path: Path) -> dict[str, str]:
     """Environment variables with which NVML has four fake GPUs, which no other test claims."""
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/pynvml.py").write_text(FAKE_NVML.replace("GPU-fake", os.urandom(8).hex()))
-    modules = [str(ROOT), str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, modules))
-    return {"PYTHONPATH": path}
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML.replace("GPU-fake", os.urandom(8).hex()))
+    folders = (str(ROOT), str(tmp_path), os.environ.get("PYTHONPATH", ""))
+    return {"PYTHONPATH": os.pathsep.join(folders)}
 
 
 Ran = tuple[list[str], float, float]  # GPUs given, begun, ended
