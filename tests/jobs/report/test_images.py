@@ -21,7 +21,8 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     tmp_path: Path, folder: ResultsFolder
 ) -> None:
     text = "grid: {size: [1, 2], mode: [fast, exact], label: ['a/b']}\nrepeats: 2\n"
-    plots = "plots: [{name: line, title: 'Time, {mode}', x: size, series: [mode]}]\n"
+    # The plot has the name that the image of a run would have.
+    plots = "plots: [{name: memory-1, title: 'Time, {mode}', x: size, series: [mode]}]\n"
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
         size, mode = params["size"], params["mode"]
@@ -42,7 +43,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
     assert shown["memory (size 1)"] == PNG + b"size 1, repeat 0"
     assert shown["memory (size 2)"] == PNG + b"size 2, repeat 0"  # although this run failed
     assert sorted(path.name for path in images.iterdir()) == [
-        "line.png", "memory-1.png", "memory-2.png",
+        "memory-1-2.png", "memory-1.png", "memory-2.png",
     ]  # fmt: skip
     assert out.index("### toy") < out.index("![")
     assert "memory-2.png" in err
