@@ -40,9 +40,6 @@ Folder = Annotated[
         **RESULTS,
     ),
 ]
-Results = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Results folder, such as logs/flash.", **RESULTS)
-]
 Folders = Annotated[
     list[Path],
     typer.Argument(

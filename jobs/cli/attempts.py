@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import Results, Where
+from jobs.cli.arguments import Folder, Where
+from jobs.cli.observed import observed
 from jobs.cli.output import note, width
 from jobs.cli.where import matching
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import ListFormat, csv_table
-from jobs.results.run_states import observe
 
 EXAMPLES = "logs/flash --where 'seq_len == 1024'"
 
 
 def attempts(
-    folder: Results,
+    folder: Folder = None,
     where: Where = None,
     output_format: Annotated[
         ListFormat, typer.Option("--format", help="Output format of the list.")
@@ -30,7 +30,7 @@ def attempts(
     An attempt is one execution of a run. The column 'shown' tells whether tables show it, and 'why'
     gives the reason. With --where, the status is that of the attempt.
     """
-    observation = observe(folder.resolve())
+    observation = observed(folder, tell=True)
     note(*observation.bad_lines)
     every = replace(observation, tasks=attempts_of(observation))
     chosen = matching(every, where).tasks

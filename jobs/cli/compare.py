@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from jobs.cli.arguments import RESULTS, WhereParams, flag
+from jobs.cli.observed import observed
 from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, markdown_comparison
 from jobs.report.tables.render import ListFormat
-from jobs.results.run_states import observe
 from jobs.results.stale import with_stale
 from jobs.run import Run
 from jobs.verdicts.compare import compare_blocks, compare_folders
@@ -37,13 +37,14 @@ def as_margin(text: str) -> float:
 
 def compare(
     before: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="BEFORE",
-            help="Results folder. Without AFTER, runs are compared with baselines of blocks.",
+            help="Results folder. Without AFTER, runs are compared with baselines of blocks. "
+            "[default: the folder of the last accepted submission]",
             **RESULTS,
         ),
-    ],
+    ] = None,
     after: Annotated[
         Path | None,
         typer.Argument(metavar="AFTER", help="Results folder to compare with BEFORE.", **RESULTS),
@@ -85,8 +86,8 @@ def compare(
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the
     input is invalid; 3 otherwise.
     """
-    if after is None:
-        seen = with_stale(observe(before.resolve()))
+    if before is None or after is None:
+        seen = with_stale(observed(before, tell=True))
         found = compare_blocks(seen, margin, _chosen(seen.runs, where))
         note(*seen.bad_lines, *seen.notes)
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jobs.cli.output import fail, note
 from jobs.errors import CommandError
+from jobs.formatting import relative
 from jobs.printing import waiting_for
 from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
 from jobs.results.manifest import SHOWN_BELOW, SUBMISSIONS
@@ -16,9 +17,14 @@ from jobs.results.unreadable import BadLine
 from jobs.status import Status
 
 
-def observed(folder: Path | None) -> Observation:
-    """Return the state of a results folder. Default: that of the last accepted submission."""
+def observed(folder: Path | None, tell: bool = False) -> Observation:
+    """Return the state of a results folder. Default: that of the last accepted submission.
+
+    `tell` names this folder in a note, for commands whose output does not.
+    """
     path = (folder or _last_folder()).resolve()
+    if tell and folder is None:
+        note(f"results in {relative(path)}")
     with waiting_for(f"the results in {path} to be read"):
         return observe(path)
 

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.arguments import Results, WhereParams, as_path
+from jobs.cli.arguments import Folder, WhereParams, as_path
 from jobs.cli.completion import sweep_files
+from jobs.cli.observed import observed
 from jobs.cli.output import fail, note, width
 from jobs.cli.where import matching_runs
 from jobs.errors import TableError
@@ -21,7 +22,7 @@ from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
 from jobs.report.views import plots_of, tables_of
-from jobs.results.run_states import Observation, observe
+from jobs.results.run_states import Observation
 from jobs.results.stale import with_stale
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.schema import Sweep
@@ -31,7 +32,7 @@ EXAMPLES = "logs/flash --format latex --plot plots"
 
 
 def tables(
-    folder: Results,
+    folder: Folder = None,
     output_format: Annotated[
         Format, typer.Option("--format", help="Output format of the tables.")
     ] = "md",
@@ -58,7 +59,7 @@ def tables(
     """Print the tables of a results folder. Failed and missing runs are shown with their status."""
     if plot is not None and (file := not_a_folder(plot)):
         fail(f"--plot must be a folder, got the file {str(file)!r}")
-    observation = with_stale(observe(folder.resolve()))
+    observation = with_stale(observed(folder, tell=True))
     sweep = observation.manifests[-1].sweep
     if sweep_file is not None:
         from jobs.sweep.load import load_sweep  # imports what reads sweep files

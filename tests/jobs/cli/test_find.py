@@ -55,6 +55,10 @@ def test_the_last_accepted_submission_is_the_default(here: Path) -> None:
     assert Path("logs/replay").exists() and shown() == "logs/ok"
     assert f"cancelled 0 jobs of {here}/logs/ok" in call("jobs", "cancel").stdout
 
+    for command in ("tables", "attempts", "compare"):  # compare: it has no blocks
+        found = call("jobs", command)
+        assert found.returncode == 2 * (command == "compare") and "logs/ok" in found.stdout
+
     LATEST.write_text("{")
     unknown = call("jobs", "cancel")
     assert unknown.returncode == 2 and "no submission was made here" in unknown.stdout
