@@ -120,17 +120,21 @@ class Run:
         self.alone = wrapper is None
         self.norms: list[Tensor] = []
 
+    def new(self, build: Callable[[], nn.Module] = Net, seed: int | None = None) -> Any:
+        """Return a model. Without a seed, other ranks than the first have other weights."""
+        if seed is None:
+            seed = 0 if self.alone else self.here.rank
+        torch.manual_seed(seed)
+        model = build().to(self.here.device)
+        return model.double() if self.alone else model
+
     def make(self, build: Callable[[], nn.Module] = Net) -> None:
-        """Make the model. Other ranks than the first have other weights before wrapping."""
-        torch.manual_seed(0 if self.alone else self.here.rank)
-        self.made: Any = build().to(self.here.device)
-        if self.alone:
-            self.made.double()
-        self.use(self.made)
+        """Make the model."""
+        self.use(self.new(build))
 
     def use(self, made: nn.Module) -> None:
         """Wrap this module, and train it from now on."""
-        self.made = made
+        self.made: Any = made
         self.model: Any = self.wrapped(made)
         self.optimizer = self.make_optimizer(self.model.parameters())
 
@@ -189,8 +193,12 @@ class Run:
         self.backward(step, of)
         self.update()
 
-    def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        return getattr(self.model, "no_sync", contextlib.nullcontext)()
+    def no_sync(self, quiet: bool = True) -> contextlib.AbstractContextManager[Any]:
+        nothing = contextlib.nullcontext
+        return getattr(self.model, "no_sync", nothing)() if quiet else nothing()
+
+    def with_gradients(self) -> list[Any]:
+        return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def values(self) -> dict[str, Tensor]:
         """Return the weights, unsharded, the buffers and the norms, by name."""
@@ -222,19 +230,52 @@ def plain(run: Run, build: Callable[[], nn.Module] = Net, of: Any = None) -> Non
         run.train(step, of)
 
 
-def finish_is_forgotten(run: Run) -> None:
+def before_the_step(run: Run, act: Callable[[Run], object]) -> None:
+    """Do something between backward and the step of the optimizer."""
     run.make()
     for step in range(3):
         run.zero_grad()
         run.backward(step)
+        act(run)
         run.optimizer.step()
 
 
-def skipped_batch(run: Run, set_to_none: bool = True, finish: bool = False) -> None:
+def _finish_twice(run: Run) -> None:
+    run.finish()
+    run.finish()
+
+
+def _differentiate_inputs(run: Run) -> None:
+    """Run a forward, and compute gradients of inputs."""
+    for x in run.shares(7):
+        torch.autograd.grad(run.model(x.requires_grad_()).sum(), x)
+    run.losses(9)
+    run.finish()
+
+
+def _replace_data_of_gradients(run: Run) -> None:
+    run.finish()
+    for parameter in run.with_gradients():
+        parameter.grad.data = parameter.grad.data * 0.5
+
+
+def _clip(run: Run) -> None:
+    run.finish()
+    if run.alone:
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)
+    else:
+        norm = run.model.clip_grad_norm_(0.05)
+    run.norms.append(norm.double())
+
+
+def skipped_batch(
+    run: Run, set_to_none: bool = True, finish: bool = False, quiet: bool = False
+) -> None:
     run.make()
     run.train(0)
     run.zero_grad(set_to_none)
-    run.backward(1)
+    with run.no_sync(quiet):
+        run.backward(1)
     run.zero_grad(set_to_none)
     if finish:
         run.finish()
@@ -243,43 +284,15 @@ def skipped_batch(run: Run, set_to_none: bool = True, finish: bool = False) -> N
     run.train(3)
 
 
-def zeroed_between_forward_and_backward(run: Run) -> None:
+def zeroed_between_forward_and_backward(run: Run, accumulates: bool = False) -> None:
     run.make()
     for step in range(3):
+        if accumulates:
+            with run.no_sync():
+                run.backward(step + 7)
         losses = run.losses(step)
         run.zero_grad()
         run.differentiate(losses)
-        run.update()
-
-
-def zeroed_after_no_sync_and_forward(run: Run) -> None:
-    run.make()
-    with run.no_sync():
-        run.backward(1)
-    losses = run.losses(2)
-    run.zero_grad()
-    run.differentiate(losses)
-    run.update()
-
-
-def finished_twice(run: Run) -> None:
-    run.make()
-    for step in range(2):
-        run.zero_grad()
-        run.backward(step)
-        run.finish()
-        run.update()
-
-
-def inputs_differentiated_before_the_step(run: Run) -> None:
-    """Between backward and step, there is a forward, and gradients of inputs are computed."""
-    run.make()
-    for step in range(2):
-        run.zero_grad()
-        run.backward(step)
-        for x in run.shares(step + 7):
-            torch.autograd.grad(run.model(x.requires_grad_()).sum(), x)
-        run.losses(step + 9)
         run.update()
 
 
@@ -289,52 +302,20 @@ def scaled_between_backwards(run: Run) -> None:
     for step in range(3):
         run.backward(step)
         run.finish()
-        for p in run.model.parameters():
-            if p.grad is not None:
-                p.grad = p.grad * 0.5
+        for parameter in run.with_gradients():
+            parameter.grad = parameter.grad * 0.5
     run.optimizer.step()
 
 
-def data_of_gradients_replaced(run: Run) -> None:
-    run.make()
-    for step in range(3):
-        run.zero_grad()
-        run.backward(step)
-        run.finish()
-        for p in run.model.parameters():
-            if p.grad is not None:
-                p.grad.data = p.grad.data * 0.5
-        run.optimizer.step()
-
-
-def accumulated(run: Run, quiet: bool) -> None:
+def accumulated(run: Run, quiet: int) -> None:
+    """Accumulate three backward passes, the first `quiet` of them under no_sync."""
     run.make()
     for step in range(2):
         run.zero_grad()
         for part in range(3):
-            with run.no_sync() if quiet and part < 2 else contextlib.nullcontext():
+            with run.no_sync(part < quiet):
                 run.backward(3 * step + part)
         run.update()
-
-
-def accumulated_then_skipped(run: Run, set_to_none: bool) -> None:
-    run.make()
-    run.train(0)
-    run.zero_grad(set_to_none)
-    with run.no_sync():
-        run.backward(1)
-    run.zero_grad(set_to_none)
-    run.backward(2)
-    run.update()
-
-
-def finished_after_no_sync(run: Run) -> None:
-    """The whole backward is under no_sync, so `finish` averages."""
-    run.make()
-    run.zero_grad()
-    with run.no_sync():
-        run.backward(0)
-    run.update()
 
 
 def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
@@ -350,9 +331,8 @@ def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
 
 
 def _halve(run: Run) -> None:
-    for parameter in run.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(0.5)
+    for parameter in run.with_gradients():
+        parameter.grad.mul_(0.5)
 
 
 def two_backwards_of_one_forward(run: Run) -> None:
@@ -364,8 +344,8 @@ def two_backwards_of_one_forward(run: Run) -> None:
     run.update()
 
 
-def evaluated_between_steps(run: Run) -> None:
-    run.make(lambda: Net(nn.BatchNorm1d(WIDTH)))
+def evaluated_between_steps(run: Run, middle: Callable[[], nn.Module]) -> None:
+    run.make(lambda: Net(middle()))
     for step in range(3):
         run.train(step)
         run.model.eval()
@@ -399,10 +379,7 @@ def frozen_and_unused(run: Run) -> None:
 
 
 def optimizer_before_wrapping(run: Run) -> None:
-    torch.manual_seed(0)
-    run.made = Net().to(run.here.device)
-    if run.alone:
-        run.made.double()
+    run.made = run.new()
     run.optimizer = torch.optim.Adam(run.made.parameters(), **ADAM)
     run.model = run.wrapped(run.made)
     for step in range(2):
@@ -489,25 +466,14 @@ class Attention(nn.Module):
         return self.attention(x, x, x)[0][0]
 
 
-class Layers(nn.Module):
+class Encoder(nn.TransformerEncoderLayer):
+    """Layer of torch that, in evaluation, has a fast path that reads the weights of submodules."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
-        self.last = nn.Linear(WIDTH, 1)
+        super().__init__(WIDTH, 2, 8, dropout=0.0, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.encoder(self.first(x)[None])[0])
-
-
-def transformer_encoder_layer(run: Run) -> None:
-    run.make(Layers)
-    for step in range(2):
-        run.train(step)
-        run.model.eval()  # torch then has a fast path that reads the weights of submodules
-        with torch.no_grad():
-            run.losses(step)
-        run.model.train()
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x[None])[0]
 
 
 class Shared(nn.Module):
@@ -579,20 +545,6 @@ def output_is_a_dataclass(run: Run) -> None:
 # ---- optimization over shards --------------------------------------------------------------------
 
 
-def clipped(run: Run) -> None:
-    run.make()
-    for step in range(2):
-        run.zero_grad()
-        run.backward(step, scale=10.0)
-        run.finish()
-        if run.alone:
-            norm = nn.utils.clip_grad_norm_(run.model.parameters(), 0.5)
-        else:
-            norm = run.model.clip_grad_norm_(0.5)
-        run.norms.append(norm.double())
-        run.optimizer.step()
-
-
 def overflow_in_one_shard(run: Run) -> None:
     """All ranks skip the step if one rank finds an infinity. In one process, it is just skipped."""
     run.make()
@@ -631,10 +583,7 @@ def state_of_one_process(run: Run) -> None:
     """The state of one process is loaded, and a plain module loads the state of the wrapper."""
     run.make()
     run.train(0)
-    torch.manual_seed(7)
-    other = Net().to(run.here.device)
-    if run.alone:
-        other.double()
+    other = run.new(seed=7)
     run.model.load_state_dict(other.state_dict())
     run.train(1)
     other.load_state_dict(run.model.state_dict())
@@ -673,22 +622,26 @@ def is_freed(run: Run) -> None:
 
 
 _NAMED: tuple[Callable[[Run], None], ...] = (
-    plain, finish_is_forgotten, skipped_batch, finished_twice,
-    inputs_differentiated_before_the_step, scaled_between_backwards, data_of_gradients_replaced,
-    zeroed_between_forward_and_backward, zeroed_after_no_sync_and_forward, finished_after_no_sync,
-    two_backwards_of_one_forward, evaluated_between_steps, frozen_and_unused,
-    optimizer_before_wrapping, options_by_dimensions, gradients_set_by_hand, head_outside_forward,
-    transformer_encoder_layer, output_is_a_dataclass, clipped, overflow_in_one_shard, nested_state,
-    state_of_one_process, is_freed,
+    plain, skipped_batch, scaled_between_backwards, zeroed_between_forward_and_backward,
+    two_backwards_of_one_forward, frozen_and_unused, optimizer_before_wrapping,
+    options_by_dimensions, gradients_set_by_hand, head_outside_forward, output_is_a_dataclass,
+    overflow_in_one_shard, nested_state, state_of_one_process, is_freed,
 )  # fmt: skip
 SITUATIONS: dict[str, Callable[[Run], None]] = {
     **{situation.__name__: situation for situation in _NAMED},
+    "finish_is_forgotten": partial(before_the_step, act=lambda run: None),
+    "finished_twice": partial(before_the_step, act=_finish_twice),
+    "inputs_differentiated": partial(before_the_step, act=_differentiate_inputs),
+    "data_of_gradients_replaced": partial(before_the_step, act=_replace_data_of_gradients),
+    "clipped": partial(before_the_step, act=_clip),
     "skipped_batch_zeros": partial(skipped_batch, set_to_none=False),
     "skipped_batch_finished": partial(skipped_batch, finish=True),
-    "accumulated": partial(accumulated, quiet=False),
-    "accumulated_no_sync": partial(accumulated, quiet=True),
-    "no_sync_skipped": partial(accumulated_then_skipped, set_to_none=True),
-    "no_sync_skipped_zeros": partial(accumulated_then_skipped, set_to_none=False),
+    "no_sync_skipped": partial(skipped_batch, quiet=True),
+    "no_sync_skipped_zeros": partial(skipped_batch, quiet=True, set_to_none=False),
+    "no_sync_zeroed": partial(zeroed_between_forward_and_backward, accumulates=True),
+    "accumulated": partial(accumulated, quiet=0),
+    "accumulated_no_sync": partial(accumulated, quiet=2),
+    "finished_after_no_sync": partial(accumulated, quiet=3),
     "dropped_with_its_means": partial(changed_with_its_means, change=Run.zero_grad),
     "halved_with_its_means": partial(changed_with_its_means, change=_halve),
     "zeroed_with_its_means": partial(
@@ -697,6 +650,8 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "two_forwards_one_backward": partial(
         plain, of=lambda model, x: F.mse_loss(model(x), model(2 * x))
     ),
+    "batch_norm": partial(evaluated_between_steps, middle=lambda: nn.BatchNorm1d(WIDTH)),
+    "transformer_encoder_layer": partial(evaluated_between_steps, middle=Encoder),
     "gradient_of_the_input": partial(plain, of=_after_gradient_of_the_input),
     "gradients_edited_by_a_hook": partial(gradients_edited_by_a_hook, first=True),
     "gradients_edited_by_a_later_hook": partial(gradients_edited_by_a_hook, first=False),
