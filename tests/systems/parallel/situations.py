@@ -495,6 +495,24 @@ class Shared(nn.Module):
         return x
 
 
+class Strided(nn.Module):
+    """A convolution whose weight and gradient are channels_last.
+
+    With two channels, they are not contiguous. With one, they are, although they have the stride 1
+    in three dimensions.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.shape = (channels, WIDTH // channels, 1)
+        convolution = nn.Conv2d(channels, WIDTH, self.shape[1:])
+        self.convolution = convolution.to(memory_format=torch.channels_last)
+        assert self.convolution.weight.is_contiguous() == (channels == 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(x.view(-1, *self.shape)).flatten(1)
+
+
 @dataclass
 class Out:
     value: Tensor
@@ -540,9 +558,6 @@ def output_is_a_dataclass(run: Run) -> None:
             run.losses(step, lambda model, x: model(x).value)
         run.differentiate(losses)
         run.update()
-
-
-# ---- optimization over shards --------------------------------------------------------------------
 
 
 def overflow_in_one_shard(run: Run) -> None:
@@ -659,6 +674,8 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "tied": partial(plain, build=lambda: Net(Shared())),
     "tied_checkpointed": partial(plain, build=lambda: Net(Shared(reentrant=False))),
     "tied_checkpointed_reentrant": partial(plain, build=lambda: Net(Shared(reentrant=True))),
+    "channels_last": partial(plain, build=lambda: Net(Strided(2))),
+    "channels_last_contiguous": partial(plain, build=lambda: Net(Strided(1))),
     "layer_returns_a_dataclass": partial(plain, build=lambda: Net(Holds(Out))),
     "layer_hides_its_output": partial(plain, build=lambda: Net(Holds(Hidden))),
     "deepcopied": partial(copied, through=copy.deepcopy),

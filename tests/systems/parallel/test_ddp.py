@@ -6,7 +6,6 @@ test_situations.py compares whole trainings with those in one process.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from systems.parallel import (
     PeerDDP,
     ShardedOptimizer,
 )
-from systems.parallel import wrapper as wrapper_module
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
     Branches,
@@ -82,44 +80,38 @@ class Sum(nn.Module):
 
 
 @on_ranks(TWO, GPUS)
-@all_wrappers
-def test_gradients_that_share_memory(here: RankContext, wrapper: str) -> None:
+@pytest.mark.parametrize(
+    ("wrapper", "sharded"), [*((name, False) for name in WRAPPERS), ("peer", True)]
+)
+def test_gradients_that_share_memory(here: RankContext, wrapper: str, sharded: bool) -> None:
     wrapped = WRAPPERS[wrapper](Sum().to(here.device))
+    options = {"shard_gradients": wrapped, "peer_memory": True} if sharded else {}
+    optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=1.0, **options)
     x = torch.full((2, 3, 4), 1.0 + here.rank, device=here.device)
-    for sharded in (False, True) if wrapper == "peer" else (False,):
-        options = {
-            "shard_gradients": wrapped if sharded else None,
-            "peer_memory": sharded,
-            "lr": 1.0,
-        }
-        optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
-        before = [parameter.detach().clone() for parameter in wrapped.parameters()]
-        (wrapped(x) * x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for parameter, old in zip(wrapped.parameters(), before, strict=True):
-            torch.testing.assert_close(old - parameter, torch.full_like(old, 1.0 + here.world_size))
+    (wrapped(x) * x).sum().backward()
+    optimizer.step()
+    for parameter in wrapped.parameters():
+        torch.testing.assert_close(parameter, torch.full_like(parameter, -1.0 - here.world_size))
 
 
 @on_ranks(TWO, GPUS)
-@all_wrappers
-def test_gradients_that_are_kept(here: RankContext, wrapper: str) -> None:
-    """Gradients that are zeroed in place, not set to None, share no memory, so none is copied."""
-    wrapped = WRAPPERS[wrapper](build("toy", 0, here.device))
-    shared = []
+@pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed_small"])
+def test_gradients_are_averaged_in_place(here: RankContext, wrapper: str) -> None:
+    """Neither new gradients nor those that were zeroed in place are copied."""
+    model = build("transformer", 0, here.device)
+    arrived = {}
 
-    def shares_memory(gradient: torch.Tensor) -> bool:
-        shared.append(real(gradient))
-        return shared[-1]
+    def note(parameter: torch.Tensor) -> None:
+        arrived[parameter] = parameter.grad.data_ptr()
 
-    with pytest.MonkeyPatch.context() as patch:
-        real = wrapper_module._shares_memory
-        patch.setattr(wrapper_module, "_shares_memory", shares_memory)
-        for step in range(3):
-            wrapped.zero_grad(set_to_none=False)
-            data = batch("toy", step, here.device)
-            loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
-    assert shared and not any(shared)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
+    wrapped = WRAPPERS[wrapper](model)
+    for step in range(3):
+        wrapped.zero_grad(set_to_none=False)
+        data = batch("transformer", step, here.device)
+        loss_of(wrapped, *share(data, here.rank, here.world_size)).backward()
+        assert arrived == {p: p.grad.data_ptr() for p in model.parameters()}
 
 
 @on_ranks(TWO, FOUR, GPUS)
@@ -174,28 +166,6 @@ def test_gradients_go_out_during_backward(here: RankContext, wrapper: str, expec
         assert (counted[0] - before > 0) == (expected > 0)
 
 
-@on_ranks(TWO, GPUS, repeats=1)
-@pytest.mark.parametrize("channels", [1, 2])
-@all_wrappers
-def test_strided_parameters(here: RankContext, wrapper: str, channels: int) -> None:
-    """Gradients of a channels_last convolution are averaged.
-
-    With two channels, they are not contiguous. With one, they are, although they have the stride 1
-    in two dimensions.
-    """
-    torch.manual_seed(here.rank)
-    model = nn.Conv2d(channels, 3, 2).to(here.device, memory_format=torch.channels_last)
-    model.bias.requires_grad_(False)
-    assert model.weight.is_contiguous() == (channels == 1)
-    wrapped = WRAPPERS[wrapper](model)
-    x = torch.full((1, channels, 3, 3), here.rank + 1.0, device=here.device)
-    wrapped(x).sum().backward()
-    wrapped.finish_gradient_synchronization()
-    mean = (here.world_size + 1) / 2
-    assert_same_on_all_ranks(wrapped.parameters())
-    torch.testing.assert_close(model.weight.grad, torch.full_like(model.weight, 4 * mean))
-
-
 @on_ranks(TWO, GPUS)
 @pytest.mark.parametrize("wrapper", [*WRAPPERS, "fsdp"])
 def test_sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
@@ -206,39 +176,25 @@ def test_sparse_gradients_are_refused(here: RankContext, wrapper: str) -> None:
         wrapped.finish_gradient_synchronization()
 
 
-def _in_another_order() -> nn.Module:
-    model = nn.Module()
-    model.register_module("1", nn.Linear(4, 2))
-    model.register_module("0", nn.Linear(3, 4))
-    return model
-
-
-# The model of the last rank, beside Linear(3, 4) and Linear(4, 2) on the others; what is told of it
-FIRST = partial(nn.Linear, 3, 4)
-OTHER_MODELS = {
-    "shape": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 5)), "(5, 4) at position 2, and rank 0"),
-    "count": (
-        lambda: nn.Sequential(FIRST(), nn.Linear(4, 2), nn.Linear(2, 2, bias=False)),
-        "2.weight float32 (2, 2) at position 4, and rank 0 has nothing",
-    ),
-    "order": (_in_another_order, "1.weight float32 (2, 4) at position 0, and rank 0 has 0.w"),
-    "dtype": (lambda: nn.Sequential(FIRST(), nn.Linear(4, 2).double()), "float64 (2, 4) at pos"),
-    "frozen": (
-        lambda: nn.Sequential(FIRST(), nn.Linear(4, 2).requires_grad_(False)),
-        "(2, 4) frozen at position 2",
-    ),
-    "none": (nn.Sequential, "nothing at position 0, and rank 0 has 0.weight"),
-}
+# What the last rank has instead of nn.Linear(4, 2) after nn.Linear(3, 4), and what is told of it
+OTHER_MODULES = [
+    (lambda: [nn.Linear(4, 5)], "1.weight float32 (5, 4) at position 2, and rank 0 has 1.w"),
+    (lambda: [nn.Linear(4, 2), nn.PReLU()], "(1,) at position 4, and rank 0 has nothing"),
+    (list, "nothing at position 2, and rank 0 has 1.weight"),
+    (lambda: [nn.Identity(), nn.Linear(4, 2)], "2.weight float32 (2, 4) at position 2, and rank 0"),
+    (lambda: [nn.Linear(4, 2).double()], "float64 (2, 4) at position 2"),
+    (lambda: [nn.Linear(4, 2).requires_grad_(False)], "(2, 4) frozen at position 2"),
+]
 
 
 @on_ranks(TWO, FOUR, GPUS, repeats=1)
 @pytest.mark.parametrize("wrap", [OverlappedDDP, FullyShardedDataParallel])
 def test_different_models_are_refused(here: RankContext, wrap: type[nn.Module]) -> None:
     last = here.world_size - 1
-    for other, words in OTHER_MODELS.values():
-        model = other() if here.rank == last else nn.Sequential(FIRST(), nn.Linear(4, 2))
+    for others, words in OTHER_MODULES:
+        modules = others() if here.rank == last else [nn.Linear(4, 2)]
         with pytest.raises(ValueError, match=f"rank {last} has .*{re.escape(words)}"):
-            wrap(model.to(here.device))
+            wrap(nn.Sequential(nn.Linear(3, 4), *modules).to(here.device))
 
 
 @on_ranks(GPUS)
