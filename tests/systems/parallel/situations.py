@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import io
+import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -93,6 +94,10 @@ class Failed(Exception):
     """Raised in the middle of forward or backward."""
 
 
+def _nothing(output: Tensor) -> None:
+    pass
+
+
 class Net(nn.Module):
     """Three layers, the second of which may be replaced. `at_middle` sees its output."""
 
@@ -101,7 +106,7 @@ class Net(nn.Module):
         self.first = nn.Linear(WIDTH, WIDTH)
         self.middle = middle or nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 1)
-        self.at_middle: Callable[[Tensor], Any] = lambda x: x
+        self.at_middle: Callable[[Tensor], Any] = _nothing
 
     def forward(self, x: Tensor) -> Any:
         x = self.middle(torch.tanh(self.first(x)))
@@ -118,7 +123,7 @@ class Run:
     def __init__(self, here: RankContext, wrapper: Wrapper | None):
         self.here, self.wrapper = here, wrapper
         self.alone = wrapper is None
-        self.norms: list[Tensor] = []
+        self.results: list[Tensor] = []  # other values that must be the same
 
     def new(self, build: Callable[[], nn.Module] = Net, seed: int | None = None) -> Any:
         """Return a model. Without a seed, other ranks than the first have other weights."""
@@ -158,7 +163,7 @@ class Run:
 
         In one process, buffers keep the values after the first rank's part.
         """
-        of = of or (lambda model, x: F.mse_loss(model(x), x[:, :1]))
+        of = of or (lambda model, x: F.mse_loss(model(x).to(x.dtype), x[:, :1]))
         losses = []
         for x in self.shares(step):
             losses.append(of(self.model, x))
@@ -201,18 +206,19 @@ class Run:
         return [parameter for parameter in self.model.parameters() if parameter.grad is not None]
 
     def values(self) -> dict[str, Tensor]:
-        """Return the weights, unsharded, the buffers and the norms, by name."""
+        """Return copies of the weights, unsharded, the buffers and the results, by name."""
         state = self.model.state_dict().items()
-        named = {name.removeprefix("module."): value.double().cpu() for name, value in state}
-        return named | {f"norm {i}": norm.cpu() for i, norm in enumerate(self.norms)}
+        named = {name.removeprefix("module."): value for name, value in state}
+        named |= {f"result {i}": result for i, result in enumerate(self.results)}
+        return {name: value.to("cpu", torch.float64, copy=True) for name, value in named.items()}
 
 
-def compare(here: RankContext, name: str, situation: Callable[[Run], None]) -> None:
+def compare(here: RankContext, wrapper: Wrapper, situation: Callable[[Run], None]) -> None:
     """Run the situation with a wrapper and in one process, and compare the weights.
 
     On all ranks, they are equal to the last bit.
     """
-    ours, alone = Run(here, WRAPPERS[name]), Run(here, None)
+    ours, alone = Run(here, wrapper), Run(here, None)
     situation(ours)
     situation(alone)
     actual = ours.values()
@@ -265,7 +271,7 @@ def _clip(run: Run) -> None:
         norm = nn.utils.clip_grad_norm_(run.model.parameters(), 0.05)
     else:
         norm = run.model.clip_grad_norm_(0.05)
-    run.norms.append(norm.double())
+    run.results.append(norm)
 
 
 def skipped_batch(
@@ -519,14 +525,9 @@ class Out:
     name: str = "out"
 
 
-class Hidden:
-    """A value in which no wrapper can see the tensor."""
-
-    def __init__(self, value: Tensor):
-        self.value = value
-
-
 class Holds(nn.Module):
+    """A layer whose output is an object with a tensor."""
+
     def __init__(self, kind: type) -> None:
         super().__init__()
         self.inside = Boxed(kind)
@@ -541,7 +542,7 @@ class Boxed(nn.Linear):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Any:
-        return self.kind(super().forward(x))
+        return self.kind(value=super().forward(x))
 
 
 class NetOut(Net):
@@ -613,16 +614,6 @@ def copied(run: Run, through: Callable[[Any], Any]) -> None:
     run.train(2)
 
 
-def _pickled(module: Any) -> Any:
-    file = io.BytesIO()
-    hook = module.__dict__.pop("at_middle")
-    torch.save(module, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    loaded.at_middle = hook
-    return loaded
-
-
 def is_freed(run: Run) -> None:
     """Nothing keeps a model alive whose wrapper, optimizer and outputs were dropped."""
     references = []
@@ -677,7 +668,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "channels_last": partial(plain, build=lambda: Net(Strided(2))),
     "channels_last_contiguous": partial(plain, build=lambda: Net(Strided(1))),
     "layer_returns_a_dataclass": partial(plain, build=lambda: Net(Holds(Out))),
-    "layer_hides_its_output": partial(plain, build=lambda: Net(Holds(Hidden))),
+    "layer_hides_its_output": partial(plain, build=lambda: Net(Holds(SimpleNamespace))),
     "deepcopied": partial(copied, through=copy.deepcopy),
-    "pickled": partial(copied, through=_pickled),
+    "pickled": partial(copied, through=lambda made: pickle.loads(pickle.dumps(made))),
 }

@@ -6,28 +6,32 @@ test_situations.py trains small models in many ways.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from systems import checkpointing
-from systems.model import TransformerBlock
+from systems.model import TransformerBlock, TransformerLM, cross_entropy
 from systems.parallel import FullyShardedDataParallel
 from systems.parallel.fsdp import has_matrix
 from tests.systems.parallel.parallel_models import (
+    BATCH,
+    VOCABULARY,
+    WIDTH,
+    Branches,
+    Tied,
+    Toy,
     assert_same_on_all_ranks,
     assert_steps_never_wait,
-    batch,
-    build,
-    loss_of,
-    train,
+    transformer,
 )
 from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
+from tests.systems.parallel.situations import Run, Wrapper, compare
 
-SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-# Limit of the relative L2 error of the change of the weights in three steps, compared to float32.
+# Limit of the relative L2 error of the change of the weights in three steps, compared to float64.
 # It is 16 unit roundoffs, because a step rounds weights, activations, gradients and their means.
 CHANGED = {torch.bfloat16: 16 * 2**-8, torch.float16: 16 * 2**-11}
 BLOCKS = {"layers": (TransformerBlock,)}
@@ -48,69 +52,58 @@ POLICIES = {
 }
 
 
-def _step(here, wrapped, optimizer, name, step):
-    train(here, wrapped, optimizer, name, [step])
-    for p in wrapped.parameters():
+def fsdp(**options: Any) -> Wrapper:
+    return Wrapper(partial(FullyShardedDataParallel, **options))
+
+
+def loss_of_tokens(model: Any, x: Tensor) -> Tensor:
+    tokens = (100 * x.float()).long() % VOCABULARY
+    return cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+def model(policy: str | None = None, frozen: bool = False) -> TransformerLM:
+    """Return a Transformer that uses a policy of checkpointing, and may have frozen blocks."""
+    made = transformer()
+    made.blocks.requires_grad_(not frozen)
+    if policy is not None:
+        made.apply_blocks = POLICIES[policy]
+    return made
+
+
+def compiled(in_place: bool) -> TransformerLM:
+    made = transformer()
+    for i, block in enumerate(made.blocks):
+        if in_place:
+            block.compile(fullgraph=True, backend="aot_eager")
+        else:
+            made.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
+    return made
+
+
+def tied_in_bf16() -> Tied:
+    return Tied().bfloat16()
+
+
+def assert_is_sharded(run: Run) -> None:
+    """Check what is true between steps: parameters are float32, and no weight is whole."""
+    if run.alone:
+        return
+    for p in run.model.parameters():
         assert p.dtype == torch.float32
-        if p.grad is not None:
-            assert p.grad.shape == p.shape and p.grad.dtype == torch.float32
-    assert not any(weight.gathered for weight in wrapped._weights)
+        assert p.grad is None or (p.grad.shape == p.shape and p.grad.dtype == torch.float32)
+    assert not any(weight.gathered for weight in run.model._weights)
 
 
-def _assert_whole_is(wrapped, reference, tolerance):
-    gathered = wrapped.gather_full_parameters().items()
-    whole = {name.replace("_orig_mod.", ""): p for name, p in gathered}  # of compiled blocks
-    expected = dict(reference.named_parameters(remove_duplicate=False))
-    assert list(whole) == list(expected)
-    torch.testing.assert_close(whole, expected, atol=tolerance, rtol=tolerance)
-    assert_same_on_all_ranks(whole.values())
-    keys = reference.load_state_dict(whole, strict=False)
-    assert not keys.unexpected_keys and not keys.missing_keys
-    slices = {weight.shard for weight in wrapped._weights}
-    assert_same_on_all_ranks(p for p in wrapped.parameters() if p not in slices)
-
-
-def use_policy(policy: str, model: nn.Module) -> None:
-    model.apply_blocks = POLICIES[policy]
-
-
-def freeze_blocks(model: nn.Module) -> None:
-    for p in model.blocks.parameters():
-        p.requires_grad_(False)
-
-
-def compile_blocks(model: nn.Module) -> None:
-    for block in model.blocks:
-        block.compile(fullgraph=True, backend="aot_eager")
-
-
-def wrap_compiled_blocks(model: nn.Module) -> None:
-    for i, block in enumerate(model.blocks):
-        model.blocks[i] = torch.compile(block, fullgraph=True, backend="aot_eager")
-
-
-def trains_as_one_process(
-    here: RankContext, name: str, options: dict, change=None, frozen=False
-) -> None:
-    reference = build(name, 0, here.device)
-    model = build(name, here.rank, here.device)
-    if frozen:
-        freeze_blocks(model)
-        freeze_blocks(reference)
-    if change is not None:
-        change(model)
-    wrapped = FullyShardedDataParallel(model, **options)
-    ours, theirs = SGD(wrapped.parameters()), SGD(reference.parameters())
-    for step in range(3):  # prefetching in forward starts in the second
-        _step(here, wrapped, ours, name, step)
-    train(here, reference, theirs, name, range(3))
-    for p, q in zip(wrapped.parameters(), reference.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None)
-    _assert_whole_is(wrapped, reference, here.tolerance)
+def trains(run: Run, build: Any) -> None:
+    """Train three steps, because prefetching in forward starts in the second, and evaluate."""
+    run.make(build)
+    for step in range(3):
+        run.train(step, loss_of_tokens)
+        assert_is_sharded(run)
     with torch.no_grad():
-        x, _ = batch(name, 99, here.device)
-        torch.testing.assert_close(wrapped(x), reference(x), atol=1e-5, rtol=1e-5)
-    assert not any(weight.gathered for weight in wrapped._weights)
+        x = torch.eye(WIDTH, device=run.here.device)
+        run.results.append(loss_of_tokens(run.model, x))
+    assert_is_sharded(run)
 
 
 TRAININGS = {  # policy of checkpointing, options, and whether gradients pass through frozen blocks
@@ -130,63 +123,71 @@ TRAININGS = {  # policy of checkpointing, options, and whether gradients pass th
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trains_as_one_process(here, name):
     policy, options, frozen = TRAININGS[name]
-    change = policy and partial(use_policy, policy)
-    trains_as_one_process(here, "transformer", options, change, frozen)
+    compare(here, fsdp(**options), partial(trains, build=partial(model, policy, frozen)))
 
 
 @on_ranks(FOUR)
 @pytest.mark.parametrize(
-    ("model", "options"), [("tied", {}), ("transformer", BLOCKS)], ids=["layers", "blocks"]
+    ("build", "options"), [(Tied, {}), (transformer, BLOCKS)], ids=["layers", "blocks"]
 )
-def test_four_ranks_train_as_one_process(here, model, options):
-    trains_as_one_process(here, model, options)
+def test_four_ranks_train_as_one_process(here, build, options):
+    compare(here, fsdp(**options), partial(trains, build=build))
 
 
 @on_ranks(TWO, GPUS, repeats=1)
 @pytest.mark.slow
 @pytest.mark.depends
-@pytest.mark.parametrize("change", [compile_blocks, wrap_compiled_blocks])
-def test_trains_as_one_process_with_compiled_blocks(here, change):
+@pytest.mark.parametrize("in_place", [True, False])
+def test_trains_as_one_process_with_compiled_blocks(here, in_place):
     """A block whose layers were gathered one by one would not be a single graph."""
-    trains_as_one_process(here, "transformer", {}, change)
+    compare(here, fsdp(), partial(trains, build=partial(compiled, in_place)))
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_full_parameters(here: RankContext, dtype: torch.dtype | None) -> None:
+    """Each name of a tied parameter has its value, as in the state dict, which is on the CPU."""
+    run = Run(here, fsdp(compute_dtype=dtype))
+    run.make(Tied)
+    run.train(0, loss_of_tokens)
+    whole = run.model.gather_full_parameters()
+    assert list(whole) == [name for name, _ in Tied().named_parameters(remove_duplicate=False)]
+    on_cpu = {name: value.cpu() for name, value in whole.items()}
+    torch.testing.assert_close(on_cpu, dict(run.model.state_dict()), atol=0, rtol=0)
+    assert_is_sharded(run)
 
 
 @on_ranks(TWO, GPUS)
 @pytest.mark.parametrize(
-    ("name", "dtype", "options", "cast"),
+    ("build", "of", "dtype", "options"),
     [
-        ("toy", torch.bfloat16, {}, False),
-        ("transformer", torch.bfloat16, BLOCKS, False),
-        ("tied", torch.bfloat16, {}, True),
-        ("tied", torch.float16, {}, False),
+        (Toy, None, torch.bfloat16, {}),
+        (transformer, loss_of_tokens, torch.bfloat16, BLOCKS),
+        (tied_in_bf16, loss_of_tokens, None, {}),
+        (Tied, loss_of_tokens, torch.float16, {}),
     ],
     ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
 )
-def test_in_16_bits(here, name, dtype, options, cast):
+def test_in_16_bits(here, build, of, dtype, options):
     """Shards are float32, with compute_dtype and with a module that was cast before wrapping."""
-    reference = build(name, 0, here.device)
-    if cast:
-        reference.to(dtype).float()  # start from the rounded weights of the cast module
-    start = [p.detach().clone() for p in reference.parameters()]
-    model = build(name, here.rank, here.device)
-    if cast:
-        wrapped = FullyShardedDataParallel(model.to(dtype), **options)
-    else:
-        wrapped = FullyShardedDataParallel(model, compute_dtype=dtype, **options)
-    ours, theirs = SGD(wrapped.parameters()), SGD(reference.parameters())
-    for step in range(3):
-        _step(here, wrapped, ours, name, step)
-    train(here, reference, theirs, name, range(3))
-    whole = wrapped.gather_full_parameters()
-    assert_same_on_all_ranks(whole.values())
-    error, moved = 0.0, 0.0
-    for (key, q), before in zip(reference.named_parameters(), start, strict=True):
-        assert whole[key].dtype == torch.float32
-        error += float((whole[key] - q).square().sum())
-        moved += float((q - before).square().sum())
-    assert 0 < error <= CHANGED[dtype] ** 2 * moved, (error / moved) ** 0.5
-    x, _ = batch(name, 99, here.device)
-    assert wrapped(x).dtype == dtype
+    ours, alone = Run(here, fsdp(compute_dtype=dtype, **options)), Run(here, None)
+    for run in (ours, alone):
+        run.make(build)
+        run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1, momentum=0.9)
+        start = run.values()
+        for step in range(3):
+            run.train(step, of)
+            assert_is_sharded(run)
+    trained, expected = ours.values(), alone.values()
+    assert_same_on_all_ranks(value.to(here.device) for value in trained.values())
+    error = sum((trained[name] - value).square().sum() for name, value in expected.items())
+    moved = sum((value - start[name]).square().sum() for name, value in expected.items())
+    computed = dtype or torch.bfloat16
+    assert 0 < error <= CHANGED[computed] ** 2 * moved, (error / moved) ** 0.5
+    outputs = []
+    ours.model.register_forward_hook(lambda _, inputs, output: outputs.append(output.dtype))
+    ours.losses(99, of)
+    assert outputs == [computed]
 
 
 @on_ranks(TWO, GPUS)
@@ -201,13 +202,10 @@ def test_in_16_bits(here, name, dtype, options, cast):
     ids=["fp32", "frozen_blocks", "every_two_bf16", "nested"],
 )
 def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen):
-    model = build("transformer", 0, here.device)
-    if frozen:
-        freeze_blocks(model)
-    if policy is not None:
-        use_policy(policy, model)
-    matrices = {name: m for name, m in model.named_modules() if has_matrix(m)}
-    wrapped = FullyShardedDataParallel(model, compute_dtype=dtype)
+    made = model(policy, frozen).to(here.device)
+    matrices = {name: m for name, m in made.named_modules() if has_matrix(m)}
+    wrapped = FullyShardedDataParallel(made, compute_dtype=dtype)
+    x = torch.randn(BATCH, WIDTH, device=here.device)
     seen = {"forward": [], "recomputed": [], "backward": []}
     phase = "forward"
 
@@ -222,7 +220,7 @@ def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen):
         for counts in seen.values():
             counts.clear()
         phase = "forward"
-        loss = loss_of(wrapped, *batch("transformer", step, here.device))
+        loss = loss_of_tokens(wrapped, x)
         phase = "recomputed"
         loss.backward()
         # The running layer and, once the order of layers is known, the next two.
@@ -240,44 +238,25 @@ def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen):
     assert sizes.tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
 
 
-class Odd(nn.Module):
-    """Model with weights of fewer elements than ranks, a layer that is called twice, and a layer
-    that is not used in every step.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Linear(1, 1)
-        self.twice = nn.Linear(3, 3)
-        self.sometimes = nn.Linear(3, 3)
-        self.last = nn.Linear(3, 1, bias=False)
-
-    def forward(self, x, *, more):
-        x = self.twice(self.twice(self.one(x[:, :1]) + x))
-        return self.last(self.sometimes(x) if more else x)
+def _two_forwards(model: Any, x: Tensor, first: list[int], second: list[int]) -> Tensor:
+    return model(x[:, :3], first).mean() + model(x[:, 3:], second).mean()
 
 
-@on_ranks(TWO, FOUR, GPUS, repeats=1)  # on four, most weights have fewer rows than there are ranks
-@pytest.mark.parametrize("options", [{}, {"layers": (Odd,)}], ids=["layers", "whole"])
+def odd_layers(run: Run) -> None:
+    """Run a layer twice, and another one not in every forward. A weight has only one element."""
+    run.make(Branches)
+    some, more = [0, 0, 2], [0, 0, 1, 2]
+    for step, (first, second) in enumerate([(more, some), (some, more), (more, some)]):
+        of = partial(_two_forwards, first=first, second=second)
+        run.train(step, of)
+        run.losses(step, of)  # forwards with a graph but without a backward
+    run.train(3, of)  # the same layers again
+
+
+@on_ranks(TWO, FOUR, GPUS, repeats=1)  # on four, weights have fewer rows than there are ranks
+@pytest.mark.parametrize("options", [{}, {"layers": (Branches,)}], ids=["layers", "whole"])
 def test_odd_layers(here, options):
-    torch.manual_seed(0)
-    reference = Odd().to(here.device)
-    torch.manual_seed(here.rank)
-    wrapped = FullyShardedDataParallel(Odd().to(here.device), **options)
-    ours = torch.optim.Adam(wrapped.parameters(), lr=1e-2, eps=1e-2)
-    theirs = torch.optim.Adam(reference.parameters(), lr=1e-2, eps=1e-2)
-    for step, more in enumerate([True, False, True, True]):
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step)).to(here.device)
-        for model, optimizer in ((wrapped, ours), (reference, theirs)):
-            optimizer.zero_grad()
-            mine = x.chunk(here.world_size)[here.rank] if model is wrapped else x
-            # Two forward passes before one backward pass.
-            (model(mine, more=more).mean() + model(mine * 2, more=not more).mean()).backward()
-            if model is wrapped:
-                wrapped.finish_gradient_synchronization()
-            optimizer.step()
-        wrapped(x, more=more)  # a forward with a graph but without a backward
-    _assert_whole_is(wrapped, reference, here.tolerance)
+    compare(here, fsdp(**options), odd_layers)
 
 
 @on_ranks(GPUS)
@@ -287,6 +266,6 @@ def test_odd_layers(here, options):
     ids=["fp32", "bf16", "bf16_blocks"],
 )
 def test_a_step_never_waits_for_the_device(here, options):
-    wrapped = FullyShardedDataParallel(build("transformer", 0, here.device), **options)
+    wrapped = FullyShardedDataParallel(transformer().to(here.device), **options)
     optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
     assert_steps_never_wait(here, wrapped, optimizer)
