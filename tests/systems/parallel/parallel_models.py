@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -88,7 +87,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "toy": Toy,
     "tied": Tied,
     "transformer": transformer,
-    "mixed": Mixed,
 }
 
 
@@ -100,7 +98,7 @@ def build(name: str, seed: int, device: torch.device) -> nn.Module:
 def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the input and target of a step for all ranks together."""
     generator = torch.Generator().manual_seed(1000 + step)
-    if name in ("toy", "mixed"):
+    if name == "toy":
         x = torch.randn(BATCH, WIDTH, generator=generator)
         return x.to(device), torch.randn(BATCH, 1, generator=generator).to(device)
     tokens = torch.randint(0, VOCABULARY, (BATCH, 9), generator=generator).to(device)
@@ -109,7 +107,7 @@ def batch(name: str, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     out = model(x)
-    return cross_entropy(out, y) if y.dtype == torch.int64 else F.mse_loss(out.float(), y)
+    return cross_entropy(out, y) if y.dtype == torch.int64 else F.mse_loss(out, y)
 
 
 def share(tensors: tuple[Tensor, Tensor], rank: int, world_size: int) -> Iterator[Tensor]:
@@ -155,28 +153,3 @@ def share_of_tolerance(model: nn.Module, reference: nn.Module, tolerance: float)
 def assert_close(model: nn.Module, reference: nn.Module, tolerance: float) -> None:
     ours, theirs = (dict(m.named_parameters()) for m in (model, reference))
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-def assert_steps_never_wait(here: Any, wrapped: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Check that steps of the transformer after the first never make the host wait for the GPU."""
-    parts = [
-        list(share(batch("transformer", step, here.device), here.rank, here.world_size))
-        for step in range(3)
-    ]
-
-    def step(part: list[Tensor]) -> None:
-        optimizer.zero_grad()
-        loss_of(wrapped, *part).backward()
-        wrapped.finish_gradient_synchronization()
-        optimizer.step()
-
-    step(parts[0])
-    waits = torch.ones((), device=here.device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
-            waits.item()  # checks that the debug mode detects synchronization
-        for part in parts[1:]:
-            step(part)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -25,7 +25,6 @@ from tests.systems.parallel.parallel_models import (
     Tied,
     Toy,
     assert_same_on_all_ranks,
-    assert_steps_never_wait,
     transformer,
 )
 from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
@@ -257,15 +256,3 @@ def odd_layers(run: Run) -> None:
 @pytest.mark.parametrize("options", [{}, {"layers": (Branches,)}], ids=["layers", "whole"])
 def test_odd_layers(here, options):
     compare(here, fsdp(**options), odd_layers)
-
-
-@on_ranks(GPUS)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"compute_dtype": torch.bfloat16}, {"compute_dtype": torch.bfloat16, **BLOCKS}],
-    ids=["fp32", "bf16", "bf16_blocks"],
-)
-def test_a_step_never_waits_for_the_device(here, options):
-    wrapped = FullyShardedDataParallel(transformer().to(here.device), **options)
-    optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
-    assert_steps_never_wait(here, wrapped, optimizer)

@@ -1,25 +1,31 @@
-"""Steps of every wrapper as a CUDA graph, against the same steps launched by Python."""
+"""Steps of every wrapper on GPUs: they never wait, and a CUDA graph of them computes the same."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from systems.parallel import GraphedStep
+from systems.parallel import FullyShardedDataParallel, GraphedStep
 from tests.systems.parallel.ranks import GPUS, RankContext, on_ranks
-from tests.systems.parallel.situations import WRAPPERS, Net, Run
+from tests.systems.parallel.situations import OURS, WRAPPERS, Net, Run, Wrapper
 
 STEPS = 20
+BF16: dict[str, Any] = {"compute_dtype": torch.bfloat16}
+FSDP_IN_BF16 = {
+    "fsdp_bf16": Wrapper(partial(FullyShardedDataParallel, **BF16)),
+    "fsdp_bf16_blocks": Wrapper(partial(FullyShardedDataParallel, layers=(Net,), **BF16)),
+}
 
 
 class _Training(Run):
     """Training of this rank with a new batch in each step, launched or replayed."""
 
     def __init__(self, here: RankContext, name: str):
-        super().__init__(here, WRAPPERS[name])
+        super().__init__(here, (WRAPPERS | FSDP_IN_BF16)[name])
         self.x = torch.zeros(6, 6, device=here.device)
         with torch.cuda.stream(torch.cuda.Stream()):  # for torch's DDP
             self.make(lambda: nn.Sequential(Net(), nn.Flatten(0)))
@@ -47,6 +53,21 @@ class _Training(Run):
     def take(self, number: int) -> None:
         generator = torch.Generator().manual_seed(2 * number + self.here.rank)
         self.x.copy_(torch.randn(6, 6, generator=generator))
+
+
+@on_ranks(GPUS, repeats=1)
+@pytest.mark.parametrize("name", [*OURS, *FSDP_IN_BF16])
+def test_a_step_never_waits_for_the_device(here: RankContext, name: str) -> None:
+    training = _Training(here, name)
+    training.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchronizing CUDA operation"):
+            training.x[0, 0].item()  # checks that the debug mode detects synchronization
+        for _ in range(2):
+            training.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @on_ranks(GPUS, repeats=1)
