@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from systems import accounting
 from systems.benchmark import ROUND, Unsupported, WrongOutput
@@ -35,6 +32,7 @@ from systems.training.training import (
 from tests.systems.training.tiny_training import CPU, ON_CPU, TINY, no_gpu, params
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+MATMUL = torch.backends.cuda.matmul
 
 # ---- results of train_step -----------------------------------------------------------------------
 
@@ -187,50 +185,31 @@ def test_a_size_given_stands_instead_of_the_named_one():
 
 @pytest.fixture(params=[False, True], ids=["user_forbids", "user_allows"])
 def users_tf32(request) -> Iterator[bool]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = request.param
+    before = MATMUL.allow_tf32
+    MATMUL.allow_tf32 = request.param
     yield request.param
-    torch.backends.cuda.matmul.allow_tf32 = before
+    MATMUL.allow_tf32 = before
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
-@pytest.mark.parametrize(
-    "mode", ["eager", pytest.param("compiled", marks=[pytest.mark.slow, pytest.mark.depends])]
-)
-def test_tf32_is_set_while_a_phase_runs_and_restored_after(
-    precision, mode, users_tf32, monkeypatch
-):
-    """The setting must also hold during compilation, in the first forward and backward."""
+def test_tf32_is_set_while_a_phase_runs_and_restored_after(precision, users_tf32, monkeypatch):
     monkeypatch.setattr(training_module, "_check_device", lambda params, device: None)
+    training = make_training(params(precision=precision), CPU)
     seen: dict[str, bool] = {}
-
-    def see(phase: str) -> None:
-        seen[phase] = torch.backends.cuda.matmul.allow_tf32
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        see("compiling")
-        return graph.forward
-
-    compile_ = partial(torch.compile, backend=backend)
-    monkeypatch.setattr(torch, "compile", lambda fn, **kwargs: compile_(fn))
-    training = make_training(params(precision=precision, mode=mode), CPU)
-    hooks = training.model.output_head, training.model.output_head.weight
-    if mode == "eager":
-        hooks[0].register_forward_hook(lambda *_: see("forward"))
-    hooks[1].register_hook(lambda _: see("backward"))
-    training.forward()
-    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
-    training.backward()
-    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
-    phases = ["forward" if mode == "eager" else "compiling", "backward"]
-    assert seen == dict.fromkeys(phases, precision == "tf32")
+    head = training.model.output_head
+    head.register_forward_hook(lambda *_: seen.update(forward=MATMUL.allow_tf32))
+    head.weight.register_hook(lambda _: seen.update(backward=MATMUL.allow_tf32))
+    for phase in (training.forward, training.backward):
+        phase()
+        assert MATMUL.allow_tf32 is users_tf32
+    assert seen == dict.fromkeys(["forward", "backward"], precision == "tf32")
 
 
 def test_tf32_is_restored_after_an_error(users_tf32):
     with pytest.raises(ZeroDivisionError), tf32_matmuls(not users_tf32):
-        assert torch.backends.cuda.matmul.allow_tf32 is not users_tf32
+        assert MATMUL.allow_tf32 is not users_tf32
         raise ZeroDivisionError
-    assert torch.backends.cuda.matmul.allow_tf32 is users_tf32
+    assert MATMUL.allow_tf32 is users_tf32
 
 
 # ---- fp16's scaled loss --------------------------------------------------------------------------
@@ -335,8 +314,7 @@ def test_zero_grad_lets_go_of_a_forward_without_backward():
 
 
 def test_caches_are_empty_for_a_while_and_then_those_of_before(tmp_path, monkeypatch):
-    before = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before["TORCHINDUCTOR_CACHE_DIR"])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
 
     def named() -> dict[str, str]:
@@ -346,27 +324,22 @@ def test_caches_are_empty_for_a_while_and_then_those_of_before(tmp_path, monkeyp
         assert named().keys() == {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
         assert not any(Path(folder).exists() for folder in named().values())
         raise KeyError
-    assert named() == before
+    assert named() == {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
 
 
 @no_gpu
 @pytest.mark.slow
 @pytest.mark.depends
 def test_fresh_caches_leaves_those_of_others_alone(tmp_path, monkeypatch):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(mine))
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     point = {
         "mode": "compiled", "num_layers": 1, "attention": "sdpa", "warmup_steps": 0,
         "measure_steps": 2, "passes": "forward",
     }  # fmt: skip
     torch.compiler.reset()
     fresh = run(params(**point, fresh_caches=True))
-    assert list(mine.iterdir()) == []
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(mine)
-    assert "TRITON_CACHE_DIR" not in os.environ
+    assert list(tmp_path.iterdir()) == []
     # the first call compiles, and its time is reported
     assert 0 < fresh["compiling_seconds"] < fresh["facts"]["building_and_measuring_seconds"]
     torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
-    assert list(mine.iterdir())  # torch uses the user's folder again
+    assert list(tmp_path.iterdir())  # torch uses the user's folder again

@@ -41,23 +41,20 @@ def _assert_trains_alike(losses: list[float], plain: list[float], precision: str
 
 
 @pytest.mark.parametrize(
-    ("precision", "given"),
+    ("precision", "given", "faster"),
     [
-        *product(["fp32", "bf16", "fp16", "bf16_pure"], [{}, {"mode": "compiled_blocks"}]),
-        *product(["fp32", "bf16", "bf16_pure"], [{"optimizer": "fused"}]),
+        *product(
+            ["fp32", "bf16", "fp16", "bf16_pure"],
+            [{}, {"mode": "compiled_blocks"}],
+            [{"cuda_graph": True}],
+        ),
+        *product(["fp32", "bf16", "bf16_pure"], [{"optimizer": "fused"}], [{"cuda_graph": True}]),
+        *product(["fp32", "bf16"], [{}], [{"mode": "compiled"}, {"mode": "compiled_blocks"}]),
     ],
 )
-def test_cuda_graphs_train_as_launches_do(precision, given):
-    losses = _losses(precision=precision, cuda_graph=True, **given)
+def test_graphs_and_compiled_code_train_as_launches_do(precision, given, faster):
+    losses = _losses(precision=precision, **given, **faster)
     _assert_trains_alike(losses, _losses(precision=precision, **given), precision)
-
-
-@pytest.mark.parametrize("mode", ["compiled", "compiled_blocks"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_trains_as_eager_does(precision, mode):
-    _assert_trains_alike(
-        _losses(precision=precision, mode=mode), _losses(precision=precision), precision
-    )
 
 
 @pytest.mark.parametrize(
