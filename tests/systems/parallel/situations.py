@@ -410,18 +410,16 @@ def gradients_edited_by_a_hook(run: Run, first: bool) -> None:
     It is registered before wrapping, or after it.
     """
 
-    def halve(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+    def halve(parameter: Any) -> None:
         parameter.grad.mul_(0.5)
 
-    def hooked(model: nn.Module) -> nn.Module:
-        for parameter in () if run.alone else model.parameters():
-            parameter.register_post_accumulate_grad_hook(halve)
-        return model
-
-    run.make(lambda: hooked(Net()) if first else Net())
+    made = run.new()
     if not first:
-        hooked(run.model)
+        run.use(made)
+    for parameter in () if run.alone else made.parameters():
+        parameter.register_post_accumulate_grad_hook(halve)
+    if first:
+        run.use(made)
     for step in range(2):
         run.zero_grad()
         run.backward(step, scale=0.5 if run.alone else 1.0)

@@ -43,12 +43,11 @@ def test_facts_of_a_training_step(precision):
     point = params(precision=precision, lr=3e-3)
     result = run(point)
     phases = {"forward", "backward", "optimizer", "forward_backward", "train_step"}
-    assert set(result["samples_ms"]) == phases
-    assert all(len(s) == 3 and min(s) > 0 for s in result["samples_ms"].values())
-    for f, b, both in zip(
-        *(result["samples_ms"][p] for p in ("forward", "backward", "forward_backward")), strict=True
-    ):
-        assert both == pytest.approx(f + b)
+    samples = result["samples_ms"]
+    assert set(samples) == phases
+    assert all(len(s) == 3 and min(s) > 0 for s in samples.values())
+    pairs = zip(samples["forward"], samples["backward"], strict=True)
+    assert samples["forward_backward"] == pytest.approx(list(map(sum, pairs)))
     size = point.model_size
     forward = accounting.transformer_flops("forward", size, 2, 24)
     assert result["flops"] == {
