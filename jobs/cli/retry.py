@@ -31,8 +31,9 @@ def retry(
 ) -> None:
     """Submit the failed and missing runs of a results folder again.
 
-    Runs that are out of memory (oom) are, too. Each submission of the folder is repeated with its
-    own sweep and executor (Slurm, local or debug), the newest first. Exit codes: see submit.
+    Runs that ran out of memory (oom) count as failed. Each submission of the folder is repeated
+    with its own sweep and executor (Slurm, local or debug), the newest first. Exit codes: see
+    submit.
     """
     seen = observed(folder)  # the plan shows the bad lines
     wanted = {
