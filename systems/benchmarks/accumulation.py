@@ -48,14 +48,12 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Compute the sum several times, each time with other dtypes of the sum and of its terms.
+    """Compute the sum for several dtypes of the sum and of its terms.
 
-    Returns:
-        A dict {"facts": {"ways": [...]}}. The list has a dict for each combination of dtypes:
-        sum: dtype of the sum.
-        term: dtype of the terms, and whether each term is cast to the dtype of the sum.
-        result: the computed sum.
-        error_share: relative error of the computed sum.
+    Facts:
+        ways: for each combination of dtypes a dict with the dtype of the sum (sum), the dtype of
+            the terms and whether they are cast to that of the sum (term), the computed sum (result)
+            and its relative error (error_share).
     """
     import torch
 

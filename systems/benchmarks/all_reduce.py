@@ -26,11 +26,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Params(BenchmarkParams):
-    """Parameters of an in-place all-reduce that sums float32 numbers.
-
-    Two phases are measured. The phase latency is a single call. In the phase throughput, several
-    calls are issued back to back.
-    """
+    """Parameters of an in-place all-reduce that sums float32 numbers."""
 
     backend: Literal["gloo", "nccl"]  # gloo: on CPUs; nccl: one GPU per rank
     size_mb: Positive  # buffer size in MB (10^6 bytes)
@@ -58,15 +54,15 @@ def run(params: Params) -> dict[str, Any]:
         throughput: mean time per call when several calls are issued back to back.
 
     Returns:
-        samples_ms: samples of both phases, in milliseconds.
-        bytes: size of the buffer, for each phase. `bytes` divided by the time of a call is the
-            algorithm bandwidth as nccl-tests defines it (in its file doc/PERFORMANCE.md).
-        bus_bytes: number of bytes that each rank sends in a call, for each phase. `bus_bytes`
-            divided by the time of a call is the bus bandwidth as nccl-tests defines it.
-        facts: a dict with two keys. calls_a_sample is the number of calls in a throughput sample.
-            in_flight is the maximum number of these calls that are in flight at the same time. With
-            NCCL, all calls of a sample can be in flight. With Gloo, each call in flight needs a
-            separate buffer, and the constant GLOO_BYTES limits the total size of the buffers.
+        bytes: size of the buffer. Divided by the time of a call, it is the algorithm bandwidth as
+            nccl-tests defines it (in its file doc/PERFORMANCE.md).
+        bus_bytes: bytes that each rank sends in a call. Divided by the time of a call, they are the
+            bus bandwidth as nccl-tests defines it.
+
+    Facts:
+        calls_a_sample: number of calls in a throughput sample.
+        in_flight: how many of them are in flight at the same time, at most. With NCCL these are
+            all. With Gloo, each call in flight needs a buffer of its own, see GLOO_BYTES.
 
     Raises:
         WrongOutput: if the all-reduce returns a wrong sum.
@@ -96,11 +92,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def _check(buffers: list[torch.Tensor]) -> None:
-    """All-reduce 1 + rank in each element of each buffer. float32 represents the sums exactly.
-
-    Raises:
-        WrongOutput: if a sum is wrong.
-    """
+    """Check the sums of 1 + rank, which float32 represents exactly."""
     import torch.distributed as dist
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -116,13 +108,9 @@ def _check(buffers: list[torch.Tensor]) -> None:
 
 
 def _samples(params: Params, buffers: list[torch.Tensor]) -> tuple[list[float], list[float], int]:
-    """Measure latency and throughput. All ranks must call this function.
+    """Return latency and throughput samples, in milliseconds per call, and calls per sample.
 
-    Consecutive calls use different buffers in turn.
-
-    Returns:
-        Three values: a list of latency samples and a list of throughput samples, both in
-        milliseconds per call, and the number of calls in a throughput sample.
+    All ranks must call this function.
     """
     import torch
     import torch.distributed as dist
@@ -146,7 +134,6 @@ def _ms_per_call(buffers: list[torch.Tensor], calls: int, backend: str) -> float
     """Issue `calls` asynchronous all-reduces back to back; return the milliseconds per call.
 
     With Gloo, a call is issued only after the previous call on the same buffer has finished.
-    Consecutive calls use different buffers in turn.
     """
     import torch.distributed as dist
 

@@ -1,8 +1,5 @@
 """Measure time and peak memory of attention, in forward and in backward.
 
-After the measurement, the output and the gradients of the first call and of a timed call are
-compared with a float64 reference, and then those for new values in the same buffers.
-
 Run it on this machine, without Slurm:
 
     python -m jobs.submit sweeps/quickstart.yaml --local
@@ -139,11 +136,8 @@ def sources(params: Params) -> Sources:
 def predict(params: Params) -> dict[str, Any]:
     """Predict the memory of the implementation `naive`, which materializes the score matrix.
 
-    Returns:
-        A dict with the following keys. For other implementations and features it is empty.
-        forward_peak_bytes: peak memory of forward.
-        saved_bytes: memory in use between forward and backward.
-        backward_peak_bytes: peak memory of backward.
+    `saved_bytes` is the memory in use between forward and backward. The result is empty for other
+    implementations and features.
     """
     if params.implementation != "naive" or not params.is_plain:
         return {}
@@ -160,37 +154,33 @@ def run(params: Params) -> dict[str, Any]:
     for new values in the same buffers are compared. In a block, only the trial includes the check.
 
     Phases:
-        forward, backward, forward_backward: measured separately. Peak memory is measured only on a
-            GPU.
-        forward_backward_graph: replay of a CUDA graph of forward and backward. It is measured only
-            on a GPU and only for short sequences: seq_len must be at most 1024, the value of the
-            constant LAUNCH_BOUND. Peak memory is not measured.
+        forward, backward, forward_backward: measured separately. Peak memory only on a GPU.
+        forward_backward_graph: replay of a CUDA graph of forward and backward. Only on a GPU, and
+            if seq_len is at most LAUNCH_BOUND. Peak memory is not measured.
         forward_sustained, backward_sustained, forward_backward_sustained: the phases called back to
             back for seconds, if the round of a block asks for it, see `sustained_ms`.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
-                and `dv`, in the first call, against float64.
-            rows_error: as relative_error, but the largest error of a few consecutive rows.
-            relative_error_after, rows_error_after: the same errors for new values in the same
-                buffers.
-            checking_seconds: duration of the check of the first call and of a timed call. This and
-                the errors are missing in rounds of a block, see `jobs.block`.
-            host_ms: launch overhead of each phase: the time that the call takes on the host, in
-                milliseconds. Empty without a GPU.
-            hold_ms: the longest time for which the GPU is kept busy before a timed call. Missing
-                without a GPU.
-            sustained_calls: number of calls in each sustained phase, to divide the energy by.
-                backward_sustained is left out, because its energy includes forward.
-            launch_bound: list of the sustained phases in which the host issued the calls not faster
-                than the GPU executed them. Missing if there are none.
-            before_backward_bytes: GPU memory that is allocated when backward starts. Missing
-                without a GPU.
-            graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
-                phase forward_backward_graph.
-            wall_ms: time of forward_backward from the call until the GPU is idle again, in
-                milliseconds. Only on a GPU and only if seq_len is at most LAUNCH_BOUND.
+    Facts:
+        relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk` and
+            `dv`, in the first call, against float64.
+        rows_error: as relative_error, but the largest error of a few consecutive rows.
+        relative_error_after, rows_error_after: the same errors for new values in the same buffers.
+        checking_seconds: duration of the check of the first call and of a timed call. This and the
+            errors are missing in rounds of a block, see `jobs.block`.
+        host_ms: launch overhead of each phase: milliseconds that the call takes on the host. Empty
+            without a GPU.
+        hold_ms: the longest time for which the GPU is kept busy before a timed call. Missing
+            without a GPU.
+        sustained_calls: number of calls in each sustained phase, to divide the energy by.
+            backward_sustained is left out, because its energy includes forward.
+        launch_bound: the sustained phases in which the host issued the calls not faster than the
+            GPU executed them. Missing if there are none.
+        before_backward_bytes: GPU memory that is allocated when backward starts. Missing without a
+            GPU.
+        graph_error: why the code of a user cannot be captured in a CUDA graph. Then there is no
+            phase forward_backward_graph.
+        wall_ms: milliseconds of forward_backward from the call until the GPU is idle again. Only on
+            a GPU and only if seq_len is at most LAUNCH_BOUND.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
@@ -254,11 +244,7 @@ def _predicted_work(params: Params) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _check(call: AttentionCall, first: AttentionResult) -> dict[str, Any]:
-    """Check the results of attention for the timed values and for new ones in the same buffers.
-
-    Call it after `_measure`. Returns the facts relative_error, rows_error, relative_error_after,
-    rows_error_after and checking_seconds, see `run`.
-    """
+    """Check the results for the timed values, then for new ones in the same buffers."""
     assert call.timed is not None
     started = time.perf_counter()
     exact = call.reference()
@@ -282,10 +268,7 @@ def _check(call: AttentionCall, first: AttentionResult) -> dict[str, Any]:
 def _add_sustained(
     call: AttentionCall, seconds: float, samples: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Measure each phase back to back, and add the phases forward_sustained etc. to `samples`.
-
-    Returns the facts sustained_calls and launch_bound, see `run`.
-    """
+    """Add the phases forward_sustained etc. to `samples`; return their facts, see `run`."""
     from systems.measure.sustained import Sustained, facts_of, sustained_ms
     from systems.measure.windows import during
 
@@ -304,13 +287,9 @@ def _add_sustained(
 def _measure(
     call: AttentionCall, params: Params, device: torch.device, keep: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure the time and, on a GPU, the peak memory of each phase.
+    """Return samples_ms and peak_memory_bytes of each phase, and facts.
 
-    With keep, the results of a timed call stay in `call.timed`.
-
-    Returns:
-        Two dicts. The first has the keys samples_ms and peak_memory_bytes, with a value for each
-        phase. The second has the keys host_ms, before_backward_bytes and wall_ms, see `run`.
+    With `keep`, the results of a timed call stay in `call.timed`.
     """
     import torch
 
@@ -351,11 +330,7 @@ def _measure(
 def _add_graph(
     call: AttentionCall, samples: dict[str, list[float]], facts: dict[str, Any], check: bool
 ) -> None:
-    """Time a CUDA graph of forward and backward and, if `check` is True, check its results.
-
-    Adds the phase forward_backward_graph to `samples`. If the code of a user cannot be captured,
-    adds graph_error to `facts`.
-    """
+    """Add the phase forward_backward_graph to `samples`, or graph_error to `facts`."""
     from systems.measure.timing import time_ms
 
     try:
@@ -374,12 +349,7 @@ def _add_graph(
 
 
 def _captured(fn: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-    """Capture `fn` as a CUDA graph.
-
-    Returns:
-        A function that replays the graph with one launch, and the result of `fn`, whose tensors
-        each replay overwrites.
-    """
+    """Capture `fn` as a CUDA graph; return its replay, and the result that replays overwrite."""
     import torch
 
     stream = torch.cuda.Stream()

@@ -58,17 +58,13 @@ def run(params: Params) -> dict[str, Any]:
         forward_backward: `flash_attention` with the given implementation.
         torch: torch.nn.functional.scaled_dot_product_attention, which chooses its backend.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            latency_over_torch: median over the rounds of the ratio of the two latencies. Below 1,
-                the implementation is faster than torch.
-            relative_error: relative L2 error of the output (`out`), and of the gradients `dq`, `dk`
-                and `dv`, against float64. Missing in rounds of a block, see `jobs.block`.
+    Facts:
+        latency_over_torch: median over the rounds of the ratio of the two latencies. Below 1, the
+            implementation is faster than torch.
+        relative_error: as in the benchmark `attention`.
 
     Raises:
-        Unsupported: if the implementation does not support this dtype, shape or device.
-        WrongOutput: if the output or a gradient is not accurate enough, see
-            `systems.check.attention_accuracy.check_attention`.
+        Unsupported, WrongOutput: as in the benchmark `attention`.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

@@ -66,16 +66,16 @@ def run(params: Params) -> dict[str, Any]:
     The calls follow each other for `warmup_ms` and `rep_ms`, by default 11 seconds. So this is a
     sustained time, and there is no phase forward_backward_sustained.
 
-    Returns:
-        Measurements, see `systems.benchmark`. The phase forward_backward has the time of each timed
-        call. The leaderboard shows their mean, which is what `do_bench` returns by default. `facts`
-        has the key relative_error if attention was checked: relative L2 error of the output
-        (`out`), and of the gradients `dq`, `dk` and `dv`, in the first call, against float64.
+    Phases:
+        forward_backward: time of each call. The leaderboard shows their mean, which is what
+            `do_bench` returns by default.
+
+    Facts:
+        relative_error: as in the benchmark `attention`. Missing if attention was not checked.
 
     Raises:
         Unsupported: if there is no GPU, or the implementation does not support the inputs.
-        WrongOutput: if the relative error of the output or of a gradient is above the limit that
-            the benchmark `attention` has for bf16.
+        WrongOutput: as in the benchmark `attention` with bf16.
     """
     import torch
     from triton.testing import do_bench

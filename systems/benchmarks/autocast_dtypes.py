@@ -21,11 +21,10 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Run a small model once, and record the dtypes of some tensors. Forward runs under autocast.
+    """Run a small model once under autocast, and record dtypes.
 
-    Returns:
-        A dict {"facts": {"dtypes": ...}} with the dtypes of the weights, the layer outputs, the
-        loss and the gradients, by name.
+    Facts:
+        dtypes: those of the weights, the layer outputs, the loss and the gradients, by name.
     """
     import torch
     from torch import Tensor, nn

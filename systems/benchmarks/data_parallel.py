@@ -92,10 +92,7 @@ def sources(params: Params) -> Sources:
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict the bytes of all gradients, and the bytes that a rank sends in a step.
-
-    The prediction assumes that all-reduces use the ring algorithm.
-    """
+    """Predict the bytes of all gradients, and those that a rank sends in ring all-reduces."""
     state = accounting.model_state_bytes(params.model_size, params.precision)
     sent = accounting.step_sent_bytes("ddp", state, params.world_size)
     return {"gradients_bytes": state["gradients"], "sent_bytes": sum(sent.values())}
@@ -104,10 +101,9 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the data-parallel training and measure its steps on this rank.
 
-    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
-    steps and rounds of steps without communication alternate, on all ranks at the same time.
-
-    In a block, only the first execution includes the check and the profile.
+    Steps are timed in rounds of consecutive steps. Rounds of data-parallel steps and rounds of
+    steps without communication alternate, on all ranks at the same time. In a block, only the first
+    execution includes the check and the profile.
 
     Phases:
         train_step: mean time of a data-parallel step, one sample per round.
@@ -115,23 +111,22 @@ def run(params: Params) -> dict[str, Any]:
         communication: time in a profiled step during which communication is in flight.
         exposed: part of `communication` during which this rank computes nothing.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that
-                adds to the time of a step, see `exposed_facts`.
-            train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
-                overlap_share: see `facts_of_ranks`.
-            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
-            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
-            host_ms: time of the host to launch a step on an idle GPU.
-            profiled_computation_ms: time in a profiled step during which a kernel of this rank
-                computes. Gaps between kernels do not count. Communication that runs at the same
-                time makes it longer.
-            profiled_sm_communication_ms: time in a profiled step during which a kernel of NCCL
-                communicates, and takes multiprocessors from computation. Peer copies do not
-                count: copy engines copy, and the kernels that wait for signals take a part of one.
-            model.buckets: number of buckets, only with "overlapped", in which each parameter is a
-                bucket, "bucketed" and "peer". Earlier records have more of a model.
+    Facts:
+        exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that adds to
+            the time of a step, see `exposed_facts`.
+        train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
+            overlap_share: see `facts_of_ranks`.
+        error: errors of loss, gradients and weights on this rank, see `check_parallel`.
+        graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
+        host_ms: time of the host to launch a step on an idle GPU.
+        profiled_computation_ms: time in a profiled step during which a kernel of this rank
+            computes. Gaps between kernels do not count. Communication that runs at the same time
+            makes it longer.
+        profiled_sm_communication_ms: time in a profiled step during which a kernel of NCCL
+            communicates, and takes multiprocessors from computation. Peer copies do not count: copy
+            engines copy, and the kernels that wait for signals take a part of one.
+        model.buckets: number of buckets, only with "overlapped", in which each parameter is a
+            bucket, "bucketed" and "peer". Earlier records have more of a model.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -147,10 +142,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training. The default process group must be initialized.
-
-    Result and exceptions are those of `run`.
-    """
+    """Check and measure like `run`, in the default process group."""
     import torch
     import torch._dynamo
     import torch.distributed as dist
@@ -201,8 +193,8 @@ def compared_with_alone(
 ) -> tuple[dict[str, list[float]], dict[str, Any], list[StepTimeline]]:
     """Check and time a training beside the same training without communication.
 
-    Returns the samples of the phases, facts, and the profiled steps of this rank, none if the round
-    does not ask for checks. Steps of the training are launched afterwards.
+    Returns samples, facts, and the profiled steps of this rank, none if the round does not ask for
+    checks. Steps of the training are launched afterwards.
     """
     import torch.distributed as dist
 
@@ -244,11 +236,7 @@ def compared_with_alone(
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """Profile training steps with another strategy than that of `params`.
-
-    All ranks must call this function. Returns the timelines of the last profiled step on all ranks,
-    in rank order.
-    """
+    """Profile steps with another strategy, on all ranks; return the last one of each rank."""
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects

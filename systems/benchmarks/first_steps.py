@@ -43,11 +43,10 @@ def sources(params: Params) -> Sources:
 def run(params: Params) -> dict[str, Any]:
     """Record the first forward and backward passes of this process, and check the gradients.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            first_steps: a list with one item per step: its number (step) and the times and counts
-                of `systems.measure.profiler.host_calls.host_times`.
-            relative_error: errors of the loss and the gradients, see `check_training`.
+    Facts:
+        first_steps: for each step its number (step), and times and counts of
+            `systems.measure.profiler.host_calls.host_times`.
+        relative_error: errors of the loss and the gradients, see `check_training`.
 
     Raises:
         WrongOutput: if the error of the loss or of a gradient is above the tolerance.

@@ -4,11 +4,9 @@ Run it on this machine, without Slurm:
 
     python -m jobs.submit sweeps/fsdp.yaml --local
 
-Each rank measures the time of a training step, the peak memory of a step, and the share of
-all-gathers in time. An all-gather is in time if it ends while computation is running, so that
-nothing waits for it. Tables of results compare the peak memory with a prediction of
-`systems.accounting`. Rank 0 keeps one profiled step of every rank in the file timeline.plot.json,
-which `aggregate.py FOLDER --plot DIR` and the report draw.
+Each rank measures the time of a training step, its peak memory, and how many all-gathers
+computation does not wait for. Rank 0 keeps one profiled step of every rank in the file
+timeline.plot.json, see the benchmark `data_parallel`.
 """
 
 from __future__ import annotations
@@ -120,39 +118,22 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the fully sharded training and measure its steps on this rank.
 
-    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of fully sharded
-    steps and rounds of steps without sharding and communication alternate, on all ranks at the same
-    time.
+    Rounds, phases and blocks are those of the benchmark `data_parallel`. train_step is a fully
+    sharded step, and alone is a step without sharding and communication. On a GPU the peak memory
+    of train_step is measured, too, while no other training is in memory.
 
-    In a block, only the first execution includes the check and the profile.
-
-    Phases:
-        train_step: mean time of a fully sharded step, one sample per round. On a GPU its peak
-            memory is measured, too, while no other training is in memory.
-        alone: mean time of a step without sharding and communication, one sample per round.
-        communication: time in a profiled step during which communication is in flight.
-        exposed: part of `communication` during which this rank computes nothing.
-
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
-                overlap_share: see `systems.training.parallel_timing.facts_of_ranks`.
-            gathers, gathers_in_time, gather_wait_ms: all-gathers per step, the share of all-gathers
-                that computation did not wait for, and the waiting time, see `gather_facts`. They
-                are those of the rank with the largest gather_wait_ms. Missing for peer.
-            forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of forward.
-                Missing with cuda_graph.
-            weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each
-                the maximum over all ranks.
-            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
-            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
+    Facts:
+        train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
+            overlap_share, error, graph_error: as in the benchmark `data_parallel`.
+        gathers, gathers_in_time, gather_wait_ms: see `gather_facts`. They are those of the rank
+            with the largest gather_wait_ms. Missing for peer.
+        forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of forward.
+            Missing with cuda_graph.
+        weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step, each the
+            maximum over all ranks.
 
     Raises:
-        Unsupported: if this machine does not support the parameters.
-        WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks, or if the user's
-            attention is not accurate enough.
-        RuntimeError: if the number of processes is not `world_size`.
+        Unsupported, WrongOutput, RuntimeError: as in the benchmark `data_parallel`.
     """
     from systems.measure.ranks import rank_process_group
 
@@ -161,10 +142,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training. The default process group must be initialized.
-
-    Result and exceptions are those of `run`.
-    """
+    """Check and measure like `run`, in the default process group."""
     import torch.distributed as dist
 
     from systems.check.parallel_training import (
@@ -235,10 +213,10 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
     Returns:
         gathers: number of all-gathers per step.
-        gathers_in_time: share of all-gathers that are in time. Missing if there are no all-gathers.
-        gather_wait_ms: mean waiting time per step, in milliseconds. For an all-gather that is not
-            in time, the waiting time ends when the all-gather ends. It begins when the last
-            computation before that moment ends, or when the all-gather starts if that is later.
+        gathers_in_time: share of them that is in time. Missing if there are none.
+        gather_wait_ms: mean waiting time per step, in milliseconds. It ends when an all-gather that
+            is not in time ends. It begins when the last computation before that moment ends, or
+            when the all-gather starts if that is later.
         forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of the
             all-gathers that start in forward. Missing if the steps have no phases.
     """
@@ -254,13 +232,7 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
 
 
 def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[str, int]]:
-    """Measure the memory of this rank in a training step of a new training.
-
-    Returns:
-        Two dicts. The first has the bytes of weights, gradients and optimizer state that this rank
-        keeps at the end of a step. The second has the peak memory of the phase train_step, in
-        bytes. The second is {} without a GPU.
-    """
+    """Return the bytes that this rank keeps after a step, and on a GPU the peak of a step."""
     from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
     from systems.measure.windows import during
@@ -278,10 +250,7 @@ def _memory(params: Params, device: torch.device) -> tuple[dict[str, int], dict[
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return the fully sharded training of this rank.
-
-    The model is wrapped in the wrapper that `params.strategy` selects.
-    """
+    """Return the training of this rank in the wrapper that `params.strategy` selects."""
     import torch
     import torch.distributed as dist
 
@@ -333,8 +302,7 @@ def _fully_shard(
 ) -> nn.Module:
     """Apply torch's FSDP2 to each block and to the model.
 
-    It communicates and computes in `dtype`, or in that of the weights if it is None. With the
-    strategy fsdp2_prefetch, the next two blocks are prefetched explicitly.
+    It communicates and computes in `dtype`. None: in that of the weights.
     """
     import torch
     import torch.distributed as dist

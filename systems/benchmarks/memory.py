@@ -4,10 +4,9 @@ Run it on this machine, without Slurm:
 
     python -m jobs.submit sweeps/memory.yaml --local
 
-The sizes are measured on live tensors. Tables of results compare them with predictions of
-`systems.accounting`. On a GPU, the history of the CUDA allocator is recorded during one step. From
-this history, the benchmark writes the memory in use over time into memory_timeline.plot.json, which
-`aggregate.py --plot` draws, and lists the largest allocations with the source lines that made them.
+The sizes are measured on live tensors. On a GPU, the allocator's history of one step is recorded,
+too. It gives the memory in use over time, in memory_timeline.plot.json, which `aggregate.py --plot`
+draws, and the source lines of the largest allocations.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ WARMUP_STEPS = 2
 
 
 class Params(TransformerParams):
-    """Parameters of the measured step. Has all fields of `TransformerParams`.
-
-    `mode` must be "eager" and `cuda_graph` must be False.
-    """
+    """Parameters of the measured step. `mode` must be "eager" and `cuda_graph` must be False."""
 
     # Phases to measure: forward (forward only, without optimizer state) or train_step (forward,
     # backward and optimizer).
@@ -103,30 +99,33 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Measure the memory of one step, then check the loss and gradients against float64.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `peak_memory_bytes` is measured on a GPU only, for
-        forward, backward, optimizer and the whole step (train_step). `facts` has these keys:
-            weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step.
-            residual_stream_bytes: size of the input of the first block.
-            block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: memory
-                of the first block, see `block_report`.
-            relative_error: errors of the loss and the gradients, see `check_training`.
-        On a GPU also:
-            activations_bytes: memory that forward allocates and that is still allocated when
-                forward ends.
-            requested_peak_bytes: peak memory in the step, as the sum of the sizes that tensors
-                requested. It comes from the statistics of the CUDA allocator. The allocator rounds
-                each size up, and `peak_memory_bytes` counts the rounded sizes.
-            timeline_peak_bytes: the same peak, from the recorded history of the allocator.
-            peak_phase: phase of the step in which the peak of the history is.
-            at_peak: bytes in use at the peak of the history, by kind, such as weights_bytes.
-            largest_allocations: the largest allocations at the peak of the history, by source line.
-            largest_tensors: the largest single allocations in the step, see `largest_tensors`.
-        Without activation checkpointing also:
-            saved_bytes: size of the tensors that autograd saves for backward, without the model's
-                parameters and buffers, and without the batch.
-            weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights,
-                which autocast makes.
+    `peak_memory_bytes` is measured on a GPU only, for forward, backward, optimizer and the whole
+    step (train_step).
+
+    Facts:
+        weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of a step.
+        residual_stream_bytes: size of the input of the first block.
+        block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: memory of
+            the first block, see `block_report`.
+        relative_error: errors of the loss and the gradients, see `check_training`.
+
+    Facts on a GPU:
+        activations_bytes: memory that forward allocates and that is still allocated when forward
+            ends.
+        requested_peak_bytes: peak memory in the step, as the sum of the sizes that tensors
+            requested. `peak_memory_bytes` counts the sizes to which the CUDA allocator rounds them
+            up.
+        timeline_peak_bytes: the same peak, from the recorded history of the allocator.
+        peak_phase: phase of the step in which the peak of the history is.
+        at_peak: bytes in use at the peak of the history, by kind, such as weights_bytes.
+        largest_allocations: the largest allocations at the peak of the history, by source line.
+        largest_tensors: the largest single allocations in the step, see `largest_tensors`.
+
+    Facts without activation checkpointing:
+        saved_bytes: size of the tensors that autograd saves for backward, without the model's
+            parameters and buffers, and without the batch.
+        weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights,
+            which autocast makes.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -178,11 +177,7 @@ def _free(training: Training) -> None:
 
 
 def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
-    """Run one step, and measure the memory that is in use at its end, in bytes.
-
-    Returns:
-        weights_bytes, gradients_bytes, optimizer_state_bytes: memory at the end of the step.
-    """
+    """Run one step, and measure the bytes in use at its end, by kind."""
     from systems.measure.memory.state_memory import state_bytes
 
     for run_phase in phases.values():
@@ -193,15 +188,7 @@ def _step_on_cpu(training: Training, phases: Phases) -> dict[str, Any]:
 def _step_on_gpu(
     training: Training, params: Params, phases: Phases
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """Run one step, measure its memory, and draw the memory in use over time.
-
-    Call it after the warm-up.
-
-    Returns:
-        Two dicts. The first has the peak memory of each phase and of the step, in bytes. The second
-        has further measured values by name: weights_bytes, gradients_bytes, optimizer_state_bytes
-        and the values that `run` lists for a GPU.
-    """
+    """Run one step after the warm-up; return peaks of each phase and of the step, and facts."""
     from systems.measure.memory.memory_timeline import mark_phase
     from systems.measure.memory.state_memory import state_bytes
     from systems.measure.peak_memory import peak_memory_by_phase
@@ -237,10 +224,9 @@ def _requested(which: str) -> int:
 def _timeline(
     params: Params, phases: Sequence[str], owned: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """Read the recorded history of the CUDA allocator, and write it for a figure.
+    """Write the allocator's history for a figure, and return the facts about it, see `run`.
 
-    `owned` has the tensors by name of each kind of memory, such as "weights". Returns
-    timeline_peak_bytes, peak_phase, at_peak, largest_allocations and largest_tensors, see `run`.
+    `owned` has the tensors by name of each kind of memory, such as "weights".
     """
     import torch
 
@@ -313,12 +299,7 @@ def _optimizer_state(training: Training) -> dict[str, torch.Tensor]:
 
 
 def _saved(training: Training) -> dict[str, int]:
-    """Measure the tensors that forward saves for backward.
-
-    Returns:
-        saved_bytes: size of the saved tensors, without parameters, buffers and the batch.
-        weight_copies_bytes: the part of saved_bytes that consists of 16-bit copies of weights.
-    """
+    """Measure saved_bytes and weight_copies_bytes, see `run`."""
     from systems.measure.memory.saved_tensors import saved_tensors
 
     model = training.model
@@ -331,13 +312,7 @@ def _saved(training: Training) -> dict[str, int]:
 
 
 def _block(training: Training) -> dict[str, Any]:
-    """Measure the memory of the first block. Its input is the output of the embedding.
-
-    Returns:
-        residual_stream_bytes: size of the input of the block.
-        block_saved_bytes, block_saved, block_weight_copies_bytes, block_gradients_bytes: result of
-            `systems.measure.memory.saved_tensors.block_report`.
-    """
+    """Measure the first block, see `run`. Its input is the output of the embedding."""
     import torch
 
     from systems.measure.memory.saved_tensors import block_report

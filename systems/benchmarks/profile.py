@@ -71,12 +71,7 @@ def sources(params: Params) -> Sources:
 
 
 def predict(params: Params) -> dict[str, Any]:
-    """Predict how many operations the softmax of attention needs per FLOP of attention's matmuls.
-
-    Returns:
-        softmax_over_matmul_flops: number of operations of the softmax, divided by the FLOPs of the
-            matmuls of attention. A dict with the keys forward and backward.
-    """
+    """Predict the ratio of operations of softmax to FLOPs of the matmuls of attention."""
     size = params.model_size
     head_dim = size.d_model // size.num_heads
     return {
@@ -94,22 +89,21 @@ def run(params: Params) -> dict[str, Any]:
         forward, backward, forward_backward, optimizer, train_step: as in the benchmark
             `train_step`, without a profiler.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            profiled_steps: number of profiled steps.
-            range_ms: mean time of each phase and of the whole step under the profiler, in
-                milliseconds.
-            range_over_clock: time of each phase under the profiler, divided by the median time of
-                the phase without the profiler.
-            relative_error: errors of the loss and the gradients, see `check_training`.
-        If `params.profiler` is "torch", also:
-            kernels, kernel_ms and so on: times of kernels, see `kernel_table.kernel_facts`.
-            kernels_over_clock: time of all kernels of each phase, divided by the median time of the
-                phase without the profiler.
-            trace: file name of the trace, if `params.trace` is true.
-        If `params.profiler` is "nsys", also:
-            report: file name of the report of nsys, or of its recording (.qdstrm) if the
-                installation cannot make a report.
+    Facts:
+        profiled_steps: number of profiled steps.
+        range_ms: mean milliseconds of each phase and of the whole step under the profiler.
+        range_over_clock: time of each phase under the profiler over its median without the
+            profiler.
+        relative_error: errors of the loss and the gradients, see `check_training`.
+
+    Facts if `params.profiler` is "torch":
+        kernels, kernel_ms and so on: times of kernels, see `kernel_table.kernel_facts`.
+        kernels_over_clock: time of all kernels of each phase over its median without the profiler.
+        trace: file name of the trace, if `params.trace` is true.
+
+    Facts if it is "nsys":
+        report: file name of the report of nsys, or of its recording (.qdstrm) if the installation
+            cannot make a report.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -176,14 +170,9 @@ def _profile(training: Training, trace: Path) -> None:
 
 
 def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[str, Any]:
-    """Compare the times of each phase with a profiler and without a profiler.
+    """Return range_over_clock and, with kernel_ms, kernels_over_clock, see `run`.
 
     The samples, in milliseconds, are those without a profiler.
-
-    Returns:
-        range_over_clock: range_ms of each phase, divided by the median of its samples.
-        kernels_over_clock: kernel_ms of each phase, divided by the median of its samples. Missing
-            without kernel_ms.
     """
     clock = {
         name: statistics.median(samples[name]) for name in ("forward", "backward", "optimizer")
@@ -196,16 +185,7 @@ def _over_clock(facts: dict[str, Any], samples: dict[str, list[float]]) -> dict[
 
 
 def _steps_under_nsys(params: Params) -> dict[str, Any]:
-    """Run the training steps that nsys (Nsight Systems) records.
-
-    The phases and the parts of attention are annotated, so that the report of nsys shows them. This
-    function runs in a process that nsys starts.
-
-    Returns:
-        profiled_steps: number of recorded steps.
-        range_ms: mean time of each phase and of the whole step, measured with Python's clock, in
-            milliseconds.
-    """
+    """Run the training steps that nsys records, in a process that nsys starts; return facts."""
     import torch
 
     from systems.training.phases import phases_of

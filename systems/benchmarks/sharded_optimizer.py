@@ -73,14 +73,11 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Check the data-parallel training and measure its memory and time on this rank.
 
-    Steps are timed in rounds. A round is a number of consecutive steps. Rounds of data-parallel
-    steps and rounds of steps without communication alternate, on all ranks at the same time.
-
-    In a block, only the first execution includes the check.
+    Steps are timed in rounds, as in the benchmark `data_parallel`. In a block, only the first
+    execution includes the check.
 
     Phases with times:
-        train_step: mean time of a data-parallel step, one sample per round.
-        alone: mean time of a step without sharding and communication, one sample per round.
+        train_step, alone: as in the benchmark `data_parallel`.
         optimizer: time of the optimizer's update, including its communication.
 
     Phases with peak memory, on a GPU only:
@@ -89,26 +86,15 @@ def run(params: Params) -> dict[str, Any]:
         optimizer: the optimizer's update in the first step.
         train_step: the second step.
 
-    Returns:
-        Measurements, see `systems.benchmark`. `facts` has these keys:
-            after_init, before_step, after_step: memory in use at three times: after the
-                construction of model and optimizer, before the first update of the optimizer, and
-                after this update. Each value is that of the rank that uses the most memory at that
-                time. It is a dict with the keys weights_bytes, gradients_bytes and
-                optimizer_state_bytes. On a GPU there are also the keys allocated_bytes (all
-                allocated memory) and other_bytes (allocated memory without weights, gradients and
-                optimizer state).
-            over_alone: time of a step over that of a step without communication, see
-                `facts_of_ranks`.
-            error: errors of loss, gradients and weights on this rank, see `check_parallel`.
-            graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
+    Facts:
+        after_init, before_step, after_step: memory in use after the construction of model and
+            optimizer, before the first update, and after it, on the rank that uses most. Each is a
+            dict with weights_bytes, gradients_bytes and optimizer_state_bytes, and on a GPU
+            allocated_bytes (all allocated memory) and other_bytes (all but these three).
+        over_alone, error, graph_error: as in the benchmark `data_parallel`.
 
     Raises:
-        Unsupported: if this machine does not support the parameters.
-        WrongOutput: if weights differ between ranks, or if losses, gradients or weights differ from
-            those of a single process that trains on the batches of all ranks, or if the user's
-            attention is not accurate enough.
-        RuntimeError: if the number of processes is not `world_size`.
+        Unsupported, WrongOutput, RuntimeError: as in the benchmark `data_parallel`.
     """
     from systems.measure.ranks import rank_process_group
 
@@ -117,10 +103,7 @@ def run(params: Params) -> dict[str, Any]:
 
 
 def measure(params: Params, device: torch.device) -> dict[str, Any]:
-    """Check and measure the training. The default process group must be initialized.
-
-    Result and exceptions are those of `run`.
-    """
+    """Check and measure like `run`, in the default process group."""
     import torch.distributed as dist
 
     from systems.check.parallel_training import (
@@ -169,10 +152,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
 
 
 def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
-    """Return the data-parallel training of this rank.
-
-    `params.strategy` selects whether the optimizer shards its state.
-    """
+    """Return the training of this rank with the optimizer that `params.strategy` selects."""
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -220,15 +200,10 @@ def sharded_training(params: Params, device: torch.device) -> ParallelTraining:
 def _memory(
     params: Params, device: torch.device
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """Measure the memory of this rank during construction and the first two steps.
+    """Return the memory in use, and on a GPU the peaks, of construction and the first two steps.
 
     The optimizer allocates its state in the first step. Only the second step has the peak memory of
     later steps, because the state exists from its start.
-
-    Returns:
-        Two dicts. The first has the memory in use, with the keys after_init, before_step and
-        after_step, see `run`. The second has the peak memory of the phases init, forward_backward,
-        optimizer and train_step, in bytes. The second is {} without a GPU.
     """
     import torch
 
@@ -274,11 +249,7 @@ def _total(used: dict[str, int]) -> int:
 
 
 def _optimizer_ms(training: ParallelTraining, count: int) -> list[float]:
-    """Time the optimizer's update in `count` training steps; return the times in milliseconds.
-
-    The times are measured with Python's clock. All ranks start each update together, after a
-    barrier.
-    """
+    """Time `count` updates of the optimizer, in milliseconds; the ranks start each together."""
     from systems.measure.ranks import barrier
     from systems.measure.timing import clock_ms
 

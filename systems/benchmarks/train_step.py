@@ -78,6 +78,8 @@ def predict(params: Params) -> dict[str, Any]:
 def run(params: Params) -> dict[str, Any]:
     """Time training steps, measure peak memory, and check the loss and gradients.
 
+    Peak memory is measured on a GPU only.
+
     Phases:
         forward, backward, optimizer: timed separately with Python's clock. The GPU is idle at the
             start and at the end of each phase, so the time includes Python overhead. Results that
@@ -88,21 +90,18 @@ def run(params: Params) -> dict[str, Any]:
         train_step_sustained: time of a step in a series that lasts for seconds, if the round of a
             block asks for it, see `sustained_ms`.
 
-    Returns:
-        Measurements, see `systems.benchmark`. Peak memory is measured on a GPU only. `facts` has
-        these keys:
-            parameters: number of parameters of the model.
-            losses: losses of the warm-up steps, followed by the losses of the steps in which the
-                phases are timed separately.
-            relative_error: errors of the loss and the gradients, see `check_training`. Missing in
-                rounds of a block, see `jobs.block`.
-            sustained_calls: number of steps in the phases train_step and train_step_sustained, to
-                divide the energy by.
-            launch_bound: has this phase if the host issued its steps not faster than the GPU
-                executed them. Missing otherwise.
-            first_step_ms: time of the first step in this process.
-            building_and_measuring_seconds: time from the start of model construction to the end of
-                the last measurement.
+    Facts:
+        parameters: number of parameters of the model.
+        losses: those of the warm-up steps, then those of the steps that are timed phase by phase.
+        relative_error: errors of the loss and the gradients, see `check_training`. Missing in
+            rounds of a block, see `jobs.block`.
+        sustained_calls: number of steps in the phases train_step and train_step_sustained, to
+            divide the energy by.
+        launch_bound: has this phase if the host issued its steps not faster than the GPU executed
+            them. Missing otherwise.
+        first_step_ms: time of the first step in this process.
+        building_and_measuring_seconds: time from the start of model construction to the end of the
+            last measurement.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
@@ -187,10 +186,7 @@ def _measure(params: Params) -> dict[str, Any]:
 
 
 def _peaks(phases: Phases, training: Training) -> dict[str, int]:
-    """Measure the peak memory of each phase and of the whole step, in bytes.
-
-    The whole step has the key train_step. The result is {} on a CPU.
-    """
+    """Return the peak bytes of each phase and of the step (train_step); {} on a CPU."""
     from systems.measure.peak_memory import peak_memory_by_phase
 
     if training.device.type != "cuda":
@@ -208,10 +204,10 @@ def _once_seconds(
 ) -> float | None:
     """Estimate the seconds spent on compilation and on the capture of CUDA graphs.
 
-    The estimate is the sum of two times: the time of warm-up and capture before the first step, and
-    the time by which the first step is longer than the mean of later steps. Times of steps and
-    samples are in milliseconds. The first `warmup_steps` steps are not in `samples`. The result is
-    None if nothing is compiled or captured, or if there is no step after the first one.
+    It is the time of warm-up and capture before the first step, and the time by which the first
+    step is longer than the mean of later steps. Times of steps and samples are in milliseconds. The
+    first `warmup_steps` steps are not in `samples`. None if nothing is compiled or captured, or if
+    there is no step after the first one.
     """
     params = training.params
     if params.mode == "eager" and not params.cuda_graph:

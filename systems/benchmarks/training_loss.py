@@ -37,16 +37,15 @@ def sources(params: Params) -> Sources:
 def run(params: Params) -> dict[str, Any]:
     """Train the model twice and compare the losses.
 
-    The first training uses the given parameters. The second training is the reference: it uses
-    eager float32, naive attention, torch's AdamW and no activation checkpointing. Both trainings
-    start with the same weights and use the same batch in every step.
+    The first training uses the given parameters. The reference uses eager float32, naive attention,
+    torch's AdamW and no activation checkpointing. Both start with the same weights and use the same
+    batch in every step.
 
-    Returns:
-        A dict with the key `facts`, whose value is a dict with these keys:
-            losses, reference_losses: loss of each step.
-            worst_deviation_share: |loss / reference loss - 1| in the step in which it is largest.
-            reference_fall: first reference loss, divided by the last reference loss.
-            last_loss, last_reference_loss: losses of the last step.
+    Facts:
+        losses, reference_losses: loss of each step.
+        worst_deviation_share: |loss / reference loss - 1| in the step in which it is largest.
+        reference_fall: first reference loss, divided by the last reference loss.
+        last_loss, last_reference_loss: losses of the last step.
 
     Raises:
         Unsupported: if this machine does not support the parameters.
