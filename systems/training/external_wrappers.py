@@ -133,10 +133,9 @@ def full_gradients_by_update(
 def make_sharded_optimizer(
     reference: str, parameters: Iterable[Tensor], optimizer_class: type, options: dict[str, Any]
 ) -> Optimizer:
-    """Make an optimizer of a class from outside this project that shards the optimizer state.
+    """Make an optimizer of a class such as `my_optimizer.py:MyShardedOptimizer`.
 
-    The reference is such as `my_optimizer.py:MyShardedOptimizer`. Options are those of
-    optimizer_class.
+    Options are those of optimizer_class.
     """
     optimizer: Optimizer = load(reference)(parameters, optimizer_class, **options)
     return optimizer

@@ -12,14 +12,11 @@ from systems.training.params import Positive, TransformerParams
 class ParallelParams(TransformerParams):
     """Parameters of the data-parallel training of a TransformerLM on several ranks.
 
-    Has all fields of `TransformerParams`. Each rank trains on a separate batch of batch_size
-    sequences.
+    Each rank trains on a separate batch of batch_size sequences. With `cuda_graph`, a whole step is
+    one graph, with its communication and the update.
 
-    With `cuda_graph`, a whole step is one graph, with its communication and the update.
-
-    Two trainings are timed: the data-parallel training, and the same training without
-    communication. They are timed in alternating rounds. A round is a number of consecutive steps of
-    one training.
+    The same training without communication is timed beside it, in alternating rounds. A round is a
+    number of consecutive steps of one training.
     """
 
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts
@@ -32,10 +29,9 @@ class ParallelParams(TransformerParams):
     steps: Positive = 10  # number of consecutive steps in a round
 
     def step_counts(self) -> dict[str, Any]:
-        """Return the FLOPs of one rank and the number of tokens of all ranks in a training step.
+        """Return flops of one rank and tokens of all ranks in a step, each a dict by phase.
 
-        FLOPs are counted for one rank, because tables of results compare them with the peak FLOPs
-        per second of one GPU. The keys are flops and tokens, each a dict with the key train_step.
+        FLOPs are counted for one rank, because tables compare them with the peak of one GPU.
         """
         counts = self.counts(["train_step"])
         tokens = counts["tokens"]["train_step"] * self.world_size

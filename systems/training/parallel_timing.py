@@ -33,13 +33,12 @@ PROFILED_STEPS = 3  # number of profiled steps
 def alternating_rounds(
     trainings: Mapping[str, ParallelTraining], rounds: int, steps: int, warmup_steps: int = 0
 ) -> dict[str, list[float]]:
-    """Time several trainings in alternating rounds, with Python's clock.
+    """Return the mean milliseconds of a step in each round, for several trainings in turn.
 
     A round is a number of consecutive steps of one training. The order of the trainings is reversed
     after each round, so that a steady change of the machine affects all of them equally. All ranks
-    must call this function. They start each round together, after a barrier. On each rank a round
-    ends when the GPU of the rank is idle. The result has a list for each training, with the mean
-    time of a step in each round, in milliseconds. Each training first runs its warm-up steps.
+    must call this function. They start each round together. On each rank a round ends when its GPU
+    is idle. Each training first runs its warm-up steps.
     """
     samples: dict[str, list[float]] = {name: [] for name in trainings}
     for name, training in trainings.items():
@@ -61,10 +60,9 @@ def alternating_rounds(
 
 
 def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
-    """Run a few steps under torch.profiler, and return a timeline of each step on this rank.
+    """Return timelines of a few steps on this rank, from torch.profiler.
 
-    A timeline contains the time spans of communication and of computation. A step that was captured
-    is one phase, graph. All ranks must call this function.
+    A step that was captured is one phase, graph. All ranks must call this function.
     """
     phases = (
         {"graph": training.step}
@@ -106,11 +104,9 @@ def host_ms(training: ParallelTraining) -> float:
 def keep_timeline(
     panels: Mapping[str, Sequence[StepTimeline]], params: ParallelParams, device: torch.device
 ) -> None:
-    """Write one training step of every rank to the file timeline.plot.json, on rank 0.
+    """Write one training step of every rank to timeline.plot.json in the artifacts, on rank 0.
 
-    The file is stored in the folder that `artifacts_folder` returns. `aggregate.py --plot` and the
-    report draw it. A panel has the timelines of a strategy, for example a data-parallel wrapper, in
-    rank order.
+    A panel has the timelines of a strategy, for example a data-parallel wrapper, in rank order.
     """
     if dist.get_rank() != 0:
         return
@@ -124,12 +120,9 @@ def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
     """Summarize the step times and the communication of one rank.
 
     Args:
-        samples: measured times of four phases, in milliseconds:
-            train_step: a training step.
-            alone: the same step without communication.
-            communication: the time in a profiled step during which communication is in flight.
-            exposed: the part of `communication` during which this rank computes nothing.
-            The last two are missing if no step was profiled.
+        samples: times of the phases train_step, alone, communication and exposed, in milliseconds,
+            see `systems.benchmarks.data_parallel.run`. The last two are missing if no step was
+            profiled.
 
     Returns:
         train_step_ms, alone_ms: mean of the rounds.
@@ -151,19 +144,17 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
     """Return the time that communication adds to a training step, from the times of all ranks.
 
     Ranks wait for each other in every step, so a step takes as long as on the slowest rank. The
-    time of a round is therefore the maximum over the ranks, both for data-parallel steps and for
-    steps without communication. The exposed communication of a round is the difference of the two.
-    They are measured one after the other, so that a slow change of the machine affects both.
+    time of a round is therefore the maximum over the ranks, with and without communication. The
+    exposed communication of a round is the difference of the two. They are measured one after the
+    other, so that a slow change of the machine affects both.
 
     The result is valid only if steps with and without communication do the same computation.
 
     Args:
-        of_ranks: for each rank, the times of the phases train_step and alone in each round, in
-            milliseconds.
+        of_ranks: for each rank, milliseconds of train_step and alone in each round.
 
     Returns:
-        exposed_ms: mean difference of the rounds. Equal to the mean of train_step less that of
-            alone.
+        exposed_ms: mean difference of the rounds.
         exposed_std_ms: standard deviation of the differences. Missing if there is one round.
         communication_share: exposed_ms divided by the mean of train_step.
         alone_imbalance: how much longer the slowest rank takes than the fastest for a step without
@@ -187,14 +178,10 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
 def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
     """Return the facts about step times and communication of a training on several ranks.
 
-    Args:
-        of_ranks: for each rank, its samples as for `step_facts`.
-
-    Returns:
-        The facts that `step_facts` returns, of the rank that takes longest for a step without
-        communication: the other ranks wait for it, and this wait is no communication. The time of
-        a step, and of a step without communication, are means over the rounds of the slowest rank
-        of each round. Also over_alone, the ratio of the two.
+    They are those of `step_facts`, of the rank that takes longest for a step without communication:
+    the other ranks wait for it, and this wait is no communication. The time of a step, and of a
+    step without communication, are means over the rounds of the slowest rank of each round. Also
+    over_alone, the ratio of the two.
     """
     slowest = max(map(step_facts, of_ranks), key=lambda facts: facts["alone_ms"])
     means = {

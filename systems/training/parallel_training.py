@@ -92,10 +92,7 @@ class ParallelTraining(Training):
             self.loss = self.cross_entropy(self.wrapper(self.tokens), self.targets)
 
     def synchronize_gradients(self) -> None:
-        """Finish averaging the gradients over the ranks. Call it after backward.
-
-        With a wrapper of torch, this method does nothing, because torch averages in backward.
-        """
+        """Finish averaging the gradients after backward. Torch's wrappers average in backward."""
         if self._finish is not None:
             self._finish()
 
@@ -208,8 +205,8 @@ def _other_stream(device: torch.device, graphed: bool) -> Iterator[None]:
 
 
 def rank_batch(params: ParallelParams, device: torch.device, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and targets of a rank, each of shape (batch_size, context_length).
+    """Return tokens and targets of a rank, each (batch_size, context_length).
 
-    They depend on the seed in `params` and on the rank, so all ranks have different batches.
+    All ranks have different batches.
     """
     return batch(params.model_copy(update={"seed": params.seed + 1 + rank}), device)

@@ -104,12 +104,7 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def model_size(self) -> TransformerSize:
-        """Dimensions of the model.
-
-        They are the dimensions of the model size with the name `size`, with two exceptions: the
-        size of the vocabulary is `vocab_size`, and each of d_model, d_ff, num_layers and num_heads
-        that is not None replaces the dimension with the same name.
-        """
+        """Dimensions of `size`, with vocab_size, and with d_model etc. if they are not None."""
         own = {"vocab_size": self.vocab_size}
         for name in ("d_model", "d_ff", "num_layers", "num_heads"):
             given = getattr(self, name)
@@ -119,21 +114,19 @@ class TransformerParams(BenchmarkParams):
 
     @property
     def attention_kind(self) -> accounting.Attention:
-        """Category of the attention function: "materialised", "math" or "fused".
+        """Category of the attention function, which decides what it saves for backward.
 
-        `systems.accounting` predicts from this category which tensors attention saves for backward.
-        "materialised" is the function `naive`, which computes all scores as one tensor. "math" is
-        torch's scaled_dot_product_attention with its math backend. All other functions are "fused".
-        If `attention` is "sdpa", torch chooses the backend, which is assumed to be fused.
+        "materialised" is `naive`, which computes all scores as one tensor. "math" is torch's
+        scaled_dot_product_attention with its math backend. All others are "fused", as is "sdpa",
+        for which torch chooses the backend.
         """
         kinds: dict[str, accounting.Attention] = {"naive": "materialised", "sdpa_math": "math"}
         return kinds.get(self.attention, "fused")
 
     def counts(self, phases: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Return the FLOPs and the number of tokens of a training step, for each phase.
+        """Return the FLOPs of the matmuls, and the tokens of a step, for each phase.
 
-        "flops", of the matmuls, lacks the phase "optimizer", which has none. "tokens" are the same
-        for all phases.
+        "flops" lacks the phase "optimizer". "tokens" are the same for all phases.
         """
         point = (self.model_size, self.batch_size, self.context_length)
         return {

@@ -21,10 +21,7 @@ Phases = dict[str, Callable[[], None]]
 
 
 def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
-    """Return the phases of a training step: a dict from name to method, in the order of the step.
-
-    "forward_backward" is forward and backward, and "train_step" also the optimizer.
-    """
+    """Return the methods of the phases of a step by name, in their order."""
     phases = {
         "forward": training.forward,
         "backward": training.backward,
@@ -37,10 +34,10 @@ def phases_of(training: Training, passes: Phase = "train_step") -> Phases:
 def timed_steps(
     training: Training, phases: Phases, count: int, warmup_steps: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Run `count` steps phase by phase, and time each phase with Python's clock.
+    """Run `count` steps, and yield the milliseconds of each phase after each step.
 
-    The milliseconds of each phase are yielded after each step, when its gradients are already
-    freed. Windows, see `systems.measure.windows`, are noted only after the first warmup_steps.
+    They are yielded when the gradients of the step are already freed. Windows, see
+    `systems.measure.windows`, are noted only after the first warmup_steps.
     """
     for step in range(count):
         times = {}
@@ -52,11 +49,7 @@ def timed_steps(
 
 
 def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Group the times of several steps by phase.
-
-    If backward is one of the phases, the result also has the key forward_backward, with the sum of
-    forward and backward. Times are in milliseconds.
-    """
+    """Return the times of each phase, and with a backward also their sum forward_backward."""
     samples = {name: [times[name] for times in steps] for name in steps[0]}
     if "backward" in samples:
         both = zip(samples["forward"], samples["backward"], strict=True)
@@ -65,7 +58,7 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def steps_ms(training: Training, count: int) -> list[float]:
-    """Run consecutive steps and return the time of each step, in milliseconds.
+    """Return the milliseconds of each of `count` consecutive steps.
 
     On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
     from the end of the previous step. There are more than `count` steps if these take less than

@@ -1,8 +1,4 @@
-"""Profile training steps: configure torch.profiler, and annotate phases and parts of attention.
-
-An annotated range is a part of the code with a name. torch.profiler and Nsight Systems (nsys) both
-show the annotated ranges.
-"""
+"""Profile training steps: configure torch.profiler, and annotate phases and parts of attention."""
 
 from __future__ import annotations
 
@@ -26,10 +22,10 @@ _SCORES, _SOFTMAX, _OUTPUT = ATTENTION_RANGES
 
 
 def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profiler.profile:
-    """Return a torch.profiler that records training steps and writes a Chrome trace.
+    """Return a torch.profiler that writes a Chrome trace of training steps.
 
-    Call the method `step` of the profiler after each training step. The first step is discarded,
-    because it includes overhead of starting the profiler.
+    Call its method `step` after each step. The first step is discarded, because it includes the
+    start of the profiler.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -43,21 +39,14 @@ def step_profiler(device: torch.device, trace: Path, steps: int) -> torch.profil
 
 @contextlib.contextmanager
 def annotated(name: str) -> Iterator[None]:
-    """Annotate the code in a `with` block with a name, for torch.profiler and for nsys.
-
-    torch.profiler reads record_function. nsys (Nsight Systems) reads NVTX.
-    """
+    """Name the code in a `with` block, for torch.profiler (record_function) and nsys (NVTX)."""
     nvtx = torch.cuda.nvtx.range(name) if torch.cuda.is_available() else contextlib.nullcontext()
     with nvtx, torch.profiler.record_function(name):
         yield
 
 
 def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Compute attention like `naive`, with annotated ranges for scores, softmax and output.
-
-    A profiler shows the annotated ranges. The arguments and the result are those of
-    `systems.kernels.flash_attention.naive`.
-    """
+    """Compute attention like `naive`, with annotated ranges for scores, softmax and output."""
     with annotated(_SCORES):
         scores = masked_scores(q, k, Call(is_causal))
     with annotated(_SOFTMAX):
@@ -69,20 +58,16 @@ def annotated_naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 def has_attention_ranges(params: TransformerParams) -> bool:
     """Return whether scores, softmax and output of attention can be annotated separately.
 
-    They can be annotated only with naive attention, in eager mode, without CUDA graphs and without
-    activation checkpointing. Other attention functions have no separate parts. Compiled code and
-    replayed CUDA graphs skip annotations in Python. With activation checkpointing, backward runs
-    the annotated code again, and its operations would be counted, too.
+    Only naive attention has these parts. Compiled code and replayed CUDA graphs skip annotations in
+    Python. With activation checkpointing, backward runs the annotated code again, and its
+    operations would be counted, too.
     """
     eager = params.mode == "eager" and not params.cuda_graph
     return params.attention == "naive" and eager and params.checkpointing == "none"
 
 
 def annotate_attention(training: Training) -> None:
-    """Let a profiler show scores, softmax and output of attention as separate ranges.
-
-    Does nothing if `has_attention_ranges` returns False.
-    """
+    """Annotate scores, softmax and output of attention, if `has_attention_ranges`."""
     if has_attention_ranges(training.params):
         for block in training.model.blocks:
             assert isinstance(block, TransformerBlock)
@@ -90,7 +75,7 @@ def annotate_attention(training: Training) -> None:
 
 
 def annotated_step(training: Training, phases: Phases) -> dict[str, float]:
-    """Run one step with a range for each phase, which a profiler shows. Return their milliseconds.
+    """Run one step with a range for each phase, which a profiler shows; return their milliseconds.
 
     The GPU is idle at the start and at the end of each range. So all GPU work during a range
     belongs to its phase.

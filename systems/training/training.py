@@ -1,6 +1,6 @@
 """Train a Transformer on one fixed batch, with a separate method for each phase of a step.
 
-The phases of a step are forward, backward and the optimizer's update. One training step:
+One training step:
 
     training = make_training(params, device)
     training.forward()
@@ -42,9 +42,9 @@ WEIGHT_DECAY = 0.01  # weight decay of AdamW
 def tf32_matmuls(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 in float32 matmuls on CUDA, in a `with` block.
 
-    Use the block around the execution of matmuls. If matmuls are compiled or captured in a CUDA
-    graph, use the block also around compilation or capture. Reasons: torch.compile compiles again
-    if the setting changes, and a CUDA graph keeps the kernels that were chosen during the capture.
+    The block must also contain the compilation of the matmuls, because torch.compile compiles again
+    if the setting changes, and their capture, because a CUDA graph keeps the kernels of the
+    capture.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -81,10 +81,7 @@ class Training:
         self._loss_fn = _loss_function(params, self.model)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which forward runs: autocast, or a null context without effect.
-
-        The precisions bf16 and fp16 need autocast.
-        """
+        """Return the context of forward: autocast for the precisions bf16 and fp16, else none."""
         precision = self.params.precision
         if precision not in _AUTOCAST:
             return contextlib.nullcontext()
@@ -93,10 +90,7 @@ class Training:
         return torch.autocast(self.device.type, TORCH_DTYPES[precision], cache_enabled=cached)
 
     def matmul_precision(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context for forward and backward, which sets whether matmuls may use TF32.
-
-        TF32 is allowed only if `params.precision` is "tf32".
-        """
+        """Return a context for forward and backward: only precision tf32 allows TF32 in matmuls."""
         return tf32_matmuls(self.params.precision == "tf32")
 
     def forward(self) -> None:
@@ -130,8 +124,8 @@ class Training:
 class GraphedTraining(Training):
     """A `Training` that captures forward, backward and update as CUDA graphs and replays them.
 
-    The device must be a GPU. The three CUDA graphs share a memory pool. Gradients are never freed.
-    Each replay of backward overwrites them at the same addresses.
+    The three graphs share a memory pool. Gradients are never freed. Each replay of backward
+    overwrites them at the same addresses.
     """
 
     def __init__(self, params: TransformerParams, device: torch.device, **kwargs: Any):
@@ -153,8 +147,7 @@ class GraphedTraining(Training):
     def _warm_up(self) -> None:
         """Run forward and backward on a side stream, before CUDA graphs are captured.
 
-        If the optimizer is torch's, this method also makes it allocate its state and fills the
-        state with zeros. The warm-up does not change weights and loss scale.
+        The optimizer of torch also allocates its state. Weights and loss scale do not change.
         """
         scale = self.scaler.state_dict()
         stream = torch.cuda.Stream()
@@ -172,11 +165,7 @@ class GraphedTraining(Training):
         torch.cuda.synchronize()
 
     def _create_state(self) -> None:
-        """Make torch's optimizer allocate its state, and fill the state with zeros.
-
-        torch's optimizer allocates its state in its first update. So this method runs an update
-        with learning rate 0, which does not change the weights.
-        """
+        """Let torch's optimizer allocate its state in an update with learning rate 0; zero it."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -201,11 +190,7 @@ class GraphedTraining(Training):
 
 
 def make_training(params: TransformerParams, device: torch.device, **kwargs: Any) -> Training:
-    """Return the training that `params` selects.
-
-    If `params.cuda_graph` is true, the result is a `GraphedTraining`, which replays CUDA graphs.
-    Otherwise it is a `Training`.
-    """
+    """Return a `GraphedTraining` if `params.cuda_graph` is true, else a `Training`."""
     return (GraphedTraining if params.cuda_graph else Training)(params, device, **kwargs)
 
 
@@ -231,9 +216,9 @@ def _check_device(params: TransformerParams, device: torch.device) -> None:
 def model_attention(
     params: TransformerParams, device: torch.device
 ) -> tuple[Callable[..., Tensor], Tensor]:
-    """Return the attention function of the model, and a tensor like its inputs.
+    """Return the attention function of the model, and an uninitialized tensor like its inputs.
 
-    The tensor has the shape (1, heads, context_length, head_dim) and is uninitialized.
+    The tensor is (1, heads, context_length, head_dim).
 
     Raises:
         Unsupported: if the attention does not support these inputs on this machine.
@@ -252,7 +237,7 @@ def new_model(
 ) -> TransformerLM:
     """Return a new TransformerLM with its initial float32 weights.
 
-    On the same kind of device, the weights depend only on the model size and the seed in `params`.
+    On the same kind of device, they depend only on the model size and the seed.
     """
     size = params.model_size
     torch.manual_seed(params.seed)
@@ -273,8 +258,8 @@ def _prepared_model(
 ) -> tuple[TransformerLM, dict[nn.Parameter, Tensor]]:
     """Create the model with the dtypes and the activation checkpointing that `params` selects.
 
-    The second result has the float32 master weight of each bf16 parameter, which the optimizer
-    updates. It is empty unless `params.precision` is "bf16_master".
+    The second result has the float32 master weight of each bf16 parameter. It is empty unless
+    `params.precision` is "bf16_master".
     """
     model = new_model(params, device, attention)
     master: dict[nn.Parameter, Tensor] = {}
@@ -322,11 +307,7 @@ def _optimizer(
 def _loss_function(
     params: TransformerParams, model: TransformerLM
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function (tokens, targets) -> loss that runs the model.
-
-    Depending on `params.mode`, model and loss are compiled together, each block is compiled
-    separately, or nothing is compiled.
-    """
+    """Return a function (tokens, targets) -> loss, compiled as `params.mode` says."""
 
     def loss_fn(tokens: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(model(tokens), targets)
