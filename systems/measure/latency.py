@@ -26,10 +26,9 @@ def latency_ms_in_turn(
 ) -> dict[str, list[float]]:
     """Call each function once per round, and return the latency of each call in milliseconds.
 
-    The latency of a call is the time from its start until the device is idle again. The device is
-    idle before the call. The order of the functions is reversed after each round. `before` is
-    called before each call and not timed. The first `WARMUP_ROUNDS` rounds do not count among
-    `rounds`.
+    It is the time from the start of the call until the device is idle again, as it is before the
+    call. The order of the functions is reversed after each round. `before` is called before each
+    call and not timed. The first `WARMUP_ROUNDS` rounds do not count among `rounds`.
     """
     latencies: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)

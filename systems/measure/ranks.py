@@ -15,10 +15,9 @@ from systems.parallel import process_group
 
 @contextlib.contextmanager
 def rank_process_group(backend: str, world_size: int) -> Iterator[torch.device]:
-    """Initialize the process group of torchrun's processes, and check the number of ranks.
+    """Initialize the process group of torchrun's processes, gloo or nccl; yield this rank's device.
 
-    The process group is destroyed when the context ends without an exception. The device of this
-    rank is yielded. The backend is gloo or nccl.
+    The process group is destroyed when the context ends without an exception.
 
     Raises:
         RuntimeError: if the process was not started by torchrun, if torchrun did not start
@@ -42,10 +41,7 @@ def barrier(device: torch.device) -> None:
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in rank order.
-
-    All ranks must call this function. The values are pickled.
-    """
+    """Return the pickled values of all ranks, in rank order. All ranks must call this function."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

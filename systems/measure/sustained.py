@@ -50,8 +50,7 @@ def sustained_ms(
 
     Args:
         seconds: of the measurement. Half as long a warm-up comes before it.
-        before: called before each call of `fn`, such as the forward pass before backward. The GPU
-            executes it, too.
+        before: called before each call of `fn`, such as forward before backward; measured, too.
         phase: name under which the window of the measurement is noted, see `windows`.
     """
     chunk = _chunk(fn, device, before)
@@ -68,10 +67,7 @@ def sustained_ms(
 
 
 def facts_of(measured: dict[str, Sustained]) -> dict[str, Any]:
-    """Return the number of calls by phase, and the phases that are launch-bound, if there are any.
-
-    These are the facts sustained_calls and launch_bound of a benchmark.
-    """
+    """Return the facts sustained_calls and, if there are such phases, launch_bound."""
     launch_bound = [phase for phase, each in measured.items() if each.launch_bound]
     calls = {phase: each.calls for phase, each in measured.items()}
     return {"sustained_calls": calls} | ({"launch_bound": launch_bound} if launch_bound else {})

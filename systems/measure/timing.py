@@ -73,7 +73,7 @@ def time_ms(
 
 
 def hold_ms(launch_ms: float) -> float:
-    """Return the time for which the GPU is kept busy before each timed call, in milliseconds.
+    """Return the milliseconds for which the GPU is kept busy before each timed call.
 
     It is the hold that the round of a block gives, unless that is too short for the launch, see
     `round_options`. launch_ms is the result of `host_ms`.
@@ -86,11 +86,7 @@ def hold_ms(launch_ms: float) -> float:
 def _cpu_samples(
     fn: Thunk, before: Thunk | None, budget_ms: float, fewest: int, most: int
 ) -> list[float]:
-    """Call a function repeatedly, and return the time of each call in milliseconds.
-
-    The function is called until the total time reaches a budget, but at least `fewest` and at most
-    `most` times. Calls of `before` are not timed.
-    """
+    """Return milliseconds of calls that take budget_ms, at least `fewest` and at most `most`."""
     samples: list[float] = []
     while len(samples) < fewest or (len(samples) < most and sum(samples) < budget_ms):
         if before is not None:
@@ -104,11 +100,10 @@ def _cpu_samples(
 def host_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 10
 ) -> float:
-    """Return the time that a call of `fn` takes on the host, in milliseconds.
+    """Return the milliseconds that a call of `fn` takes on the host: on a GPU the launch overhead.
 
-    If `fn` runs on a GPU, this is the launch overhead: the GPU is idle before the call, and the
-    host does not wait for the GPU. The result is the median of `calls` calls after two warm-up
-    calls. The function `before` is called before each of these calls and is not timed.
+    The GPU is idle before the call, and the host does not wait for it. The result is the median of
+    `calls` calls after two of warm-up. `before` is called before each call and not timed.
     """
     samples = []
     for _ in range(calls + 2):
@@ -125,10 +120,10 @@ def host_ms(
 def wall_ms(
     fn: Thunk, device: torch.device, *, before: Thunk | None = None, calls: int = 50
 ) -> float:
-    """Return the time from the start of a call of `fn` to the end of its GPU work, in milliseconds.
+    """Return the milliseconds from the start of a call of `fn` to the end of its GPU work.
 
-    The GPU is idle before the call. The result is the median of `calls` calls after ten warm-up
-    calls. The function `before` is called before each of these calls and is not timed.
+    The GPU is idle before the call. The result is the median of `calls` calls after ten of warm-up.
+    `before` is called before each call and not timed.
     """
     samples = []
     for _ in range(calls + 10):
@@ -143,9 +138,9 @@ def wall_ms(
 
 
 def clock_ms(fn: Thunk, device: torch.device) -> float:
-    """Return the time from the start of one call of `fn` to the end of its GPU work.
+    """Return the milliseconds from the start of one call of `fn` to the end of its GPU work.
 
-    The time is in milliseconds and is measured on the host. The GPU must be idle before the call.
+    They are measured on the host. The GPU must be idle before the call.
     """
     start = time.perf_counter()
     fn()

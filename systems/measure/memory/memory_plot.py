@@ -13,9 +13,8 @@ from systems.plot_data import MAX_POINTS, Interval, Stack
 def timeline_data(timeline: Timeline, owners: Sequence[Owner], title: str) -> Stack:
     """Return the GPU memory in use over time, by kind such as activations, in GiB.
 
-    If the timeline has more than `MAX_POINTS` events, it is divided into parts with an equal number
-    of events. Of each part, the time is kept at which the most bytes are in use. Owners are the
-    tensors of the kinds weights, gradients and optimizer state.
+    More than `MAX_POINTS` events are divided into parts with an equal number of events, and the
+    peak of each part is kept. Owners are the tensors of weights, gradients and optimizer state.
     """
     total = timeline.active_bytes()
     parts = np.array_split(np.arange(len(total)), min(MAX_POINTS, len(total)))

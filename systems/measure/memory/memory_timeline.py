@@ -9,13 +9,13 @@
     timeline = read_timeline(snapshot, ["forward", "backward"])
 
 A mark is an allocation of one byte. It is recognized by the function `mark_phase` in its Python
-stack. The allocator records marks and all other events in one sequence, so that the phase of each
-allocation is known without comparing clocks.
+stack. The allocator records marks and all other events, which are allocations and frees, in one
+sequence. So the phase of each allocation is known without comparing clocks. Times are numbers of
+events since the first mark, and the step lasts from the first to the last mark.
 
-Sizes are the bytes that tensors requested. The allocator rounds each size up to a multiple of
-512 bytes, or to the size of a free block that it reuses. This can add up to 1 MiB to a size.
-`torch.cuda.max_memory_allocated` counts the rounded sizes. `systems.measure.memory.memory_plot`
-draws the timeline.
+Sizes are the bytes that tensors requested. The allocator rounds each size up to a multiple of 512
+bytes, or to the size of a free block that it reuses. This can add up to 1 MiB to a size.
+`torch.cuda.max_memory_allocated` counts the rounded sizes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ KINDS = ("weights", "optimizer state", "gradients", *NOT_OWNED)
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Let torch's CUDA allocator record all its events in this context.
-
-    An event is an allocation or a free. The Python stack of each allocation is recorded, too.
-    """
+    """Let torch's CUDA allocator record its events, with the Python stack of each allocation."""
     import torch
 
     # With context="alloc" a free event has the stack of the allocation.
@@ -56,10 +53,7 @@ def recording() -> Iterator[None]:
 
 
 def mark_phase() -> None:
-    """Mark the start of a phase, or the end of the last phase, in the history of torch's allocator.
-
-    A mark is an allocation of one byte. `read_timeline` finds it by the name of this function.
-    """
+    """Mark the start of a phase, or the end of the last phase, in the allocator's history."""
     import torch
 
     torch.empty(1, dtype=torch.uint8, device="cuda")
@@ -69,11 +63,7 @@ def mark_phase() -> None:
 class Allocation:
     """One allocation of GPU memory during a training step.
 
-    Times are numbers of allocator events since the first mark. A mark is an allocation of one byte
-    by `mark_phase` at the start of a phase or at the end of the last phase.
-
     Attributes:
-        address: address in GPU memory.
         size: requested size in bytes.
         start: time of the allocation, or 0 if it was made before the first mark.
         end: time at which the memory was freed. If it was not freed before the last mark, this is
@@ -93,10 +83,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Phase:
-    """Phase of a training step, such as forward.
-
-    The start and the end of the phase are numbers of allocator events since the start of the step.
-    """
+    """Phase of a training step, such as forward, from its start to its end."""
 
     name: str
     start: int
@@ -109,8 +96,8 @@ class Owner:
 
     Attributes:
         kind: weights, gradients or optimizer state.
-        at: time at which the addresses were read, in allocator events since the start of the step.
-            An address can belong to another tensor at other times.
+        at: time at which the addresses were read. An address can belong to another tensor at other
+            times.
         names: name of each tensor, by address.
     """
 
@@ -121,11 +108,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Phases of a training step, and all allocations that were alive during the step.
-
-    The step begins at the first mark and ends at the last mark. A mark is an allocation of one byte
-    by `mark_phase`.
-    """
+    """Phases of a training step, and all allocations that were alive during the step."""
 
     allocations: list[Allocation]
     phases: list[Phase]
@@ -135,11 +118,7 @@ class Timeline:
         return self.phases[-1].end
 
     def active_bytes(self, chosen: Sequence[bool] | None = None) -> np.ndarray:
-        """Return the bytes in use at each time of the step, of all or of the chosen allocations.
-
-        Time is counted in allocator events. Element i is the number of bytes in use after i events.
-        Element 0 is for the start of the step.
-        """
+        """Return the bytes in use after 0, 1, ... events, of all or of the chosen allocations."""
         change = np.zeros(self.events + 2, dtype=np.int64)
         for i, allocation in enumerate(self.allocations):
             if chosen is None or chosen[i]:
@@ -148,19 +127,13 @@ class Timeline:
         return np.cumsum(change)[: self.events + 1]
 
     def peak(self) -> tuple[int, int]:
-        """Return the time at which the most bytes are in use, and the number of bytes at this time.
-
-        Time is counted in allocator events. If there are several such times, return the first.
-        """
+        """Return the first time at which the most bytes are in use, and their number."""
         active = self.active_bytes()
         time = int(active.argmax())
         return time, int(active[time])
 
     def phase_of(self, start: int) -> str:
-        """Return the name of the phase in which an allocation was made.
-
-        For start 0, it is "before", because the allocation was made before the step.
-        """
+        """Return the name of the phase in which an allocation was made, or "before" for start 0."""
         if start == 0:
             return "before"
         return next(phase.name for phase in self.phases if start <= phase.end)
@@ -170,7 +143,7 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
     """Return phases and allocations of a step from the result of `torch.cuda.memory._snapshot`.
 
     `mark_phase` must be called at the start of each phase, in order, and at the end of the last
-    phase. Each call leaves a mark in the snapshot. The step lasts from the first to the last mark.
+    one.
 
     Raises:
         ValueError: if the number of marks is not the number of phases plus 1. The allocator keeps
@@ -224,11 +197,10 @@ def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: in
 def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
     """Return the kind of each allocation of a training step.
 
-    The kinds are as follows.
     weights, gradients, optimizer state: one of `owners` has this kind and owns the allocation.
     activations: the allocation was made in forward and is alive at the end of forward.
     before: the allocation was made before the step and has no owner. Examples are the batch, the
-        tables of RoPE and the workspaces of cuBLAS.
+    tables of RoPE and the workspaces of cuBLAS.
     temporaries: all other allocations.
     """
     saved_at = next((p.end for p in timeline.phases if p.name == "forward"), -1)
@@ -247,11 +219,7 @@ def kinds(timeline: Timeline, owners: Sequence[Owner]) -> list[str]:
 
 
 def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
-    """Return the owner of an allocation, or None if it has no owner.
-
-    An owner is a group of tensors, such as all weights. It owns an allocation if one of its tensors
-    is stored there.
-    """
+    """Return the owner of which a tensor is stored in this allocation, or None."""
     for owner in owners:
         if allocation.address in owner.names and allocation.alive_at(owner.at):
             return owner
@@ -259,11 +227,7 @@ def owner_of(allocation: Allocation, owners: Sequence[Owner]) -> Owner | None:
 
 
 def bytes_by_kind(timeline: Timeline, kinds: Sequence[str], time: int) -> dict[str, int]:
-    """Return the bytes in use at one time, by kind of memory such as weights or activations.
-
-    `kinds` has the kind of each allocation, from the function `kinds`. Time is in allocator events
-    since the start of the step.
-    """
+    """Return the bytes in use at one time, by kind. `kinds` has the kind of each allocation."""
     total = dict.fromkeys(KINDS, 0)
     for allocation, kind in zip(timeline.allocations, kinds, strict=True):
         if allocation.alive_at(time):
@@ -279,9 +243,8 @@ def largest_allocations(
 ) -> list[dict[str, Any]]:
     """Return the memory in use at the peak, grouped by source line, kind and phase, largest first.
 
-    The peak is the time at which the most bytes are in use. The kind of memory is, for example,
-    weights or activations. Gradients are grouped by parameter instead of source line, because
-    autograd computes gradients in threads without Python frames.
+    Gradients are grouped by parameter instead of source line, because autograd computes gradients
+    in threads without Python frames.
     """
     time, peak = timeline.peak()
     groups = _groups(timeline, owners, root, time)
@@ -296,8 +259,8 @@ def largest_tensors(
 ) -> list[dict[str, Any]]:
     """Return the largest single allocations that were alive at any time of the step.
 
-    They are grouped as by `largest_allocations`. Each group has one entry, with the largest size in
-    it and the number of allocations that are as large.
+    They are grouped as by `largest_allocations`. A group has the largest size in it and the number
+    of allocations that are as large.
     """
     groups = _groups(timeline, owners, root, None)
     return [

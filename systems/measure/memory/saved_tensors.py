@@ -30,10 +30,9 @@ class SavedTensor:
         contributor: autograd operation that created the storage. `input` if the saved tensor is a
             leaf or a view of a leaf. `constant` if the saved tensor does not require a gradient.
         source: source line that saved the storage first.
-        shape, dtype: shape and dtype of the tensor for which the storage was first saved.
+        shape, dtype: of the tensor for which the storage was first saved.
         saved_bytes: size of the storage in bytes.
-        weight_copy: True if the tensor is a copy of a parameter in another dtype. Autocast makes
-            such copies.
+        weight_copy: whether the tensor is a copy of a parameter in another dtype, by autocast.
     """
 
     contributor: str
@@ -45,11 +44,10 @@ class SavedTensor:
 
 
 def saved_tensors(forward: Callable[[], object], excluded: Iterable[Tensor]) -> list[SavedTensor]:
-    """Run a forward pass, and return the storages that it saves for backward.
+    """Run a forward pass; return the storages that it saves for backward, each once, in order.
 
-    Each storage is listed once, in the order in which the storages are first saved. `forward` keeps
-    its autograd graph alive. Excluded tensors, such as parameters and buffers, are not listed.
-    Saving them uses no additional memory.
+    `forward` must keep its autograd graph alive. Excluded tensors, such as parameters and buffers,
+    are not listed: saving them uses no additional memory.
     """
     existing = list(excluded)
     seen = {storage_address(tensor) for tensor in existing}
@@ -91,12 +89,11 @@ def block_report(
     block do not.
 
     Returns:
-        A dict with these keys. Sizes are in bytes.
-        block_saved_bytes: total size of the saved tensors. Copies of parameters are not included.
-        block_saved: list of the largest of these saved tensors.
-        block_weight_copies_bytes: total size of saved copies of parameters in another dtype, which
+        block_saved_bytes: bytes of the saved tensors without copies of parameters.
+        block_saved: list of the largest of these.
+        block_weight_copies_bytes: bytes of saved copies of parameters in another dtype, which
             autocast makes.
-        block_gradients_bytes: total size of the gradients of the parameters and the input.
+        block_gradients_bytes: bytes of the gradients of the parameters and the input.
     """
     outputs: list[Tensor] = []
     parameters = list(block.parameters())
@@ -127,8 +124,7 @@ def block_report(
 def _origin(tensor: Tensor) -> tuple[str, Tensor | None]:
     """Return the autograd operation that created the storage of a tensor, and a leaf or None.
 
-    If the tensor was made from a leaf tensor by views and casts only, this leaf tensor is returned.
-    Otherwise, and if the tensor itself is a leaf, None is returned.
+    The leaf is one from which the tensor was made by views and casts only. A leaf itself has None.
     """
     node: Any = tensor.grad_fn
     if node is None:

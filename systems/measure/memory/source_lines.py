@@ -28,9 +28,9 @@ class Source:
     Attributes:
         source: file, line and function, for example `systems/model.py:42 forward`.
         code: text of the line. It identifies the line if line numbers change.
-        called_at: file and line in this project from which the function in `source` was called,
-            directly or through other libraries. It distinguishes the calls of a function that is
-            called from several lines, such as Linear.forward. "" if not known.
+        called_at: file and line in this project from which that function was called, directly or
+            through other libraries. It distinguishes the calls of functions such as Linear.forward.
+            "" if not known.
     """
 
     source: str
@@ -41,10 +41,7 @@ class Source:
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
     """Return the innermost source line of this project in a Python stack.
 
-    The result also contains the line from which its function was called.
-
-    If the stack contains no line of this project, use the innermost line of the stack. `frames` has
-    the innermost first.
+    Without one, it is the innermost line. `frames` has the innermost first.
     """
     stack = list(frames)
     if not stack:
@@ -60,10 +57,7 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
 
 def calling_frames() -> list[Frame]:
-    """Return the Python stack, innermost frame first.
-
-    The function that calls calling_frames is not included. The first frame is its caller.
-    """
+    """Return the Python stack of the caller of this function, innermost frame first."""
     frames = []
     frame = sys._getframe(2)
     while frame is not None:
@@ -73,11 +67,7 @@ def calling_frames() -> list[Frame]:
 
 
 def _place(frame: Frame, root: Path) -> str:
-    """Return the file and line of a frame as `file:line`.
-
-    The path of a file in the project is relative to the project. Other paths are shortened to their
-    last two parts.
-    """
+    """Return `file:line`, relative to the project; of another path the last two parts."""
     path = Path(frame.filename)
     inside = path.is_relative_to(root / PROJECT.name)
     shown = path.relative_to(root) if inside else Path(*path.parts[-2:])

@@ -11,29 +11,23 @@ from torch.distributed.tensor import DTensor
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Return the total size of the storages of tensors, in bytes.
-
-    If several tensors share a storage, the storage counts once. None counts as 0 bytes.
-    """
+    """Return the total bytes of the storages of tensors. Each counts once, and None as 0."""
     sizes = {storage_address(t): t.untyped_storage().nbytes() for t in tensors if t is not None}
     return sum(sizes.values())
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Return the address of the storage of a tensor.
-
-    No other live storage has this address, except that all empty storages can have the address 0.
-    """
+    """Return the address of the storage of a tensor. Empty storages can share the address 0."""
     return tensor.untyped_storage().data_ptr()
 
 
 def state_bytes(
     parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict[str, int]:
-    """Return the sizes of parameters, gradients and optimizer state on this rank, in bytes.
+    """Return the bytes of parameters, gradients and optimizer state on this rank.
 
-    If a tensor is a DTensor, only the shard of this rank counts. The state of an optimizer includes
-    that of inner optimizers, in which a sharded optimizer may keep the state of its shard.
+    Of a DTensor, only the shard of this rank counts. The state of an optimizer includes that of
+    inner optimizers, in which a sharded optimizer may keep the state of its shard.
     """
     weights = list(parameters)
     kinds: dict[str, Iterable[Tensor | None]] = {

@@ -83,9 +83,8 @@ class StepTimeline:
     def waits_ms(self, collective: str, phase: str | None = None) -> list[float]:
         """Return how long the rank waited for each call of one collective, in milliseconds.
 
-        The wait ends when the call ends. It begins when the last computation that started before
-        the end of the call is finished. If the call starts after this computation, the wait begins
-        at the start of the call. If computation is running when the call ends, the wait is 0.
+        The wait ends when the call ends, and is 0 if computation is running then. It begins when
+        the last computation before that ends, or when the call starts if that is later.
 
         With a phase, only calls count that start before the computation of this phase is over.
         """
@@ -102,10 +101,9 @@ class StepTimeline:
 def read_steps(path: Path) -> list[StepTimeline]:
     """Read the communication and computation of all training steps in a Chrome trace.
 
-    The trace was exported by torch.profiler. The code of each step must be annotated with
-    record_function under the name train_step. The phases of a step must be annotated with the names
-    forward, backward, synchronize and optimizer. The GPU must be idle at the start and at the end
-    of each step.
+    torch.profiler exported the trace. The code of each step must be annotated with record_function
+    as train_step, and its phases as forward, backward, synchronize and optimizer. The GPU must be
+    idle at the start and at the end of each step.
 
     Raises:
         ValueError: if the trace has no range with the name train_step.
@@ -114,10 +112,7 @@ def read_steps(path: Path) -> list[StepTimeline]:
 
 
 def steps_of(events: Iterable[Event]) -> list[StepTimeline]:
-    """Return the communication and computation of all training steps in the events of a trace.
-
-    `read_steps` describes the annotations that the trace must contain.
-    """
+    """Return the steps in the events of a trace, see `read_steps`."""
     categories = by_category(events)
     ranges = categories.get("user_annotation", [])
     steps = sorted(span(event) for event in ranges if event["name"] == STEP)
@@ -166,9 +161,9 @@ def _communicates(event: Event) -> bool:
 
 
 def _collective(name: str) -> str:
-    """Return the collective of an NCCL kernel or Gloo call from its name, or PEER_COPY.
+    """Return the collective in the name of an NCCL kernel or Gloo call, or PEER_COPY.
 
-    For example, the kernel ncclDevKernel_AllGather_RING_LL belongs to all_gather. A copy from or
+    The kernel ncclDevKernel_AllGather_RING_LL, for example, belongs to all_gather. A copy from or
     to the memory of another rank, a signal and the wait for one belong to peer_copy.
     """
     if name.startswith((PEER_COPY, "Memcpy")) or "symmetric_memory::" in name:
@@ -195,8 +190,7 @@ def steps_data(panels: Mapping[str, Sequence[StepTimeline]], title: str) -> Span
     computation of a phase that is shorter than `GAP_MS` counts as computation. So a little less
     communication is exposed than in `StepTimeline`.
 
-    Args:
-        panels: timelines in rank order, by name, such as that of a wrapper.
+    `panels` has timelines in rank order, by name, such as that of a wrapper.
     """
     rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name, steps in panels.items():

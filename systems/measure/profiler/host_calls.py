@@ -33,8 +33,8 @@ _PURPOSES = (
 def purpose(name: str) -> str:
     """Return the purpose of a CUDA call that launches no work, by the name of the call.
 
-    It is "memory" (requests and returns memory), "loading" (loads code or reads its attributes),
-    "waiting" (waits for the GPU) or "other".
+    "memory" requests and returns memory, "loading" loads code or reads its attributes, "waiting"
+    waits for the GPU. The rest is "other".
     """
     lower = name.lower()
     for found, parts in _PURPOSES:
@@ -61,8 +61,8 @@ def host_times(
             launches_ms: further launches of kernels, copies and fills.
             waiting_ms: waits for the GPU.
             no_call_ms: no call: torch, libraries and Python.
-        and two counts: new_kernels, the kernels that were not launched before, and
-        memory_requests, the calls that count for memory_ms.
+        and two counts: new_kernels, the kernels that were not launched before, and memory_requests,
+        the calls that count for memory_ms.
     """
     kernels = {
         event["args"]["correlation"]: event["name"]

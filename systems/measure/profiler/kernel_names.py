@@ -49,8 +49,8 @@ def kernel_class(name: str) -> KernelClass:
 def short_kernel_name(name: str) -> str:
     """Return the name of a kernel without return type, arguments and common namespaces.
 
-    A name with more than 120 characters (NAME_LENGTH) is shortened in the middle. The end is kept,
-    because it contains the operation of an elementwise kernel.
+    If it is longer than NAME_LENGTH, its middle is left out. The end has the operation of an
+    elementwise kernel.
     """
     name = _without_arguments(name.removeprefix("void "))
     for namespace in _NAMESPACES:

@@ -59,10 +59,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernels and phases of the training steps in a trace.
-
-    If the steps ran on a CPU, torch operators take the place of kernels.
-    """
+    """Kernels and phases of the training steps in a trace, or torch operators without a GPU."""
 
     work: list[Work]
     phase_spans: dict[str, list[Span]]  # for each phase, one time span per step, on the host
@@ -82,10 +79,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_of(events: Iterable[Event]) -> Profile:
-    """Return the kernels and phases of training steps from the events of a Chrome trace.
-
-    If the trace has no GPU kernels, return torch operators instead of kernels.
-    """
+    """Return the kernels, or without them torch operators, and the phases in a Chrome trace."""
     categories = by_category(events)
     operators = categories.get("cpu_op", [])
     ranges = _Ranges(categories.get("user_annotation", []), operators)
@@ -110,11 +104,7 @@ def _work(event: Event, own_us: float, ranges: _Ranges, cause: Event) -> Work:
 
 
 class _Spans(Generic[T]):
-    """Time spans that do not overlap, each with a value such as the name of a phase.
-
-    The method `at` returns the value of the span that contains a given time. It returns None if no
-    span contains the time.
-    """
+    """Time spans that do not overlap, each with a value such as the name of a phase."""
 
     def __init__(self, spans: Iterable[tuple[float, float, T]]):
         self._spans = sorted(spans, key=lambda span: span[0])
@@ -129,8 +119,8 @@ class _Ranges:
     """Phases and annotated ranges of a trace.
 
     A phase is forward, backward or optimizer. A range is a part of attention, such as
-    attention_softmax. Phases and ranges were annotated with record_function. The events of torch
-    operators connect kernels of backward to ranges of forward.
+    attention_softmax. The events of torch operators connect kernels of backward to ranges of
+    forward.
     """
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
@@ -147,12 +137,11 @@ class _Ranges:
         self._made_in = self._parts_of_nodes(operators)
 
     def _parts_of_nodes(self, operators: Iterable[Event]) -> dict[int, str | None]:
-        """Return the annotated range of forward in which each autograd node was created.
+        """Return the annotated range of forward in which each autograd node was created, by number.
 
-        The result is keyed by the sequence number of the node. An operator has the sequence number
-        of the autograd node that will be created next, even if the operator itself creates no node.
-        Several operators can therefore have the same number. Among them, the operator that started
-        last created the node.
+        An operator has the sequence number of the autograd node that will be created next, even if
+        the operator itself creates no node. So several operators can have the same number. Of
+        these, the one that started last created the node.
         """
         last: dict[int, Event] = {}
         for event in operators:
@@ -167,11 +156,9 @@ class _Ranges:
         return self._parts[thread].at(time) if thread in self._parts else None
 
     def find(self, time: float, thread: Any) -> tuple[str | None, str | None]:
-        """Return the names of the phase and the range that a thread executed at a given time.
+        """Return the phase and the range, or None, in which a thread was at a time in microseconds.
 
-        A name is None if the thread was outside of all phases or outside of all ranges. In
-        backward, the range is that of the forward operator, with the suffix `_backward`. The time
-        is in microseconds.
+        In backward, the range is that of the forward operator, with the suffix `_backward`.
         """
         phase = self._phases.at(time)
         if phase == "forward":
@@ -196,10 +183,7 @@ def _sequence_number(event: Event) -> int | None:
 
 
 def _own_times(operators: Sequence[Event]) -> list[float]:
-    """Return the self time of each operator, in microseconds.
-
-    The self time excludes the time of the operators that the operator calls on the same thread.
-    """
+    """Return the microseconds of each operator without those it calls on the same thread."""
     own: list[float] = [event["dur"] for event in operators]
     # If caller and callee start at the same time, the caller comes first.
     order = sorted(
@@ -223,34 +207,30 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
 def kernel_facts(profile: Profile) -> dict[str, Any]:
     """Return tables and totals of the GPU kernels of training steps.
 
-    If the steps ran on a CPU, torch operators are listed instead of kernels. A range is a part of
-    attention, such as attention_softmax, that was annotated with record_function. Times are in
-    milliseconds per step, averaged over the steps. Shares are fractions from 0 to 1.
+    On a CPU, torch operators are listed instead. A range is an annotated part of attention, such as
+    attention_softmax. Times are in milliseconds per step, averaged over the steps. Shares are
+    fractions from 0 to 1.
 
     Returns:
-        A dict with the following keys.
-
-        The values of these keys are dicts. Each has one key for each phase, one for the whole step
-        (`train_step`) and one for each range:
-        kernels: list of the ten kernels with the longest time. Each kernel has a name, a class such
-            as matmul, a time, a share of the time, and a number of calls.
+        For each phase, the whole step (`train_step`) and each range:
+        kernels: list of the ten kernels with the longest time. Each has a name, a class such as
+            matmul, a time, a share of the time, and a number of calls.
         kernel_classes: time, share of the time, and number of calls of each class of kernels.
         kernel_ms: total time of all kernels.
         matmul_share: share of kernel_ms that matmuls take.
         top_kernel: name of the kernel with the longest time.
         top_kernel_share: share of kernel_ms that this kernel takes.
 
-        The values of these keys are dicts with one key for each phase and one for the whole step:
+        For each phase and the whole step:
         range_ms: duration on the host, including the overhead of the profiler.
         busy_share: share of range_ms during which at least one kernel was running.
 
-        The values of these keys are dicts with the keys forward and backward. They are omitted if
-        the trace has no annotated ranges:
+        For forward and backward, if the trace has annotated ranges:
         softmax_ms: time of the softmax of attention.
         attention_matmul_ms: time of the matmuls of attention.
         softmax_over_matmul_time: softmax_ms divided by attention_matmul_ms.
 
-        The values of these keys are single values:
+        Single values:
         counted: text that states whether GPU kernels or CPU operators are listed.
         profiled_steps: number of steps.
     """
@@ -315,10 +295,7 @@ class _Row:
 
 
 def _table(work: list[Work], steps: int, key: Callable[[Work], str]) -> list[_Row]:
-    """Group kernels, and return the time, the share of the time and the calls of each group.
-
-    Times and calls are per step. The rows are sorted by time, with the longest time first.
-    """
+    """Return time per step, its share, and calls per step of each group, the longest time first."""
     groups: dict[str, list[Work]] = {}
     for one in work:
         groups.setdefault(key(one), []).append(one)
@@ -335,10 +312,7 @@ def _time_ms(work: Iterable[Work], steps: int) -> float:
 
 
 def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, Any]:
-    """Return the duration of each phase, and the share of it during which kernels were running.
-
-    Returns the keys range_ms and busy_share, as described in `kernel_facts`.
-    """
+    """Return range_ms and busy_share, see `kernel_facts`."""
     range_us = {
         name: sum(end - start for start, end in spans)
         for name, spans in profile.phase_spans.items()
@@ -357,13 +331,10 @@ def _span_facts(profile: Profile, ranges: dict[str, list[Work]]) -> dict[str, An
 
 
 def _softmax_facts(ranges: dict[str, list[Work]], steps: int) -> dict[str, Any]:
-    """Return the softmax time and the matmul time of attention, and their ratio.
+    """Return softmax_ms, attention_matmul_ms and softmax_over_matmul_time, or {} without ranges.
 
-    The softmax time is the time of all kernels in the range attention_softmax. The matmul time is
-    the time of the matmul kernels in the ranges attention_scores and attention_output. Scaling,
-    masking and copies in these two ranges are not counted. Returns the keys softmax_ms,
-    attention_matmul_ms and softmax_over_matmul_time, as described in `kernel_facts`, or {} if the
-    trace has no kernels in the ranges.
+    The softmax is all kernels in the range attention_softmax. The matmuls are the matmul kernels in
+    attention_scores and attention_output. Scaling, masking and copies there are not counted.
     """
     softmax: dict[str, float] = {}
     matmul: dict[str, float] = {}

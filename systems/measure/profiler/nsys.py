@@ -37,16 +37,13 @@ def run_under_nsys(module: str, params_json: str, folder: Path) -> dict[str, Any
     """Run a Python module under the profiler nsys, and return the results that the module writes.
 
     The module is run as `python -m MODULE PARAMS.json FACTS.json`. It must read its parameters from
-    PARAMS.json and write a dict of results to FACTS.json. Both are temporary files.
-
-    nsys writes its recordings to a report file. It records only while the CUDA profiler is on, that
-    is, from the module's call of torch.cuda.profiler.start to its call of torch.cuda.profiler.stop.
-    The result is the content of FACTS.json, and under the key `report` the file name of the report
-    or of the recording, in `folder`.
+    PARAMS.json and write a dict of results to FACTS.json. nsys records from the module's call of
+    torch.cuda.profiler.start to its call of torch.cuda.profiler.stop. The result also has the key
+    `report`, the file name of the report or of the recording, in `folder`.
 
     Raises:
-        RuntimeError: if nsys or the module fails, or if a file is missing after the run. The output
-            of nsys and of the module is written to stdout and stderr of this process.
+        RuntimeError: if nsys or the module fails, or if a file is missing after the run. Their
+            output is written to stdout and stderr of this process.
     """
     nsys = shutil.which("nsys")
     assert nsys is not None

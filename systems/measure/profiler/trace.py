@@ -32,10 +32,7 @@ def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
-    """Return the events of CUDA calls that launched GPU work, by correlation id.
-
-    The CUDA call and the kernel that it launched have the same correlation id.
-    """
+    """Return the events of CUDA calls that launched GPU work, by their kernel's correlation id."""
     return {
         event["args"]["correlation"]: event
         for category in ("cuda_runtime", "cuda_driver")
