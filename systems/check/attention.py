@@ -87,8 +87,8 @@ def cases(
 ) -> list[Case]:
     """Return the cases of the grid, smallest first.
 
-    Large shapes are only for a GPU. The dtypes are by default bf16, fp16 and fp32. With seq_lens
-    and head_dims, the shapes are all their combinations, with one head.
+    Large shapes are only for a GPU. With seq_lens and head_dims, the shapes are all their
+    combinations, with one head.
     """
     shapes = SHAPES + (LARGE_SHAPES if on_gpu else [])
     if seq_lens or head_dims:
@@ -110,8 +110,7 @@ def check_attention(
     """Check an attention function, and yield the result of each case as soon as it is known.
 
     The first case runs in any case. After `budget_s` seconds, no other case starts. After a CUDA
-    error no case can run, so the iteration ends. The reference is such as
-    `my_kernels/flash.py:MyFlash`.
+    error no case can run, so the iteration ends.
     """
     end = time.monotonic() + budget_s
     for i, case in enumerate(grid):

@@ -60,10 +60,9 @@ class AttentionResult(NamedTuple):
 def refill(tensors: tuple[Tensor, ...], seed: int, some_rows: bool = False) -> None:
     """Write new random values into tensors, in place and unknown to autograd's version counters.
 
-    On a GPU, the current stream first waits for about 30 ms. The new values are therefore written
-    only after the caller has launched its next kernels. Kernels on other streams that do not wait
-    for the current stream read the old values. Tensors are (..., rows, head_dim). With some_rows,
-    only an eighth of the rows gets new values. They are consecutive and at a random position.
+    On a GPU, the current stream first waits for about 30 ms, see the module. Tensors are (...,
+    rows, head_dim). With some_rows, only an eighth of the rows gets new values. They are
+    consecutive and at a random position.
     """
     device = tensors[0].device
     generator = torch.Generator(device).manual_seed(seed)
@@ -89,12 +88,10 @@ def call_once(
 ) -> AttentionResult:
     """Run forward and backward once, and return copies of the output and the gradients.
 
-    The copies are made immediately on the current stream. Work that another stream or thread
-    finishes later is missing in the copies.
-
-    An exception in forward or backward is told with that phase, see `systems.measure.windows`. The
-    inputs are leaf tensors that require gradients. Their `grad` must be None before the call, and
-    is None after the call.
+    The copies are made immediately on the current stream. What another stream or thread finishes
+    later is missing in them. An exception names its phase, see `systems.measure.windows`. The
+    inputs are leaf tensors that require gradients. Their `grad` must be None, and is None
+    afterwards.
 
     Raises:
         WrongOutput: if the output or a gradient is missing, or has another type, shape or dtype
@@ -152,8 +149,8 @@ def errors_of(
 
     The relative L2 error of a tensor x is ||x - reference|| / ||reference||. If the reference is
     zero, the norm of `dout` is the denominator. The tensors of `result` are (..., seq_len,
-    head_dim) on any device. The inputs q, k and v have the values from which it was computed.
-    `exact` is computed if it is None.
+    head_dim) on any device. It was computed from the present values of the inputs. `exact` is
+    computed if it is None.
     """
     exact = exact or attention_reference(*inputs, dout, Call(is_causal))
     scale = torch.linalg.vector_norm(dout.double()).item()

@@ -56,8 +56,7 @@ class AttentionParams(Protocol):
 class AttentionCall:
     """An attention function and its random inputs, with a method for each measured phase.
 
-    Call `new_graph` before each `backward`. The method `new_graph` runs forward and keeps the
-    autograd graph, which `backward` uses.
+    Call `new_graph` before each `backward`: it runs forward and keeps the autograd graph.
 
     Raises:
         Unsupported: if the implementation does not support this dtype, shape or device.
@@ -127,10 +126,7 @@ class AttentionCall:
         return AttentionResult(out, *torch.autograd.grad(out, self.inputs, self.dout))
 
     def refill(self, some_rows: bool = False) -> None:
-        """Write new values into the buffers of q, k, v and of the gradient of the output.
-
-        With some_rows, only some rows get new values.
-        """
+        """Write new values into q, k, v and dout; with some_rows only into some rows."""
         self.out = None
         self.clear_gradients()
         self._seed += 1
@@ -155,10 +151,7 @@ class AttentionCall:
         return check_attention(result, self.inputs, self.dout, self.causal, *names, when, exact)
 
     def compile(self) -> float | None:
-        """Call a compiled implementation once, and return the seconds that it takes.
-
-        The result is None if the implementation is not compiled.
-        """
+        """Call a compiled implementation once; return the seconds. None if it is not compiled."""
         name, device = self.params.implementation, self.dout.device
         compiles = name in ("naive_compiled", "flex")
         if not compiles and not (name == "flash_pytorch" and device.type == "cuda"):
@@ -171,7 +164,7 @@ class AttentionCall:
         """Run forward and backward once, so that the function compiles and allocates what it needs.
 
         With keep, the results are returned in host memory, because they must not take GPU memory
-        during the measurement. Otherwise, the result is None.
+        during the measurement.
         """
         if keep:
             return call_once(self.forward, self.inputs, self.dout, on_host=True)

@@ -39,8 +39,7 @@ def check_in_child(
 
     If the child process dies, the case is refused, and a new child process checks the other cases.
     After `budget_s` seconds, no other case starts. A case that is not finished a minute later is
-    refused. The reference is such as `my_kernels/flash.py:MyFlash`, or
-    the name of an attention of this project.
+    refused. The reference is such as `my_kernels/flash.py:MyFlash`, or a name of this project.
 
     Raises:
         NotImportable: if the code cannot be imported.
@@ -75,10 +74,8 @@ def check_in_child(
 def _received(connection: Connection, end: float) -> Iterator[Checked]:
     """Yield the results that a child process sends, until it has sent all of them.
 
-    Raises:
-        NotImportable: if the code cannot be imported.
-        TimeoutError: if the child process does not answer in time.
-        EOFError: if the child process has ended.
+    Raises NotImportable, TimeoutError without an answer in time, or EOFError if the process has
+    ended.
     """
     if not connection.poll(START_S):
         raise NotImportable(f"the import did not end within {START_S:.0f} s")

@@ -55,17 +55,16 @@ _LEAST_SHARE = 0.03
 def check_training(training: Training) -> dict[str, float]:
     """Check the loss and the gradients at the initial weights against float64.
 
-    Sets the weights of the training to their initial values and clears the optimizer state. Then
-    runs forward and backward once.
+    Resets the weights to their initial values and clears the optimizer state. Then runs forward and
+    backward once.
 
     Returns:
         The relative error of the loss, and the largest errors of a gradient as defined above, with
         the keys loss, gradient and slope.
 
     Raises:
-        WrongOutput: if an error is above the limit for the precision (the constant TOLERANCE), if a
-            parameter has no gradient, or if `training.loss` is not finite when the function is
-            called.
+        WrongOutput: if an error is above TOLERANCE, if a parameter has no gradient, or if
+            `training.loss` is not finite when the function is called.
     """
     last = training.loss.item()
     if not math.isfinite(last):
@@ -111,11 +110,9 @@ def _load_first_weights(training: Training) -> None:
 
 
 def _exact(training: Training) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Compute the loss and the gradients in float64, with the current weights of the training.
+    """Yield name, gradient and float64 gradient of each parameter, the last layer first.
 
-    The gradients of the training are already computed. First, ("loss", None, float64 loss) is
-    yielded. Then, for each parameter, a tuple: name, gradient that the training computed, float64
-    gradient. The last layer comes first.
+    Before them, ("loss", None, float64 loss). The gradients of the training are already computed.
     """
     model = training.model
     one_block = training.params.model_copy(update={"num_layers": 1})

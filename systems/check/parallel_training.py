@@ -58,8 +58,8 @@ def check_own_attention(params: ParallelParams, device: torch.device) -> None:
     """Compare causal attention of the user with float64 on small random inputs.
 
     Two trainings with the same attention are compared below, which does not show its errors. The
-    output and the gradients are compared, with the dtype, heads and head_dim of the model. Other
-    attention than the user's is not checked.
+    inputs have the dtype, heads and head_dim of the model. Other attention than the user's is not
+    checked.
 
     Raises:
         Unsupported: if the attention does not support these inputs on this machine.
@@ -107,17 +107,15 @@ def check_parallel(
 ) -> dict[str, float]:
     """Compare a data-parallel training with a training on one process.
 
-    Runs a few steps of both trainings. Both must still have their initial weights. All ranks must
-    call this function. In each step, `alone` trains on the batches of all ranks, without
-    communication.
+    Runs a few steps of both, which must still have their initial weights. All ranks must call this
+    function. In each step, `alone` trains on the batches of all ranks, without communication.
 
     Returns:
         The errors of this rank: loss, gradient and weights, see TOLERANCE.
 
     Raises:
-        WrongOutput: on all ranks, if an error of any rank is above the limit for the precision (the
-            constant TOLERANCE), or if a weight of any rank is not bitwise equal to the weight of
-            rank 0.
+        WrongOutput: on all ranks, if an error of any rank is above TOLERANCE, or if a weight of any
+            rank is not bitwise equal to that of rank 0.
     """
     params = alone.params
     rank_tokens = alone.tokens, alone.targets
@@ -169,7 +167,7 @@ def check_and_capture(
 ) -> dict[str, Any]:
     """Check a training if the round asks for it, and capture both if the parameters ask for it.
 
-    Returns the facts error and graph_error, those of `check_parallel` and of `check_captured`.
+    Returns the facts error and graph_error.
     """
     check, graphed, facts = round_options().check, alone.params.cuda_graph, dict[str, Any]()
     if graphed:
@@ -199,10 +197,9 @@ def _weights_error(
 def check_again(training: ParallelTraining, alone: ParallelTraining, whole: Whole = LOCAL) -> None:
     """Compare a data-parallel training with a training on one process, after it was timed.
 
-    A wrapper that communicates only in its first steps is detected here. The single process gets
-    the present weights. All ranks get new batches, which are written into the buffers of the old
-    ones. Then the loss and the gradients of one step are compared. All ranks must call this
-    function.
+    This detects a wrapper that communicates only in its first steps. The single process gets the
+    present weights, and all ranks get new batches in the buffers of the old ones. Then the loss and
+    the gradients of one step are compared. All ranks must call this function.
 
     The optimizer of the single process has another state, so updated weights are not compared with
     it. They must differ from the weights before the step and be equal on all ranks.
@@ -230,8 +227,7 @@ def check_optimizer_again(training: ParallelTraining) -> None:
 
     All gradients are set to 1 or -1, for a number of steps after which AdamW has forgotten all
     other gradients. Then a step must change each weight w by -lr * (gradient + weight_decay * w).
-    The weights must be equal on all ranks. All ranks must call this function. The weights of the
-    training are useless afterwards.
+    All ranks must call this function. The weights of the training are useless afterwards.
 
     Raises:
         WrongOutput: on all ranks, if an update differs too much or weights differ between ranks.
@@ -269,8 +265,7 @@ def _step_errors(
 
     The data-parallel training is first, so that the single process has no gradients during its
     forward. The gradients are read after the single process has computed. Communication that the
-    wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this. The
-    batches of all ranks are made from `params`.
+    wrapper did not wait for can end in this time: `systems.check.late_gradients` finds this.
     """
     training.forward()
     training.backward()
@@ -307,8 +302,8 @@ def _relative_error(given: Tensor, expected: Tensor) -> float:
 def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> dict[str, Tensor]:
     """Copy weights by name into a training without communication, and return the copies.
 
-    If a parameter of `alone` has the dtype of the weight, it is the copy, so that no more memory is
-    needed. The copies are valid until `alone` is updated.
+    A parameter of `alone` with the dtype of the weight is the copy, so that no more memory is
+    needed. Copies are valid until `alone` is updated.
     """
     copies = {}
     with torch.no_grad():
@@ -320,18 +315,12 @@ def _copied_weights(weights: Mapping[str, Tensor], alone: ParallelTraining) -> d
 
 
 def _worse(worst: float, error: float) -> float:
-    """Return the larger of two errors, or NaN if one of them is NaN.
-
-    The function max() is not suitable, because it may return the error that is not NaN.
-    """
+    """Return the larger of two errors, or NaN if one is NaN, unlike max()."""
     return worst if error <= worst or math.isnan(worst) else error
 
 
 def _different(weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the weights that are not bitwise equal to the weights of rank 0.
-
-    All ranks must call this function.
-    """
+    """Return the names of the weights that differ from rank 0, bitwise. All ranks must call it."""
     different = []
     for name, tensor in weights.items():
         mine = tensor.contiguous().view(-1).view(torch.uint8)
@@ -349,10 +338,10 @@ def _raise_problems(
     unchanged: Sequence[str] = (),
     when: str = "",
 ) -> None:
-    """Raise WrongOutput on all ranks if any rank has a problem.
+    """Raise WrongOutput with the problems of all ranks, on all ranks, which must all call it.
 
     A problem is an error above its limit, a weight that differs from rank 0, or one that a step did
-    not change. The message lists the problems of all ranks. All ranks must call this function.
+    not change.
     """
     found = {
         "error against one process that trains on all batches is too large": above(errors, limits),

@@ -21,7 +21,7 @@ from systems.training.parallel_training import ParallelTraining
 def gathered(training: ParallelTraining, alone: ParallelTraining) -> Whole:
     """Return how `check_parallel` gets the whole gradients and weights of a sharded training.
 
-    All ranks must call these functions. `alone` is the same training on one process.
+    All ranks must call these functions.
     """
     shapes = {name: p.shape for name, p in alone.model.named_parameters()}
     if isinstance(training.wrapper, (FullyShardedDataParallel, FSDPModule)):

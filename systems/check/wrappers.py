@@ -66,8 +66,7 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
     """Start ranks for each number of ranks, and yield the results of all cases.
 
     If the ranks hang or crash, the case that they ran is refused, with the error that they printed.
-    The kind is ddp, fsdp or optimizer, the reference such as `my_ddp.py:MyDDP`, and the backend
-    gloo for CPUs or nccl for GPUs.
+    The kind is ddp, fsdp or optimizer, and the backend gloo for CPUs or nccl for GPUs.
     """
     for world_size in WORLD_SIZES:
         with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +140,7 @@ def _check(kind: str, reference: str, backend: str, case: Case, device: Any) -> 
 def _errors(
     kind: str, reference: str, backend: str, case: Case, device: Any, differs: bool = False
 ) -> dict[str, float]:
-    """Train a few steps and compare them with a single process, then compare another step.
+    """Return the errors of a few steps against a single process, and check another step.
 
     With differs, the model has other weights on each rank before it is wrapped.
     """
