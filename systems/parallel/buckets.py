@@ -16,12 +16,11 @@ ALIGNMENT = 256  # of tensors side by side, in bytes; vectorized kernels and NCC
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
     """Group parameters into buckets of at most `capacity` bytes, in reverse order.
 
-    The order is reversed because backward computes the gradients of the last layer first. Then
-    these gradients can also be reduced first. All parameters of a bucket have the same dtype and
-    device. A new bucket starts when the next parameter of the same dtype and device does not fit. A
-    parameter larger than `capacity` gets a bucket of its own. After it, parameters that still fit
-    are added to the previous bucket. Parameters come in the order of the model. Buckets are in the
-    order in which they are complete if gradients become ready in reverse order.
+    Backward computes the gradients of the last layer first, so that these can be reduced first. All
+    parameters of a bucket have the same dtype and device. A parameter larger than `capacity` gets a
+    bucket of its own. After it, parameters that still fit are added to the previous bucket.
+    Parameters come in the order of the model. Buckets are in the order in which they are complete
+    if gradients become ready in reverse order.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each open bucket
@@ -44,9 +43,8 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
     """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
 
-    Parameters are assigned in order of decreasing size. Each is assigned to the rank that has the
-    fewest bytes at that moment. Sizes are in bytes. `loads`, the bytes that each rank already has,
-    are updated in place.
+    The next largest parameter goes to the rank with the fewest bytes so far. `loads`, the bytes
+    that each rank already has, are updated in place.
     """
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

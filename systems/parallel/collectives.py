@@ -25,8 +25,8 @@ BROADCAST_BYTES = 250 * 10**6  # of a broadcast of several tensors, as in torch'
 def process_group(backend: str, timeout_s: float = 120.0) -> Iterator[torch.device]:
     """Initialize the default process group, yield the device of this rank, and destroy the group.
 
-    torchrun must have started this process. The device is cpu with "gloo", and cuda:LOCAL_RANK with
-    "nccl". If the block raises an exception, the process group is not destroyed.
+    The device is cpu with "gloo", and cuda:LOCAL_RANK with "nccl". If the block raises an
+    exception, the process group is not destroyed.
 
     Raises:
         RuntimeError: if the process was not started by torchrun, or if the backend is nccl and
@@ -104,7 +104,7 @@ def mean_operation(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.Redu
 
 
 def is_gloo_only(group: dist.ProcessGroup) -> bool:
-    """Return True if the group also uses Gloo for tensors on a GPU, where Gloo cannot coalesce.
+    """Return whether the group uses Gloo also for tensors on a GPU, where Gloo cannot coalesce.
 
     torch's names are such as `gloo`, `cpu:gloo,cuda:nccl`, or `undefined`: Gloo and NCCL.
     """
@@ -137,11 +137,9 @@ class Transfer(NamedTuple):
 def start_average(tensors: list[Tensor], group: dist.ProcessGroup) -> Transfer:
     """Start an all-reduce that replaces `tensors` by their means over the ranks, in place.
 
-    All tensors, which have the same dtype and device, are reduced in one coalesced collective,
-    which NCCL runs in one launch. So they need not be copied into one flat tensor. Gloo reduces
-    CUDA tensors one by one, because it has no coalesced all-reduce of them.
-
-    Call the method `wait` of the result before you use the tensors.
+    All tensors have the same dtype and device. One coalesced collective reduces them, which NCCL
+    runs in one launch. So they need not be copied into one flat tensor. Gloo reduces CUDA tensors
+    one by one. Call `wait` of the result before you use the tensors.
     """
     copies = []
     if not all(tensor.is_contiguous() for tensor in tensors):
@@ -178,13 +176,11 @@ class ReducedBuckets:
 
 
 def start_gather(outputs: list[Tensor], inputs: list[Tensor], group: dist.ProcessGroup) -> Transfer:
-    """Start to all-gather several tensors.
+    """Start to all-gather several tensors. Call `wait` of the result before you use the outputs.
 
     Each output becomes the concatenation of the inputs of all ranks, in rank order. All are
     one-dimensional, of the same dtype and device. An input may be the slice of its output into
     which the values of this rank go.
-
-    Call the method `wait` of the result before you use the outputs.
     """
     if dist.get_backend(group) == "nccl":
         works = [group.allgather_into_tensor_coalesced(outputs, inputs)]

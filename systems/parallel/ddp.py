@@ -85,8 +85,7 @@ class NaiveDDP(DataParallel):
 class FlatDDP(DataParallel):
     """DDP wrapper that all-reduces all gradients of a dtype at once, after backward.
 
-    The gradients are concatenated into one flat tensor per dtype. After the all-reduce, they are
-    views of the flat tensors.
+    Afterwards, they are views of one flat tensor per dtype.
     """
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
@@ -107,9 +106,8 @@ class FlatDDP(DataParallel):
 class BucketedDDP(DataParallel):
     """DDP wrapper with one all-reduce per bucket, during backward.
 
-    A bucket is a group of parameters whose gradients are averaged together. Buckets are filled in
-    reverse parameter order, because backward computes the gradients of the last layer first.
-    bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
+    Buckets are filled in reverse parameter order, because backward computes the gradients of the
+    last layer first. bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
 
     Buckets have a fixed order. The average of a bucket starts when all of its gradients are ready
     and the averages of all previous buckets have been started.
@@ -144,11 +142,9 @@ class BucketedDDP(DataParallel):
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         """Record that a gradient is ready, and start the averages that are now possible.
 
-        Autograd calls this hook for every parameter, so it must be cheap.
-
-        Raises:
-            RuntimeError: if a parameter gets a second gradient in the same backward, or has a hook
-                of the user that would run later, when the gradient may have been sent.
+        Autograd calls this hook for every parameter, so it must be cheap. Raises RuntimeError if a
+        parameter gets a second gradient in the same backward, or has a hook of the user that would
+        run later, when the gradient may have been sent.
         """
         if not self._synchronizing:
             return

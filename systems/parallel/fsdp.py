@@ -77,10 +77,7 @@ MAX_REDUCTIONS = 2  # largest number in flight; each holds the unsharded gradien
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Return True if the module has a parameter named `weight` with two or more dimensions.
-
-    Linear, Embedding and convolution layers have such a parameter. Submodules are not searched.
-    """
+    """Return whether the module itself has a parameter `weight` with two or more dimensions."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2
 
@@ -174,11 +171,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         return LayerCollectives(self._group_of)
 
     def _manage(self, parameters: list[nn.Parameter]) -> dict[nn.Module, list[FSDPParameter]]:
-        """Shard or replicate each parameter.
+        """Shard or replicate each parameter; return the FSDPParameters of each module.
 
-        Returns the FSDPParameters of each module: one for each sharded weight, and one for each
-        replicated parameter that needs a copy in another dtype (float32 for the optimizer, or
-        compute_dtype for the computation).
+        A replicated parameter has one only if the computation needs a copy of it in another dtype.
         """
         by_module: dict[nn.Module, list[FSDPParameter]] = {}
         for parameter in parameters:
@@ -393,10 +388,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         return args, kwargs
 
     def _next_layers(self, index: int) -> list[int]:
-        """Return the layers to prefetch when the forward of a layer starts.
-
-        The forward may be a recomputation in backward (activation checkpointing).
-        """
+        """Return the layers to prefetch when a forward starts, which may be a recomputation."""
         layer = self._layers[index]
         if in_backward():
             after = layer.position + 1
@@ -475,9 +467,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _release_after_backward(self, index: int, args: Any, kwargs: Any) -> None:
         """Let backward free the frozen weights of a layer when it does not need them any more.
 
-        Frozen weights are needed until the gradients of the layer's inputs are ready. A weight that
-        is trained is freed when its own gradient is ready, but a frozen weight has no gradient. The
-        hooks are added to the inputs that require a gradient.
+        They are needed until the gradients of the layer's inputs are ready. A weight that is
+        trained is freed when its own gradient is ready, but a frozen weight has no gradient.
         """
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         awaited = {id(tensor) for tensor in inputs}
@@ -527,12 +518,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:
-        """Add the gradients of parameter copies to the gradients of the replicated parameters.
-
-        If a replicated parameter has another dtype than the computation, the modules use a copy of
-        the parameter in the dtype of the computation. Backward computes the gradient of the copy.
-        This method sets the gradient of the copy to None afterwards.
-        """
+        """Add the gradients of copies in another dtype to those of the replicated parameters."""
         copies: list[Any] = [copy for copy in self._copies if copy.unsharded.grad is not None]
         new = [copy for copy in copies if copy.shard.grad is None]
         for copy in new:
@@ -547,10 +533,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             run_hooks(copy.shard)
 
     def _release_all(self) -> None:
-        """Free all unsharded weights and put the shards back into the modules.
-
-        After an error, or after a forward without backward, some weights are still unsharded.
-        """
+        """Free weights that an error, or a forward without backward, has left unsharded."""
         for weight in self._weights:
             weight.release()
         self._transfers.await_readers()

@@ -219,7 +219,7 @@ class PeerBuckets:
 def _equal_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
     """Split one-dimensional tensors of one dtype, side by side, into parts of about equal size.
 
-    A part has as few pieces as possible, because each piece is a copy to every other rank.
+    Each piece of a part is a copy to every other rank, so they are few.
     """
     total = sum(tensor.numel() for tensor in tensors)
     aligned = max(1, ALIGNMENT // tensors[0].itemsize)

@@ -28,9 +28,7 @@ from systems.parallel.wrapper import in_backward
 class PeerLayers:
     """Transfers of the weights of layers, and of their gradients.
 
-    Args:
-        layers: the weights of each layer.
-        slots: largest number of layers whose gradients are averaged at the same time.
+    `slots` is the largest number of layers whose gradients are averaged at the same time.
     """
 
     def __init__(

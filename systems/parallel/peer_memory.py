@@ -229,17 +229,14 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, nbytes: int
 
 
 def live_bytes() -> int:
-    """Return the bytes of the buffers of this rank on GPUs, which torch's allocator does not count.
-
-    `torch.cuda.memory_allocated` and its like do not have them.
-    """
+    """Return the bytes of this rank's buffers on GPUs, which torch's allocator does not count."""
     return sum(memory.nbytes for memory in _LIVE)
 
 
 def can_have_peer_memory(group: dist.ProcessGroup, devices: set[torch.device]) -> bool:
     """Return whether the ranks of a group can have peer memory, on all ranks. Warn if not.
 
-    `devices` are those of the tensors that are to be copied.
+    `devices` are those of the tensors to copy.
     """
     reason = "tensors are on several devices"
     if len(devices) == 1:

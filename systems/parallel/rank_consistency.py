@@ -23,7 +23,7 @@ def check_agreement(
 
     Names, order, shapes, strides, dtypes and requires_grad are compared with those of rank 0. All
     ranks of the group must call this function. `refusal` tells why this rank cannot use its
-    tensors, if it cannot.
+    tensors.
 
     Returns:
         A number that this function has not returned before, the same on all ranks.

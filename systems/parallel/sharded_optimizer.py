@@ -44,10 +44,7 @@ NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are no
 
 
 class _Piece:
-    """Parameters of one rank on one device, side by side in one uint8 tensor.
-
-    `owner` is the rank that updates and sends the parameters.
-    """
+    """Parameters that `owner` updates and sends, on one device, side by side in a uint8 tensor."""
 
     def __init__(self, owner: int, parameters: list[Tensor]):
         self.owner, self.parameters = owner, parameters
@@ -103,10 +100,7 @@ class _Chunk:
         return all(piece.is_current() for piece in self.pieces)
 
     def send(self, group: dist.ProcessGroup) -> list[Any]:
-        """Start to send the parameters of each rank to the others.
-
-        The parameters are complete after `wait()` of all returned objects.
-        """
+        """Start to send the parameters of each rank; `wait()` of all results completes them."""
         if self._memory is not None:
             self._memory.signal(self._written)
             self._copying = self._memory.aside(self._copy_from_peers)
@@ -202,11 +196,10 @@ class ShardedOptimizer(Optimizer):
         return self._group_of()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group. All ranks must add the same group.
+        """Add a parameter group, the same on all ranks.
 
         Raises:
-            RuntimeError: with shard_gradients, because the wrapper knows the owners of all
-                parameters.
+            RuntimeError: with shard_gradients, whose wrapper knows the owners of all parameters.
         """
         if self._made and self._shard_gradients is not None:
             raise RuntimeError(
@@ -323,10 +316,9 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self, *, to: int | None = None) -> dict[str, Any]:
         """Return the state of all ranks, in the format of the wrapped optimizer.
 
-        Two kinds of optimizers can load the result: the wrapped optimizer without sharding, and a
-        ShardedOptimizer with any number of ranks. All ranks must call this method. The result has
-        the keys "state" and "param_groups", and its tensors are on the CPU. If `to` is a rank,
-        "state" is empty on the others.
+        The wrapped optimizer without sharding can load it, and so can a ShardedOptimizer with any
+        number of ranks. All ranks must call this method. The tensors are on the CPU. If `to` is a
+        rank, "state" is empty on the others.
 
         Raises:
             RuntimeError: if a rank does not call it within the timeout of the process group. A
@@ -362,10 +354,9 @@ class ShardedOptimizer(Optimizer):
         Also return the options of its parameter groups, by index, which a step may change.
 
         Tensors are broadcast one at a time, so that a device never holds more than one state tensor
-        of another rank. All ranks must call this method. `parameters` are those of all parameter
-        groups, in order. The result has the state by the index of the parameter, with tensors on
-        the CPU. If the state is not wanted, this rank takes part in the broadcasts, but its result
-        is not complete.
+        of another rank. All ranks must call this method. The result has the state by the index in
+        `parameters`, all parameters in order, with tensors on the CPU. If it is not wanted, it is
+        not complete.
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():
@@ -454,9 +445,8 @@ class ShardedOptimizer(Optimizer):
 def _outline(parameter: Tensor, value: Any) -> Any:
     """Return what is sent as a Python object for one value of the optimizer state.
 
-    If `value` is a tensor with more than one element on the device of `parameter`, the result is
-    on the device "meta", because `_broadcast_state` broadcasts the tensor itself separately. For
-    any other value the result is a copy on the CPU.
+    A tensor with several elements on the device of `parameter` gives one on the device "meta",
+    because `_broadcast_state` broadcasts it separately. Any other value is copied to the CPU.
     """
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
@@ -474,10 +464,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _cut(share: list[Tensor], count: int) -> list[list[Tensor]]:
-    """Split the parameters of a rank into lists of about the same number of bytes.
-
-    Some of the lists may be empty.
-    """
+    """Split parameters into `count` lists of about equal bytes, some of which may be empty."""
     runs: list[list[Tensor]] = [[] for _ in range(count)]
     total, before = _bytes(share), 0
     for tensor in share:

@@ -1,9 +1,8 @@
 """Sharded weights for FSDP: all-gather the weights of a layer, reduce-scatter their gradients.
 
-A weight is flattened and split into one shard per rank. The unsharded weight is a tensor whose
-memory is allocated by `allocate` and freed by `release`. After forward the memory is freed,
-even if autograd has saved the tensor for backward. Before backward uses the tensor,
-its memory is allocated again and the same values are gathered.
+A weight is flattened and split into one shard per rank. After forward the memory of the unsharded
+weight is freed, even if autograd has saved the tensor for backward. Before backward uses the
+tensor, its memory is allocated again and the same values are gathered.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ class FSDPParameter:
     A module has `unsharded` as its parameter while it runs, and has `shard` at other times.
 
     Args:
-        shard: leaf tensor, float32 or float64: the part of this rank, or the whole parameter if it
-            is replicated.
-        unsharded: leaf tensor with the shape and dtype that the modules compute with. Backward
-            computes its gradient.
+        shard: leaf tensor, float32 or float64: the part of this rank, or the whole replicated
+            parameter.
+        unsharded: leaf tensor with the shape and dtype that the modules compute with, for which
+            backward computes the gradient.
         places: (module, parameter name) pairs. A tied parameter has more than one.
     """
 
@@ -54,10 +53,9 @@ class ShardedWeight(FSDPParameter):
 
     The shard is the given parameter itself, with other data, so an optimizer may have it already.
     It has as many dimensions as the weight, all but the last of size 1, because optimizers choose
-    options by the number of dimensions. If the number of elements is not divisible by the number
-    of ranks, the shards of the last ranks are shorter or empty. The given weight is whole, with
-    equal values on all ranks. The dtype is that of communication and of the unsharded weight. For
-    `places`, see `FSDPParameter`.
+    options by the number of dimensions. The shards of the last ranks may be shorter or empty. The
+    given weight is whole, with equal values on all ranks. The dtype is that of communication and of
+    the unsharded weight. For `places`, see `FSDPParameter`.
     """
 
     def __init__(
@@ -121,11 +119,11 @@ class ShardedWeight(FSDPParameter):
         return flat[: self.numel].view(self.shape)
 
     def release(self) -> None:
-        """Free the memory of the unsharded weight.
+        """Free the memory of the unsharded weight. The modules then have their shards as
+        parameters.
 
-        The modules then have their shards as parameters. Kernels that are already queued may still
-        read the freed memory. This is safe, because the CUDA allocator reuses memory in stream
-        order.
+        Kernels that are already queued may still read it. This is safe, because the CUDA allocator
+        reuses memory in stream order.
         """
         if self.gathered:
             self.wait()
@@ -184,11 +182,10 @@ def find_layers(
     """Divide `root` into layers, each a group of parameters that are gathered together.
 
     An instance of one of `classes` is one layer together with all of its submodules. So are modules
-    of torch that use weights of their submodules without calling them (`WHOLE`). A compiled
-    module, too, is one layer together with all of its submodules, because all of its weights must
-    be gathered before it runs. Each other module that directly has parameters is a layer. In
-    `by_module`, a module has the parameters that belong directly to it. Modules without any may be
-    missing.
+    of torch that use weights of their submodules without calling them (`WHOLE`), and a compiled
+    module, because all of its weights must be gathered before it runs. Each other module that
+    directly has parameters is a layer. `by_module` has the parameters that belong directly to a
+    module.
     """
     layers: list[Layer] = []
     taken: set[nn.Module] = set()
@@ -247,11 +244,9 @@ class LayerCollectives:
         There is one collective per dtype. This also allocates the memory of the unsharded weights.
         To wait for the results, call `wait` of each weight.
 
-        With NCCL, no additional stream or event is needed. NCCL starts a collective after the work
-        that is already in the current stream. If a layer is gathered two layers ahead, the
-        all-gather overlaps the computation of these two layers. The all-gather may write to memory
-        that an earlier layer freed, because NCCL starts the all-gather after the kernels of the
-        earlier layer.
+        NCCL starts a collective after the work that is already in the current stream. So an
+        all-gather overlaps the computation of the layers before, and may write to memory that an
+        earlier layer freed, without another stream or event.
         """
         group = self._group_of()
         by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
@@ -282,8 +277,8 @@ class LayerCollectives:
     def reduce(self, weights: list[ShardedWeight]) -> list[Reduction]:
         """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
 
-        There is one reduce-scatter per dtype. The attribute `unsharded.grad` of each weight is set
-        to None. The method `finish` of the results adds them to the gradients of the shards.
+        There is one reduce-scatter per dtype. `unsharded.grad` becomes None. The method `finish` of
+        the results adds the means to the gradients of the shards.
         """
         group = self._group_of()
         by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}

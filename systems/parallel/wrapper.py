@@ -207,9 +207,9 @@ class DataParallelWrapper(nn.Module):
         self._notice_backward()
 
     def _notice_backward(self) -> None:
-        """Let autograd call `_end_backward`. Called by the hooks that run in a backward pass.
+        """Let autograd call `_end_backward`, at the first hook in a backward pass.
 
-        The first is that of an output, which runs in the outermost pass. A hook of a parameter may
+        That is the hook of an output, which runs in the outermost pass. A hook of a parameter may
         run in a pass that reentrant checkpointing nests in it.
         """
         if self._backward is None:
@@ -230,8 +230,7 @@ class DataParallelWrapper(nn.Module):
     def _are_averaged(self) -> bool:
         """Return whether the gradients are as the last backward has averaged them.
 
-        They are not if they were set to None or to zero since, for a step without a batch. A rank
-        may own no gradient.
+        They are not if they were set to None or to zero since, for a step without a batch.
         """
         if not self._averaged:
             return self._averaged is not None
@@ -252,8 +251,8 @@ class DataParallelWrapper(nn.Module):
 
         A rank without a gradient for a parameter contributes zeros. A parameter that no rank used
         keeps `grad` None, because with a gradient of zeros, momentum and weight decay would change
-        it. To find these parameters, there is a small all-reduce. To read its result on a GPU, the
-        host must block. Only ranks with a missing gradient do so.
+        it. A small all-reduce finds these. Only ranks with a missing gradient read its result,
+        which blocks the host.
         """
         if not self._trained:
             return
@@ -296,10 +295,7 @@ class DataParallelWrapper(nn.Module):
         self._dtypes = list(map(_DTYPE, self._wrapped))
 
     def _refuse_changes(self) -> None:
-        """Raise an error if parameters or modules are not as they were when this was made.
-
-        For 500 parameters, this takes less than 0.1 ms.
-        """
+        """Refuse changed parameters or modules. Takes less than 0.1 ms for 500 parameters."""
         if not (
             sum(map(len, self._views)) == len(self._held)
             and all(map(is_, chain.from_iterable(self._views), self._held))
@@ -320,10 +316,7 @@ class DataParallelWrapper(nn.Module):
     # ---- state -----------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the wrapped module, with its names without the wrapper.
-
-        A module without the wrapper and any other wrapper can load it.
-        """
+        """Return the state dict of the wrapped module, which it and any wrapper can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -351,18 +344,15 @@ class DataParallelWrapper(nn.Module):
 
 
 def in_backward() -> bool:
-    """Return True while this thread runs a backward pass.
-
-    A forward that runs during backward is a recomputation of activation checkpointing.
-    """
+    """Return whether this thread runs a backward pass. A forward in it is a recomputation."""
     return torch._C._current_graph_task_id() != -1
 
 
 def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None]:
     """Return a hook of a tensor that calls a method while its object exists.
 
-    Python's garbage collector does not see the hooks of a tensor. A hook that refers to an object
-    with the tensor would therefore keep both alive forever.
+    Python's garbage collector does not see the hooks of a tensor, which would keep the object alive
+    forever if it has the tensor.
     """
     reference = weakref.WeakMethod(method)
 
