@@ -1,8 +1,7 @@
 """Formulas that predict FLOPs, memory and communication time of Transformer training.
 
-The formulas are pure functions and need only the standard library. Some functions take the name of
-a device. These functions return None if the required datasheet value of that device is not in
-`hardware.py`.
+They need only the standard library. Those that take the name of a device return None if
+`hardware.py` lacks a value of its datasheet.
 """
 
 from systems.accounting.attention import (

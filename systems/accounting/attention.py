@@ -29,8 +29,8 @@ def attention_flops(
 def packed_lengths(batch_size: int, seq_len: int) -> list[int]:
     """Return lengths of sequences that have batch_size * seq_len rows together.
 
-    The first sequence has seq_len rows. The others have an eighth, a quarter, a half and three
-    quarters of it in turn, and the last one has the rest.
+    The first has seq_len rows. The others have an eighth, a quarter, a half and three quarters of
+    it in turn, and the last one has the rest.
     """
     left, lengths = batch_size * seq_len, [seq_len]
     fractions = itertools.cycle((1, 2, 4, 6))
@@ -98,10 +98,9 @@ _SOFTMAX_OPERATIONS = {"forward": 5, "backward": 4}
 def softmax_over_matmul_flops(phase: str, head_dim: int) -> float:
     """Return the number of softmax operations divided by the number of matmul FLOPs in attention.
 
-    The attention is not fused: it stores the scores and does not recompute them. It has two matmuls
-    in forward and four in backward. A matmul takes 2 * head_dim FLOPs for each score. An exp or a
-    comparison counts as one softmax operation. Scaling and masking are not counted. The phase is
-    "forward" or "backward".
+    The attention stores the scores and does not recompute them. It has two matmuls in forward and
+    four in backward. A matmul takes 2 * head_dim FLOPs for each score. Scaling and masking are not
+    counted. The phase is "forward" or "backward".
     """
     products = {"forward": 2, "backward": 4}[phase]
     return _SOFTMAX_OPERATIONS[phase] / (products * 2 * head_dim)
@@ -131,16 +130,15 @@ def attention_bytes(
 def materialised_attention_bytes(
     batch_size: int, num_heads: int, seq_len: int, head_dim: int, dtype: str, causal: bool
 ) -> dict[str, int]:
-    """Return the peak and saved memory, in bytes, of eager attention that materializes its scores.
+    """Return the peak and saved bytes of eager attention that materializes its scores.
 
-    A score matrix has batch_size * num_heads * seq_len^2 elements. Forward holds two score matrices
-    at a time: the input and the output of the current operation (scaling, masking or softmax).
-    Forward saves one score matrix for backward, the probabilities P. Backward holds four: P, its
-    gradient dP, the gradient dS of the scores, and P * dP, a temporary tensor of torch's softmax.
-    The causal mask takes one byte for each pair of positions, and all heads and sequences share it.
-    q, k, v and the gradient of the output are counted all the time. The dtype is that of all
-    tensors except the mask. The keys of the result are "forward_peak", "saved" (between forward and
-    backward) and "backward_peak". They are allocated bytes.
+    A score matrix has batch_size * num_heads * seq_len^2 elements. Forward holds two at a time: the
+    input and the output of the current operation (scaling, masking or softmax). It saves one for
+    backward, the probabilities P. Backward holds four: P, its gradient dP, the gradient dS of the
+    scores, and P * dP, a temporary tensor of torch's softmax. The causal mask takes one byte for
+    each pair of positions, and all heads and sequences share it. q, k, v and the gradient of the
+    output are counted all the time. The dtype is that of all tensors except the mask. The keys are
+    "forward_peak", "saved" (between forward and backward) and "backward_peak".
     """
     element = DTYPE_BYTES[dtype]
     scores = batch_size * num_heads * seq_len * seq_len * element

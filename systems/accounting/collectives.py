@@ -15,9 +15,8 @@ from systems.accounting.hardware import link_bandwidth
 def ring_bytes(size_bytes: float, world_size: float) -> float:
     """Return the number of bytes that each rank sends in an all-gather or a reduce-scatter.
 
-    Each rank sends one chunk of size_bytes / world_size bytes of the whole tensor in each of
-    world_size - 1 steps. world_size may be fractional, so that callers can solve for the number of
-    ranks at which a time limit is reached.
+    In each of world_size - 1 steps, it sends one chunk of size_bytes / world_size bytes of the
+    whole tensor. world_size may be fractional, so that callers can solve for it.
 
     Raises:
         ValueError: if world_size is less than 1.
@@ -28,27 +27,17 @@ def ring_bytes(size_bytes: float, world_size: float) -> float:
 
 
 def all_gather_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the time of a ring all-gather, in seconds.
-
-    The bandwidth is the bytes/s that one rank sends. The others are as in `ring_bytes`.
-    """
+    """Return the seconds of a ring all-gather. The bandwidth is the bytes/s that one rank sends."""
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def reduce_scatter_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the time of a ring reduce-scatter, in seconds. It equals the time of an all-gather.
-
-    The arguments are those of `all_gather_seconds`.
-    """
+    """Return the seconds of a ring reduce-scatter, which are those of an all-gather."""
     return ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -> float:
-    """Return the time of a ring all-reduce, in seconds.
-
-    An all-reduce is a reduce-scatter followed by an all-gather, so it takes the sum of their times.
-    The arguments are those of `all_gather_seconds`.
-    """
+    """Return the seconds of a ring all-reduce: a reduce-scatter followed by an all-gather."""
     scatter = reduce_scatter_seconds(size_bytes, world_size, bandwidth)
     return scatter + all_gather_seconds(size_bytes, world_size, bandwidth)
 
@@ -56,26 +45,22 @@ def all_reduce_seconds(size_bytes: float, world_size: float, bandwidth: float) -
 def whole_tensor_all_reduce_seconds(
     size_bytes: float, world_size: float, bandwidth: float
 ) -> float:
-    """Return the time, in seconds, of a ring all-reduce in which ranks send whole tensors.
+    """Return the seconds of a ring all-reduce in which ranks send whole tensors.
 
-    This is the alternate ring all-reduce of CS336 2026, assignment 2, section 8.1. There are
-    world_size - 1 steps. In the first step, each rank sends its own tensor. In later steps, each
-    rank sends the tensor that it received in the previous step. Each rank adds all tensors that it
-    receives to its own. This algorithm takes world_size / 2 times as long as an all-reduce in which
-    ranks send chunks (`all_reduce_seconds`).
-
-    The arguments are those of `all_gather_seconds`.
+    This is the alternate ring all-reduce of CS336 2026, assignment 2, section 8.1. In the first of
+    world_size - 1 steps, each rank sends its own tensor. In later steps, it sends the tensor that
+    it received in the previous step. Each rank adds all tensors that it receives to its own. This
+    takes world_size / 2 times as long as `all_reduce_seconds`.
     """
     return world_size * ring_bytes(size_bytes, world_size) / bandwidth
 
 
 def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
-    """Return the number of bytes that each rank sends in a ring all-reduce.
+    """Return the number of bytes that each rank sends, and receives, in a ring all-reduce.
 
-    Each rank also receives this number of bytes. size_bytes is the whole tensor. The number divided
-    by the measured time of an all-reduce is the bus bandwidth of nccl-tests. The bus bandwidth can
-    be compared with the bandwidth of the link for any number of ranks (nccl-tests,
-    doc/PERFORMANCE.md, "AllReduce").
+    size_bytes is the whole tensor. The number divided by the time of an all-reduce is the bus
+    bandwidth of nccl-tests. It can be compared with the bandwidth of the link for any number of
+    ranks (nccl-tests, doc/PERFORMANCE.md, "AllReduce").
     """
     return 2 * ring_bytes(size_bytes, world_size)
 
@@ -83,10 +68,9 @@ def all_reduce_bus_bytes(size_bytes: int, world_size: int) -> float:
 def predicted_all_reduce_seconds(
     device_name: str | None, size_bytes: float, world_size: int
 ) -> float | None:
-    """Return the predicted time of a ring all-reduce between devices of one kind, in seconds.
+    """Return the predicted seconds of a ring all-reduce, or None for an unknown link bandwidth.
 
-    The result is None if the link bandwidth of the device is unknown. Names are as in nvidia-smi,
-    for example "NVIDIA H200"; `hardware.py` lists those that are known.
+    Names are as in nvidia-smi, for example "NVIDIA H200"; `hardware.py` lists those that are known.
     """
     bandwidth = link_bandwidth(device_name)
     return None if bandwidth is None else all_reduce_seconds(size_bytes, world_size, bandwidth)

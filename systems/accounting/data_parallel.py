@@ -1,8 +1,7 @@
 """Predict the cost of data parallel training: DDP, ZeRO, and this project's ShardedOptimizer.
 
-`rank_state_bytes` returns the memory that a rank needs for weights, gradients and optimizer state.
-`step_sent_bytes` returns the bytes that a rank sends in a step. The other functions are about the
-exposed communication of DDP: the time after backward in which gradients are still all-reduced.
+The exposed communication of DDP is the time after backward in which gradients are still
+all-reduced.
 """
 
 from __future__ import annotations
@@ -47,13 +46,9 @@ def rank_state_bytes(
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer state that one rank keeps.
 
-    All shards are assumed to have the same size. Three kinds of memory are not counted:
-    activations, buffers for gathered weights, and copies of weights that autocast makes. zero1 to
-    zero3 are the stages of ZeRO; zero3 is FSDP. sharded_optimizer is this project's
-    ShardedOptimizer.
-
-    `state` has the bytes of the whole model, as returned by `transformer.model_state_bytes`. The
-    result has the same keys.
+    All shards are assumed to have the same size. Activations, buffers for gathered weights, and
+    copies of weights that autocast makes are not counted. zero1 to zero3 are the stages of ZeRO;
+    zero3 is FSDP. `state` has the bytes of the whole model, from `transformer.model_state_bytes`.
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -68,11 +63,9 @@ def step_sent_bytes(
 ) -> dict[tuple[str, str], float]:
     """Return the bytes that one rank sends in a training step with ring collectives.
 
-    A step has one forward and one backward. If `strategy` is "sharded_optimizer", each rank
-    broadcasts the weights that it updated. These broadcasts are counted as an all-gather, which
-    sends the same number of bytes on average over the ranks. `state` has the bytes of the weights
-    and gradients of the whole model, in the dtypes in which these tensors are sent. The keys of the
-    result are (collective, tensor), for example ("reduce_scatter", "gradients").
+    A step has one forward and one backward. `state` has the bytes of the weights and gradients of
+    the whole model, in the dtypes in which they are sent. The keys of the result are (collective,
+    tensor), for example ("reduce_scatter", "gradients").
 
     Raises:
         ValueError: if strategy is unknown or world_size is less than 1.
@@ -126,10 +119,8 @@ def ddp_overhead_seconds(
 def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) -> int:
     """Return the number of gradient buckets that minimizes the communication after backward in DDP.
 
-    The function that is minimized is `ddp_overhead_seconds` with backward_seconds=None. If
-    fractions of buckets were allowed, the minimum would be at
-    sqrt(size_bytes / (bandwidth * call_seconds)) buckets. The arguments are those of
-    `ddp_overhead_seconds`.
+    This minimizes `ddp_overhead_seconds` with backward_seconds=None. If fractions of buckets were
+    allowed, the minimum would be at sqrt(size_bytes / (bandwidth * call_seconds)) buckets.
 
     Raises:
         ValueError: if call_seconds is not positive. Without a fixed cost, more buckets would always
@@ -143,10 +134,10 @@ def best_bucket_count(size_bytes: float, bandwidth: float, call_seconds: float) 
 
 
 def best_bucket_bytes(size_bytes: float, bandwidth: float, call_seconds: float) -> float:
-    """Return the size of a gradient bucket that minimizes the communication after backward in DDP.
+    """Return the bytes of a gradient bucket that minimize the communication after backward in DDP.
 
-    The size is min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)), in bytes. size_bytes
-    need not be a multiple of this size. The arguments are those of `ddp_overhead_seconds`.
+    They are min(size_bytes, sqrt(size_bytes * bandwidth * call_seconds)). size_bytes need not be a
+    multiple of them. The arguments are those of `ddp_overhead_seconds`.
     """
     return min(size_bytes, math.sqrt(size_bytes * bandwidth * call_seconds))
 
@@ -159,12 +150,10 @@ def predicted_ddp_overhead_seconds(
     buckets: int,
     backward_seconds: float | None = None,
 ) -> float | None:
-    """Return the predicted time from the end of backward to the end of communication in DDP.
+    """Return the predicted `ddp_overhead_seconds`, for rings at the full bandwidth of the links.
 
-    The all-reduces are predicted to be ring all-reduces at the full bandwidth of the links. Without
-    backward_seconds, backward takes as long as one all-reduce of all gradients without its fixed
-    cost. The others are as in `ddp_overhead_seconds` and `predicted_all_reduce_seconds`. The result
-    is None if the link bandwidth of the device is unknown.
+    Without backward_seconds, backward takes as long as one all-reduce of all gradients without its
+    fixed cost. None if the link bandwidth of the device is unknown.
     """
     whole = predicted_all_reduce_seconds(device_name, size_bytes, world_size)
     if whole is None:

@@ -58,10 +58,9 @@ def peak_flops(gpu_name: str | None, dtype: str) -> float | None:
 
 
 def link_bandwidth(device_name: str | None) -> float | None:
-    """Return the number of bytes/s that a device can send to other devices, or None if unknown.
+    """Return the bytes/s that a device can send to others, see `_Device.link`, or None if unknown.
 
-    For a GPU, this is the total of all its NVLinks, within one NVLink domain. For a TPU, it is the
-    bandwidth of one axis of the torus, in both directions. For names, see `peak_flops`.
+    For a GPU, this is within one NVLink domain. For names, see `peak_flops`.
     """
     device = _DEVICES.get(device_name or "")
     return device.link if device else None

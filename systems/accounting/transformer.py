@@ -32,10 +32,7 @@ Phase = Literal["forward", "forward_backward", "train_step"]
 
 @dataclass(frozen=True)
 class TransformerSize:
-    """Sizes of the model `systems.model.TransformerLM`.
-
-    The sizes are the widths, the numbers of layers and heads, and the size of the vocabulary.
-    """
+    """Widths, numbers of layers and heads, and vocabulary of `systems.model.TransformerLM`."""
 
     d_model: int
     d_ff: int
@@ -58,28 +55,19 @@ MODEL_SIZES = {
 
 
 def block_parameters(size: TransformerSize) -> dict[str, int]:
-    """Return the number of parameters of each part of one Transformer block.
-
-    The parts are the keys of the result: "attention", "feed_forward" and "norms".
-    """
+    """Return the number of parameters of each part of one Transformer block."""
     d = size.d_model
     return {"attention": 4 * d * d, "feed_forward": 3 * d * size.d_ff, "norms": 2 * d}
 
 
 def transformer_parameters(size: TransformerSize) -> int:
-    """Return the number of parameters of the model.
-
-    The weights of the embedding and of the output head are not tied, so both are counted.
-    """
+    """Return the number of parameters of the model. Embedding and output head are not tied."""
     block = sum(block_parameters(size).values())
     return size.num_layers * block + 2 * size.vocab_size * size.d_model + size.d_model
 
 
 def multiplied_weights(size: TransformerSize) -> int:
-    """Return the number of weights that are inputs of matmuls.
-
-    These are all parameters except those of the embedding and the gains of the norms.
-    """
+    """Return the number of weights in matmuls: all but the embedding and the gains of norms."""
     return size.num_layers * _block_matrices(size) + size.vocab_size * size.d_model
 
 
@@ -96,9 +84,8 @@ def transformer_flops(
     Forward takes 2 FLOPs for each token and each weight in a matmul. Backward takes twice as many.
     The matmuls of attention are counted for all pairs of positions, including masked pairs. PaLM
     (Chowdhery et al. 2022, appendix B) counts the same: 6N + 12LHQT FLOPs per token for forward and
-    backward, with N parameters, L layers, H heads, head dimension Q and sequence length T.
-    "forward_backward" and "train_step" have equal counts, because the optimizer has no matmuls.
-    "forward" and "backward" are the other phases.
+    backward, with N parameters, L layers, H heads, head dimension Q and sequence length T. The
+    phase is "forward", "backward", "forward_backward", or "train_step", which counts the same.
     """
     tokens = batch_size * context_length
     attention = size.num_layers * 4 * tokens * context_length * size.d_model
@@ -141,10 +128,7 @@ def _state_bytes(matrices: int, gains: int, precision: Precision) -> dict[str, i
 
 
 def model_state_bytes(size: TransformerSize, precision: Precision) -> dict[str, int]:
-    """Return the bytes of "weights", "gradients" and AdamW's "optimizer_state" of the model.
-
-    Master weights are part of the optimizer state.
-    """
+    """Return the bytes of weights, gradients and AdamW's optimizer_state with master weights."""
     gains = (2 * size.num_layers + 1) * size.d_model
     return _state_bytes(transformer_parameters(size) - gains, gains, precision)
 
@@ -156,19 +140,15 @@ def block_gradient_bytes(size: TransformerSize, precision: Precision) -> int:
 
 
 def weight_copy_bytes(size: TransformerSize, precision: Precision) -> int:
-    """Return the bytes of the 16-bit copies of weights that autocast saves for backward.
-
-    The result is 0 for a precision without autocast.
-    """
+    """Return the bytes of the 16-bit copies of weights that autocast saves for backward, or 0."""
     return 2 * multiplied_weights(size) if _WIDTHS[precision].cast else 0
 
 
 def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
     """Return the minimum number of bytes that one AdamW step reads and writes.
 
-    The step reads weights, gradients and optimizer state, and writes weights and optimizer state. A
-    weight that has a float32 master weight is written but not read, because the step reads the
-    master weight instead.
+    It reads weights, gradients and optimizer state, and writes weights and optimizer state. A
+    weight with a float32 master weight is written but not read.
     """
     state = model_state_bytes(size, precision)
     gains = (2 * size.num_layers + 1) * size.d_model
@@ -181,10 +161,7 @@ def optimizer_step_bytes(size: TransformerSize, precision: Precision) -> int:
 def residual_stream_bytes(
     size: TransformerSize, batch_size: int, context_length: int, precision: Precision
 ) -> int:
-    """Return the bytes of the input of one Transformer block (one tensor of the residual stream).
-
-    The tensor has the shape (batch_size, context_length, d_model).
-    """
+    """Return the bytes of the input of one block, (batch_size, context_length, d_model)."""
     return batch_size * context_length * size.d_model * _WIDTHS[precision].residual
 
 
@@ -195,10 +172,7 @@ def block_saved_bytes(
     precision: Precision,
     attention: Attention,
 ) -> dict[str, int]:
-    """Return the bytes of the tensors that one block saves for backward, except its weights.
-
-    The keys of the dict describe the tensors.
-    """
+    """Return the bytes of the tensors that one block saves for backward, except its weights."""
     d, ff = size.d_model, size.d_ff
     tokens = batch_size * context_length
     pairs = tokens * size.num_heads * context_length
@@ -249,8 +223,8 @@ def activation_bytes(
 ) -> int:
     """Return the peak number of bytes of activations that are saved for backward.
 
-    Without activation checkpointing, the peak is at the end of forward. With activation
-    checkpointing, it may also be in backward, after a segment of blocks was recomputed.
+    It is at the end of forward. With checkpointing, it may also be in backward, after a segment of
+    blocks was recomputed.
     """
     point = (size, batch_size, context_length, precision, attention, checkpoint_every)
     return max(saved for saved, _ in _moments(*point))
@@ -264,11 +238,10 @@ def _moments(
     attention: Attention,
     checkpoint_every: int,
 ) -> list[tuple[int, int]]:
-    """Return the memory at each time when activations and gradients together may be largest.
+    """Return (bytes of activations saved for backward, bytes of gradients) at possible peaks.
 
-    These times are the end of forward, the start of the backward of each block (with checkpointing:
-    of each recomputed segment of blocks), and the end of backward. Each is (bytes of activations
-    saved for backward, bytes of gradients).
+    These are the end of forward, the start of the backward of each block (with checkpointing: of
+    each recomputed segment of blocks), and the end of backward.
     """
     w, n = _WIDTHS[precision], size.num_layers
     tokens = batch_size * context_length
@@ -309,10 +282,9 @@ def best_checkpoint_interval(
 ) -> int:
     """Return the number of blocks per activation checkpoint that minimizes `activation_bytes`.
 
-    The result is at least 1. If several numbers give the minimum, the smallest is returned. It is
-    near sqrt(num_layers * c / b). Here c is the number of bytes of a checkpoint (the input of a
-    block), and b is the number of bytes that a block saves for backward. Chen et al. 2016, section
-    4.1, has the same formula for c = b.
+    It is the smallest of several, and at least 1. It is near sqrt(num_layers * c / b), where c is
+    the number of bytes of a checkpoint (the input of a block), and b is the number of bytes that a
+    block saves for backward. Chen et al. 2016, section 4.1, has the same formula for c = b.
     """
 
     def bytes_with(k: int) -> int:
@@ -330,7 +302,7 @@ def peak_memory_bytes(
     attention: Attention,
     checkpoint_every: int = 0,
 ) -> int:
-    """Return the peak memory of a phase in bytes, without temporary tensors of single operations.
+    """Return the peak bytes of a phase, without temporary tensors of single operations.
 
     "forward" and "forward_backward" have no optimizer state. "forward" keeps the tensors that it
     saves for backward. "train_step" is any step after the first, so the optimizer state exists.
