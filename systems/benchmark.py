@@ -49,10 +49,9 @@ ROUND = "RUN_ROUND"  # environment variable with the options of a round of a blo
 
 
 class BenchmarkParams(BaseModel):
-    """Base class of the parameters of a benchmark.
+    """Base class of the parameters of a benchmark, which are immutable.
 
-    Objects are immutable. A parameter with an unknown name or a value of a wrong type raises an
-    error.
+    A parameter with an unknown name or a value of a wrong type raises an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -92,21 +91,16 @@ class RoundOptions:
 
 
 def round_options() -> RoundOptions:
-    """Return the options of the current run.
-
-    The launcher stores them as JSON in the environment variable RUN_ROUND. Without it, the defaults
-    are returned.
-    """
+    """Return the options of the current run: those in RUN_ROUND, or without it the defaults."""
     return RoundOptions(**json.loads(os.environ.get(ROUND) or "{}"))
 
 
 def artifacts_folder() -> Path:
     """Return the folder for files that a run writes, such as traces; create it if needed.
 
-    The environment variable RUN_ARTIFACTS contains the path of the folder. The launcher, which
-    starts the runs in a job, sets this variable and stores the path in the record of the run. Each
-    attempt of a run has a separate folder, which all ranks of the attempt share. If RUN_ARTIFACTS
-    is not set, the folder is `./artifacts`.
+    It is that of RUN_ARTIFACTS, by default `./artifacts`. The launcher stores its path in the
+    record of the run. Each attempt of a run has a separate folder, which all ranks of the attempt
+    share.
     """
     folder = Path(os.environ.get(ARTIFACTS) or "artifacts")
     folder.mkdir(parents=True, exist_ok=True)

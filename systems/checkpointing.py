@@ -33,8 +33,7 @@ ApplyBlocks = Callable[[nn.ModuleList, Tensor], Tensor]
 def every_k_blocks(k: int) -> ApplyBlocks:
     """Return a policy that saves only the input of every k-th block (Chen et al., section 3).
 
-    All other activations are recomputed in backward, for k consecutive blocks at a time. A policy
-    is a function (blocks, x) -> output that applies the blocks in order.
+    All other activations are recomputed in backward, for k consecutive blocks at a time.
 
     Raises:
         ValueError: if k is less than 1.
@@ -51,11 +50,10 @@ def every_k_blocks(k: int) -> ApplyBlocks:
 
 
 def half_blocks() -> ApplyBlocks:
-    """Return a policy that saves the input of each half of each block.
+    """Return a policy that saves the input of attention and of feed-forward layer of each block.
 
-    The halves are attention and feed-forward layer. A policy is a function (blocks, x) -> output
-    that applies the blocks in order. Compared with `every_k_blocks(1)`, it saves twice as many
-    tensors of the residual stream, and backward recomputes only half a block at a time.
+    Compared with `every_k_blocks(1)`, it saves twice as many tensors of the residual stream, and
+    backward recomputes only half a block at a time.
 
     The policy calls the halves, not the blocks, so hooks of a block do not run.
     """
@@ -72,9 +70,8 @@ def half_blocks() -> ApplyBlocks:
 def nested() -> ApplyBlocks:
     """Return a policy that checkpoints recursively (Chen et al., section 4.3).
 
-    A policy is a function (blocks, x) -> output that applies the blocks in order. This policy
-    divides the blocks into two halves and saves the input of each half. When backward recomputes a
-    half, that half is divided in the same way. With n blocks, O(log n) saved inputs are in memory
+    It divides the blocks into two halves and saves the input of each half. When backward recomputes
+    a half, that half is divided in the same way. With n blocks, O(log n) saved inputs are in memory
     at the same time. Each block is recomputed at most ceil(log2(n)) times (once if n is 1), and
     about half as often on average.
     """
@@ -96,8 +93,7 @@ def selective() -> ApplyBlocks:
     The two kinds are matmuls with weights and fused attention: that of torch, `flash_triton` and
     `flash_hopper`. Backward recomputes all other operations, such as norms, RoPE, SiLU, casts, and
     attention that is not fused or no operator of torch, such as `flash_pytorch` and `flash_attn_4`
-    (Korthikanti et al. 2022, section 5). A policy is a function (blocks, x) -> output that applies
-    the blocks in order.
+    (Korthikanti et al. 2022, section 5).
     """
     saved = {
         torch.ops.aten.mm.default,

@@ -44,9 +44,9 @@ def _modules(implementation: str) -> tuple[str, ...]:
 
 
 def without_other_wrappers(*wrappers: str) -> Sources:
-    """Return the sources of a run on several ranks.
+    """Return the sources of a run on several ranks that uses these modules of `systems.parallel`.
 
-    `wrappers` are the modules of `systems.parallel` that it uses: ddp, fsdp, sharded_optimizer.
+    Names of modules are ddp, fsdp, sharded_optimizer.
     """
     used = {name for wrapper in wrappers for name in (wrapper, *_NEEDS.get(wrapper, ()))}
     left_out = (f"systems.parallel.{name}" for name in _WRAPPERS if name not in used)

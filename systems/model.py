@@ -22,10 +22,10 @@ Attention = Callable[..., Tensor]
 
 
 class Linear(nn.Module):
-    """Linear layer without bias. It computes x W^T, where W is `weight`.
+    """Linear layer without bias, x W^T, where W is `weight` (d_out, d_in).
 
-    `weight` has the shape (d_out, d_in). It stacks `parts` matrices of equal size along d_out, for
-    example 3 for q, k and v. Each is initialized like a separate layer of its size.
+    W stacks `parts` matrices of equal size along d_out, for example 3 for q, k and v. Each is
+    initialized like a separate layer of its size.
     """
 
     def __init__(
@@ -62,11 +62,10 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm layer (Zhang and Sennrich 2019, equation 4).
+    """RMSNorm layer (Zhang and Sennrich 2019, equation 4): x / sqrt(mean(x^2) + eps) * weight.
 
-    It computes x / sqrt(mean(x^2) + eps) * weight. The square of a 16-bit activation may overflow
-    or lose precision. So the norm is computed in float32, or in float64 for float64 inputs. The
-    result is cast to the dtype of x.
+    The square of a 16-bit activation may overflow or lose precision. So the norm is computed in
+    float32, or in float64 for float64 inputs. The result is cast to the dtype of x.
     """
 
     def __init__(self, d_model: int, *, eps: float = 1e-5, device: Any = None, dtype: Any = None):
@@ -85,9 +84,9 @@ class RotaryEmbedding(nn.Module):
     """Rotary position embedding, RoPE (Su et al. 2021, section 3.4.2, equation 34).
 
     In the vector at position p, elements 2i and 2i+1 are rotated as a pair by the angle
-    p * theta^(-2i / head_dim), with an even head_dim. The cosines and sines of all angles are
-    stored in two tables. The tables stay in float32 even if the model is cast to 16 bits, because
-    bf16 has only 8 significant bits. For a float64 model they are in float64.
+    p * theta^(-2i / head_dim), with an even head_dim. The tables of cosines and sines stay in
+    float32 even if the model is cast to 16 bits, because bf16 has only 8 significant bits. For a
+    float64 model they are in float64.
     """
 
     cos: Tensor
@@ -118,18 +117,14 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Recompute the tables of cosines and sines instead of casting or moving them.
 
-        torch calls this method in `.to()`, `.half()`, `.cuda()` and similar methods. `recurse` is
-        ignored, because this module has no submodules.
+        torch calls this method in `.to()`, `.half()`, `.cuda()` and similar methods.
         """
         probe = fn(torch.empty(0, dtype=self.cos.dtype, device=self.cos.device))
         self._make_tables(probe.device, probe.dtype)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate the vector at each position of x (..., seq_len, head_dim).
-
-        The result has the shape and dtype of x.
-        """
+        """Rotate the vector at each position of x (..., seq_len, head_dim), in the dtype of x."""
         cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
         even, odd = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
         rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -137,10 +132,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head causal self-attention with RoPE.
-
-    The weight matrices of q, k and v are stacked, in this order, in one Linear layer.
-    """
+    """Multi-head causal self-attention with RoPE. One Linear stacks q, k and v, in this order."""
 
     def __init__(
         self,
@@ -167,7 +159,7 @@ class CausalSelfAttention(nn.Module):
 class SwiGLU(nn.Module):
     """SwiGLU feed-forward layer, down(silu(gate x) * up x) (Shazeer 2020, equation 6).
 
-    The weight matrices gate and up are stacked, in this order, in one Linear layer.
+    One Linear stacks gate and up, in this order.
     """
 
     def __init__(self, d_model: int, d_ff: int, **kwargs: Any):
@@ -287,11 +279,7 @@ class TransformerLM(nn.Module):
 
 
 def apply_in_order(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """Apply the blocks one after the other and return the output of the last block.
-
-    `systems.checkpointing` makes functions with the same arguments and result that save fewer
-    activations for backward and recompute the others.
-    """
+    """Apply the blocks one after the other. `systems.checkpointing` has functions like this one."""
     for block in blocks:
         x = block(x)
     return x
@@ -309,10 +297,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _truncated_normal(weight: Tensor, std: float) -> None:
-    """Fill `weight` with random values from a truncated normal distribution.
-
-    The values are drawn in float32 or float64, because bf16 has too few distinct values.
-    """
+    """Fill with a truncated normal distribution, drawn in at least float32 for precision."""
     wide = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
     weight.copy_(nn.init.trunc_normal_(wide, std=std, a=-3 * std, b=3 * std))
 

@@ -44,9 +44,9 @@ def _exit(signum: int, frame: FrameType | None) -> None:
 
 
 def run_command(main: Callable[[], Any]) -> NoReturn:
-    """Call the main function of a command, and exit with the exit code of the command.
+    """Call the main function of a command, which may raise SystemExit, and exit with its code.
 
-    `main` may raise SystemExit. Ctrl-C raises KeyboardInterrupt in it.
+    Ctrl-C raises KeyboardInterrupt in it.
     """
     sys.stdout, sys.stderr = _output(sys.stdout), _output(sys.stderr)
     if signal.getsignal(signal.SIGINT) is _exit:
@@ -68,8 +68,8 @@ def run_command(main: Callable[[], Any]) -> NoReturn:
 def outliving_output(note: str) -> Iterator[None]:
     """Continue if stdout or stderr cannot be written while the `with` block runs.
 
-    Causes are a pipe whose reader has exited, a full disk or a closed terminal. If stdout cannot be
-    written, `note` is printed to stderr.
+    Causes are a pipe whose reader has exited, a full disk or a closed terminal. Without stdout,
+    `note` is printed to stderr.
     """
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, _Output)]
     for stream in streams:
@@ -114,10 +114,7 @@ class _Output(io.TextIOWrapper):
 
 
 def _output(stream: Any) -> Any:
-    """Return an `_Output` that writes to the file of a stream.
-
-    A stream that is closed, or that is not the text stream of a file, is returned as it is.
-    """
+    """Return an `_Output` for a stream, or the stream if it is closed or has no file."""
     if type(stream) is not io.TextIOWrapper:
         return stream
     stream.flush()

@@ -119,8 +119,7 @@ class ShardedWeight(FSDPParameter):
         return flat[: self.numel].view(self.shape)
 
     def release(self) -> None:
-        """Free the memory of the unsharded weight. The modules then have their shards as
-        parameters.
+        """Free the memory of the unsharded weight, and give the modules their shards.
 
         Kernels that are already queued may still read it. This is safe, because the CUDA allocator
         reuses memory in stream order.
