@@ -13,8 +13,8 @@ ALIGNMENT = 16  # of addresses and strides in bytes, for loads of 16 bytes and f
 def is_aligned(x: Tensor) -> bool:
     """Return whether the address of x and its strides are multiples of 16 bytes.
 
-    The strides are those of all dimensions but the last. Those of a contiguous tensor are not
-    checked: they are multiples of its last dimension.
+    The stride of the last dimension does not count. Those of a contiguous tensor are not checked:
+    they are multiples of its last dimension.
     """
     return x.data_ptr() % ALIGNMENT == 0 and (
         x.is_contiguous() or are_aligned(x.shape, x.stride(), x.itemsize)

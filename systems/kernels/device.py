@@ -12,11 +12,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return True if Triton kernels can run on the device.
-
-    This is the case for a GPU. It is also the case for a CPU if the environment variable
-    TRITON_INTERPRET=1 enables Triton's interpreter.
-    """
+    """Return whether Triton kernels run on a GPU, or on a CPU with TRITON_INTERPRET=1."""
     if device.type == "cuda":
         return True
     if not os.environ.get("TRITON_INTERPRET"):
@@ -34,10 +30,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return a context manager that makes `device` the current device.
-
-    Triton launches kernels on the current device, even if the tensors are on another device.
-    """
+    """Return a context in which `device` is current, where Triton launches."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return _NOTHING
     return torch.cuda.device(device)

@@ -39,11 +39,9 @@ _compiles_only: ContextVar[bool] = ContextVar("compiles_only", default=False)
 def compiling_only(threads: int) -> Iterator[None]:
     """Return a context manager in which calls of `Launch` objects only compile the kernels.
 
-    A pool of threads compiles the kernels in parallel, and the context ends when all are compiled.
-    Compile errors are ignored in the context. A call after the end of the context raises them. A
-    `Launch` object that has run before the context still runs its kernel.
-
-    Only calls by the thread that entered the context are affected.
+    A pool of threads compiles them in parallel, and the context ends when all are compiled. A call
+    after the context raises the errors of compilation. A `Launch` object that has run before the
+    context still runs its kernel. Only calls by the thread that entered the context are affected.
     """
     import triton
 
@@ -129,8 +127,7 @@ class Launch:
     def resident(self) -> int:
         """Return the occupancy of the kernel: how many of its programs fit on a multiprocessor.
 
-        Registers, shared memory and threads limit this number. The kernel must have been compiled
-        and launched by an earlier call of this object.
+        An earlier call of this object must have compiled and launched the kernel.
         """
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         threads = 32 * self.compiled.metadata.num_warps
@@ -149,11 +146,9 @@ class Launch:
 def _variant(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[[Sequence[Any], list[int]], Repeat]:
-    """Return a function that binds a compiled kernel to its arguments.
+    """Return a function (maps, addresses of the tensors) that binds a compiled kernel to these.
 
-    The function is called with a list of TMA descriptors and a list of the addresses of the
-    tensors. `compiled` is Triton's CompiledKernel, `grid` has three axes, and `rest` has the values
-    of the parameters that follow the tensors.
+    `rest` has the values of the parameters that follow the tensors.
     """
     direct, metas = direct_launch(compiled, grid), tensordesc_metas(compiled)
     if direct is None:

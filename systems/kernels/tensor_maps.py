@@ -46,10 +46,7 @@ class TensorMaps:
             self.layout = gl.NVMMASharedLayout(0, dtype.itemsize * 8, len(self.tile))
 
     def at(self, address: int) -> Any:
-        """Return the TMA descriptor of the tensor at an address, a TensorDescriptor of Gluon.
-
-        The address must be a multiple of 16 bytes.
-        """
+        """Return the TMA descriptor of the tensor at an address, a multiple of 16 bytes."""
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
         base = _Address(address, self.dtype)
@@ -57,10 +54,7 @@ class TensorMaps:
 
 
 class _Address(NamedTuple):
-    """Address and dtype of a tensor. Triton's TensorDescriptor accepts this object as a tensor.
-
-    Unlike a tensor, this object does not keep the memory of the tensor allocated.
-    """
+    """Address and dtype of a tensor, for Triton's TensorDescriptor. It does not keep its memory."""
 
     address: int
     dtype: torch.dtype

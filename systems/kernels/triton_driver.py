@@ -32,12 +32,10 @@ def release() -> tuple[int, ...]:
 
 
 def encoded_descriptor(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
-    """Return a TMA descriptor as a list of arguments for `direct_launch`.
+    """Return a TMA descriptor, of Gluon, as a list of arguments for `direct_launch`.
 
-    Args:
-        descriptor: TensorDescriptor of Gluon.
-        meta: Triton's description of the parameter of the kernel that takes the descriptor: an
-            element of `tensordesc_metas`. It depends only on the shape and layout of the tile.
+    `meta` is an element of Triton's `tensordesc_metas`, for the parameter that takes the
+    descriptor. It depends only on the shape and layout of the tile.
     """
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
@@ -53,16 +51,12 @@ def tensordesc_metas(compiled: Any) -> tuple[dict[str, Any], ...]:
 def direct_launch(compiled: Any, grid: tuple[int, ...]) -> Bind | None:
     """Return a function that binds a compiled kernel to its arguments, for launches without hooks.
 
-    It is called with a stream of the current device and the values of all parameters. Tensors are
-    given by their addresses, and TMA descriptors by the elements of `encoded_descriptor`. It
-    returns a function without parameters that launches the kernel with little host overhead.
+    It is called with a stream of the current device and the values of all parameters: of tensors
+    their addresses, of TMA descriptors the elements of `encoded_descriptor`. It returns a function
+    without parameters that launches the kernel with little host overhead.
 
     Returns None if only Triton can launch the kernel: in an unknown release, or if the kernel needs
     scratch memory, which Triton allocates in each launch.
-
-    Args:
-        compiled: Triton's CompiledKernel.
-        grid: number of programs along three axes.
     """
     run = compiled.run
     scratch = run.global_scratch_size or run.profile_scratch_size

@@ -32,9 +32,8 @@ def mend_interpreter(
 ) -> None:
     """Patch the interpreter of this process, if it is not patched. Needs TRITON_INTERPRET=1.
 
-    With `checks_overflow`, as by Triton's default, each integer operation asserts that it did not
-    overflow. This doubles the run time. `replace` replaces an attribute of an object. Tests use one
-    that restores the attribute later.
+    With `checks_overflow`, Triton's default, each integer operation asserts that it did not
+    overflow, which doubles the run time. `replace` replaces an attribute of an object.
     """
     import triton.language as tl
     from triton.runtime import interpreter

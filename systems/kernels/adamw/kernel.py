@@ -133,10 +133,7 @@ def _pointer(entry, column, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _round(value, bits, dtype: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Round a float32 value to dtype, to nearest or as `reference.round_stochastically`.
-
-    The random numbers `bits` are uint32, uniform in [0, 2^16), with the shape of `value`.
-    """
+    """Round float32 to dtype, to nearest or as `reference.round_stochastically`."""
     if STOCHASTIC and dtype == tl.bfloat16:
         word = value.to(tl.uint32, bitcast=True) + bits
         # Without this, the addition could carry into the sign bit of a NaN.
@@ -302,10 +299,10 @@ class Tables:
                 self.updates.append((blocks, launch_options(*variant)))
 
     def launch(self, dry: bool = False) -> None:
-        """Launch the kernels that run one AdamW step on all parameters in the table.
+        """Run one AdamW step on all parameters in the table.
 
-        A dry launch compiles and loads the kernels and updates nothing. It precedes the capture of
-        a CUDA graph, because kernels cannot be loaded during a capture.
+        A dry launch only compiles and loads the kernels. It precedes the capture of a CUDA graph,
+        because kernels cannot be loaded during a capture.
         """
         rows = 0 if dry else len(self.layout.rows)
         with on(self.device):
@@ -342,8 +339,5 @@ def _triton_dtype(dtype: torch.dtype) -> Any:
 
 
 def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device asynchronously.
-
-    The copy is from pinned memory. torch reuses this memory only after the device has read it.
-    """
+    """Copy to the device asynchronously, from pinned memory, which torch reuses only afterwards."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

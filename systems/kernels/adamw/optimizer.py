@@ -208,10 +208,7 @@ class FusedAdamW(Optimizer):
                 self._hyper_on(place, device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return state and options as Optimizer.state_dict, with each step as a float64.
-
-        torch.optim.AdamW can then load the state dict, which it could not with an integer.
-        """
+        """Return state and options, with each step as a float64, as torch.optim.AdamW needs it."""
         given: dict[str, Any] = super().state_dict()
         # The dictionaries are those of the optimizer, and must not change.
         given["state"] = {
@@ -300,8 +297,8 @@ class FusedAdamW(Optimizer):
     def _operands(self) -> dict[torch.device, list[Operands]]:
         """Return the operands of every parameter that has a gradient, by device.
 
-        Missing state is created and changed hyperparameters are copied, except during a capture,
-        when both are errors.
+        Missing state is created and changed hyperparameters are copied. During a capture, both are
+        errors.
         """
         found: dict[torch.device, list[Operands]] = {}
         index = -1
@@ -433,10 +430,7 @@ class FusedAdamW(Optimizer):
         return errors + [e for p in group["params"] for e in _parameter_errors(owners[p][0], p)]
 
     def _require_fit(self, params: list[Operands]) -> None:
-        """Raise a RuntimeError that names all tensors that a step cannot use.
-
-        The kernels trust all tensors to have the size of their parameter.
-        """
+        """Raise a RuntimeError with all tensors that do not fit. Kernels trust their sizes."""
         owners = self._owners()
         errors = []
         for o in params:

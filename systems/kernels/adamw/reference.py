@@ -40,9 +40,9 @@ class Operands(NamedTuple):
 
 
 def mix(word: Word) -> Word:
-    """Return a 32-bit hash of a 32-bit word, an int or int64 tensor with values in [0, 2^32).
+    """Return a 32-bit hash of an int, or of an int64 tensor, with values in [0, 2^32).
 
-    The hash is a bijection, and each bit of the hash depends on every bit of the word.
+    It is a bijection, and each of its bits depends on every bit of the word.
     """
     # Products of tensors may overflow int64, but their low 32 bits are correct.
     word = ((word ^ (word >> 16)) * MIX_1) & MASK
@@ -52,7 +52,7 @@ def mix(word: Word) -> Word:
 
 @functools.lru_cache(maxsize=65_536)
 def stream(seed: int, index: int) -> int:
-    """Return a 32-bit hash of the seed of an optimizer and the index of one of its parameters.
+    """Return a 32-bit hash of the seed of an optimizer and the index of a parameter.
 
     Both are in [0, 2^32). This hash and the number of the step determine all random bits of the
     parameter in a step.

@@ -288,10 +288,7 @@ def _fallback_reason(
 def _raise_errors(
     q: Tensor, k: Tensor, v: Tensor, options: Options, form: str, others: Sequence[str] = ()
 ) -> None:
-    """Raise a ValueError with all errors of the arguments, and others, if there are any.
-
-    `form` is a key of FORMS.
-    """
+    """Raise a ValueError with all errors of the arguments, if any. `form` is a key of FORMS."""
     errors = option_errors(options, ATTENTIONS)
     errors += [*tensor_errors(*_properties(q, k, v), form), *others]
     if errors:
@@ -310,13 +307,10 @@ _chosen: dict[tuple[Any, ...], Choice] = {}  # for arguments that were checked b
 
 
 def _choose(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Choice:
-    """Return the choice for arguments of `flash_attention`.
+    """Return the choice for arguments of `flash_attention`. Raises ValueError as it does.
 
     Equal arguments are checked once, and "auto" chooses once for them, because this takes a
     considerable part of a call with small inputs.
-
-    Raises:
-        ValueError: if arguments are invalid; the message lists all errors.
     """
     if is_traced():
         return _check_and_choose(q, k, v, options)

@@ -82,10 +82,9 @@ def tensor_errors(
     valid_dtypes: Sequence[torch.dtype] = DTYPES,
     max_head_dim: int | None = None,
 ) -> list[str]:
-    """Return a list of error messages for invalid shapes, dtypes or devices of q, k and v.
+    """Return error messages for invalid shapes, dtypes or devices of q, k and v.
 
-    The list is empty if they are valid. FORMS describes the dimensions by layout. Without
-    max_head_dim, there is no limit.
+    FORMS describes the dimensions by layout. Without max_head_dim, there is no limit.
     """
     given = shapes
     if layout != LAYOUTS[0]:  # with heads before rows; an empty shape is always an error
@@ -130,10 +129,7 @@ def _heads_fit(q: Sequence[int], k: Sequence[int]) -> bool:
 
 
 def option_errors(options: Options, implementations: Collection[str]) -> list[str]:
-    """Return a list of error messages for invalid options.
-
-    `implementations` are the valid names, without "auto".
-    """
+    """Return error messages for invalid options. `implementations` does not include "auto"."""
     is_causal, scale, implementation, window, alignment, softcap, return_lse, layout = options
     errors = []
     valid = ["auto", *implementations]
@@ -186,10 +182,7 @@ def packing_errors(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
 ) -> list[str]:
-    """Return a list of error messages for invalid boundaries of packed sequences.
-
-    The values of the boundaries are not checked here (see `make_packing`).
-    """
+    """Return error messages for invalid boundaries, whose values `make_packing` checks."""
     errors = []
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(starts, Tensor):
@@ -223,8 +216,7 @@ def make_packing(
     """Return the packed sequences, with the lengths of the longest ones.
 
     If a length is not given, it is computed, and all boundaries are checked. This copies them from
-    the GPU. On a CPU, they are always checked, except under torch.compile. The arguments are those
-    of `flash_attention_packed`.
+    the GPU. On a CPU, they are always checked, except under torch.compile.
 
     Raises:
         ValueError: if the boundaries do not go from 0 to the number of rows, or decrease, or if a
@@ -244,10 +236,10 @@ def make_packing(
 
 
 def make_call(options: Options) -> Call:
-    """Return the call for valid options.
+    """Return the call for valid options. Equal masks give equal calls.
 
-    Equal masks give equal calls: a window that ends at the position of the query is causal, and
-    without bounds, the alignment does not matter.
+    A window that ends at the position of the query is causal. Without bounds, the alignment does
+    not matter.
     """
     left, right = (
         None if bound is None else min(int(bound), _MAX_WINDOW) for bound in options.window
@@ -306,10 +298,9 @@ def check_kernel_inputs(
     devices: Sequence[torch.device],
     precision: str = "fp16x3",
 ) -> None:
-    """Check whether the Triton and Hopper kernels accept the inputs.
+    """Check whether the Triton and Hopper kernels accept q, k and v of these properties.
 
-    Shapes, dtypes and devices are those of q, k and v. `triton.launch.flash_forward` describes
-    precision.
+    `triton.launch.flash_forward` describes precision.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.

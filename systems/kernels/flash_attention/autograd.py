@@ -30,14 +30,12 @@ class FlashAttentionTriton(torch.autograd.Function):
         out, lse = FlashAttentionTriton.apply(q, k, v, Call(is_causal, softcap=30, return_lse=True))
 
     The fourth argument is optional: whether attention is causal, or a `Call`. For the tensors, see
-    `triton.launch.flash_forward`. The output has the shape (..., n_queries, value_dim). With
-    return_lse, the log-sum-exp of the scores is also returned, float32 (..., n_queries), and it is
-    differentiable.
+    `triton.launch.flash_forward`. With return_lse, the log-sum-exp of the scores is also returned,
+    float32 (..., n_queries), and it is differentiable.
 
-    Forward saves q, k, v, the output and the log-sum-exp for backward. The saved memory is
-    therefore linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients.
-    Under autocast, q, k and v are cast to the autocast dtype, as in torch's
-    scaled_dot_product_attention.
+    Forward saves q, k, v, the output and the log-sum-exp for backward, so the saved memory is
+    linear in the sequence lengths. Equal inputs give bitwise equal outputs and gradients. Under
+    autocast, q, k and v are cast to the autocast dtype, as in torch's scaled_dot_product_attention.
     """
 
     @staticmethod
@@ -117,8 +115,7 @@ def _forward(
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments of `_forward`, and refuse second derivatives.
 
-    Only for second derivatives, torch records operators here. `once_differentiable` refuses them,
-    but takes host time in every call.
+    `once_differentiable` also refuses them, but takes host time in every call.
     """
     differentiate = _refusing_derivatives if torch.is_grad_enabled() else _differentiate
     return differentiate(ctx, *grads)
@@ -261,11 +258,7 @@ def flash_backward_op(
     needs_dkdv: bool,
     *call: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients dq, dk and dv of attention, as a custom torch operator.
-
-    A gradient that is not needed is returned as an empty tensor, because a custom operator cannot
-    return None instead of a tensor.
-    """
+    """Compute dq, dk and dv as a custom operator, which cannot return None: empty if not needed."""
     gradients = _run_backward(
         q, k, v, out, lse, dout, dlse, on_hopper, needs_dq, needs_dkdv, _call(*call)
     )

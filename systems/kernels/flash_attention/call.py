@@ -26,10 +26,7 @@ class Mask(NamedTuple):
     lower_right: bool
 
     def bounds(self, n_queries: int, n_keys: int) -> tuple[int | None, int | None]:
-        """Return (lower, upper), where query i sees the keys from i + lower to i + upper.
-
-        None means that there is no bound.
-        """
+        """Return (lower, upper): query i sees the keys from i + lower to i + upper; or None."""
         shift = n_keys - n_queries if self.lower_right else 0
         lower = None if self.left is None else shift - self.left
         upper = None if self.right is None else shift + self.right
@@ -117,11 +114,7 @@ class Call(NamedTuple):
         return self[2:8] == PLAIN[2:8]
 
     def for_plan(self) -> Call:
-        """Return the part of the call on which launch plans depend, with sizes instead of packing.
-
-        Raises:
-            ValueError: see `Packing.sizes`.
-        """
+        """Return the part of the call on which launch plans depend, see `Packing.sizes`."""
         packing = self.packing
         return self._replace(packing=packing.sizes) if isinstance(packing, Packing) else self
 
@@ -163,10 +156,7 @@ class Implementation(NamedTuple):
 
 
 def features(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[str]:
-    """Return the features of FEATURES that a call needs beyond a causal mask and a scale.
-
-    Tensors are (batch, heads, seq_len, head_dim), or packed (heads, rows, head_dim).
-    """
+    """Return the features of FEATURES that a call needs beyond a causal mask and a scale."""
     if q.shape == k.shape == v.shape and call.is_plain:  # most calls
         return []
     is_packed = call.packing is not None
@@ -181,10 +171,7 @@ def features(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[str]:
 
 
 def signature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, Any, Any, Any]:
-    """Return the properties of q, k and v on which launch plans depend.
-
-    They are the three shapes, the three strides, the three dtypes and the three devices.
-    """
+    """Return the three shapes, strides, dtypes and devices, on which launch plans depend."""
     return (
         (q.shape, k.shape, v.shape),
         (q.stride(), k.stride(), v.stride()),
@@ -201,8 +188,7 @@ def is_traced() -> bool:
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v, cast to the autocast dtype if autocast is enabled for their device.
 
-    The tensors are returned unchanged if the dtype of any of them is not float32, bfloat16 or
-    float16.
+    They are unchanged if the dtype of any of them is not float32, bfloat16 or float16.
     """
     device_type = q.device.type
     # torch.is_autocast_enabled raises an error for the meta device.

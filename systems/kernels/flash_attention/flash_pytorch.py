@@ -64,11 +64,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        """Compute the attention output, and save the tensors that backward needs.
-
-        The saved tensors are q, k, v, the output and the log-sum-exp of the scaled scores, as
-        returned by `tiled_forward`. The docstring of the class describes the arguments.
-        """
+        """Compute the attention output, and save q, k, v and the results of `tiled_forward`."""
         if not isinstance(is_causal, bool):  # a Call would count as True
             raise ValueError(f"is_causal must be True or False, got {type(is_causal).__name__}")
         out, lse = tiled_forward(q, k, v, is_causal, scale)
@@ -154,9 +150,8 @@ def tiled_backward(
     """Return the gradients dq, dk and dv (algorithm 2 of FlashAttention-2).
 
     If a query sees only one key, the exact gradient of its score is 0, but this function returns a
-    rounding error. It computes this gradient as a difference of two sums of the same terms, and the
-    terms are added in a different order in each sum. dout has out's shape and any strides. The
-    other arguments are those and the results of `tiled_forward`.
+    rounding error: the difference of two sums of the same terms in different orders. dout has out's
+    shape and any strides. The other arguments are those and the results of `tiled_forward`.
     """
     wide = lse.dtype
     t = _Tiles.of(q, k, is_causal)
@@ -243,8 +238,7 @@ def _backward_step(device: torch.device) -> Callable[..., None]:
 class _Tiles(NamedTuple):
     """Division of the queries and keys into tiles, and the causal mask of each tile.
 
-    All tiles of queries have the same number of rows, and all tiles of keys too, because the last
-    tile is padded. The function `_backward_tile` therefore needs to be compiled only for one shape.
+    The last tile is padded, so that `_backward_tile` is compiled only for one shape.
     """
 
     n_queries: int
@@ -274,26 +268,19 @@ class _Tiles(NamedTuple):
         return iter(range(-(-end // self.columns)))
 
     def is_visible(self, i: int, j: int) -> bool:
-        """Return True if every query of query tile i sees every key of key tile j.
-
-        The scores of these tiles then need no mask. The result is False if key tile j has padding.
-        """
+        """Return whether every query of tile i sees every key of tile j; False if j has padding."""
         end = (j + 1) * self.columns
         return end <= self.n_keys and (not self.is_causal or end <= i * self.rows + 1)
 
     def hidden(self, i: int, j: int) -> Tensor:
-        """Return the mask for the scores of query tile i and key tile j, bool (rows, columns).
-
-        An element is True if the query does not see the key.
-        """
+        """Return which keys of tile j each query of tile i does not see, bool (rows, columns)."""
         return self.keys[j] >= self.limits[i][:, None]
 
 
 def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
-    """Copy x (..., n, d) to a contiguous tensor of tiles of `size` rows each.
+    """Copy x (..., n, d) to contiguous tiles (number of tiles, batch, size, d).
 
-    The last tile is padded with the value `fill`. The result is (number of tiles, batch, size, d),
-    where batch is the product of the leading dimensions.
+    The last tile is padded with `fill`. batch is the product of the leading dimensions.
     """
     n, d = x.shape[-2:]
     tiles = -(-n // size)
@@ -303,11 +290,7 @@ def _tiled(x: Tensor, size: int, dtype: torch.dtype, fill: float = 0.0) -> Tenso
 
 
 def _untiled(tiles: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Join tiles to one contiguous tensor, and convert it to dtype. This undoes `_tiled`.
-
-    The tiles are (number of tiles, batch, size, ...), and the result is (batch, n, ...), without
-    the padding of the last tile.
-    """
+    """Undo `_tiled`: join tiles (number of tiles, batch, size, ...) to (batch, n, ...) of dtype."""
     return tiles.transpose(0, 1).flatten(1, 2)[:, :n].to(dtype).contiguous()
 
 

@@ -58,10 +58,10 @@ FASTER_ABOVE_128 = {
 def unsupported_reason(
     q: Tensor, k: Tensor, v: Tensor, implementation: str, call: Call = PLAIN
 ) -> str | None:
-    """Return the reason why an implementation does not support a call, or None if it does.
+    """Return why an implementation does not support a call on this machine, or None if it does.
 
-    The result also depends on this machine, for example on its GPU. `implementation` is a key of
-    ATTENTIONS. Tensors are (batch, heads, rows, head_dim), or packed (heads, rows, head_dim).
+    `implementation` is a key of ATTENTIONS. Tensors are (batch, heads, rows, head_dim), or packed
+    (heads, rows, head_dim).
     """
     chosen = ATTENTIONS[implementation]
     missing = [name for name in features(q, k, v, call) if name not in chosen.features]
@@ -73,8 +73,7 @@ def unsupported_reason(
 def best_implementation(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN) -> str:
     """Return the name of the implementation of attention that is probably the fastest.
 
-    docs/attention.md has a table of the choices, and the functions below have the reasons. Tensors
-    are those of `unsupported_reason`.
+    docs/attention.md has a table of the choices, and the functions below have the reasons.
     """
     needed = set(features(q, k, v, call))
     if needed <= ATTENTIONS["sdpa"].features:

@@ -1,7 +1,6 @@
 """Weighted sum of each row and its gradients in torch.
 
-These functions are the reference for the kernels. They are also used for float64 and on devices
-without Triton.
+They are the reference for the kernels, and replace them for float64 and on devices without Triton.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def _form_reason(dtype: torch.dtype, head_dim: int, value_dim: int) -> str | Non
 def _keep_compiled_kernels() -> None:
     """Make the package keep its compiled kernels for later processes; compiling takes seconds.
 
-    Must be called before the package is imported. Its default folder is in /tmp, where others could
-    put code; here it is ~/.cache/cluster-sweeps. Environment variables that are set have priority.
+    Call this before the package is imported. Its default folder is in /tmp, where others could put
+    code; here it is ~/.cache/cluster-sweeps. Environment variables that are set have priority.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 def flex(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor:
     """Compute attention with torch's `flex_attention`, compiled by torch.compile.
 
-    torch compiles a kernel for each new shape. The number of compiled shapes is limited by
-    torch._dynamo.config.recompile_limit (8 by default). Past this limit, torch warns and uses the
-    uncompiled function, which materializes the score matrix. q is (batch, heads, seq_len,
-    head_dim). k and v may have fewer heads, as for `naive`.
+    torch compiles a kernel for each new shape. Past torch._dynamo.config.recompile_limit shapes (8
+    by default), it warns and uses the uncompiled function, which materializes the score matrix. q
+    is (batch, heads, seq_len, head_dim). k and v may have fewer heads, as for `naive`.
 
     Raises:
         RuntimeError: if torch has no kernel for these inputs.

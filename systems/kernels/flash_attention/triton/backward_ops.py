@@ -78,10 +78,7 @@ def delta_kernel(
     out_batch, out_head, out_row, dout_batch, dout_head, dout_row, n_heads, n_queries,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = rowsum(dO * O), which the other kernels of the backward pass need.
-
-    O is the attention output, and dO is its gradient. The result is D in algorithm 2 of
-    FlashAttention-2 (line 4).
+    """Compute delta = rowsum(dO * O), D in algorithm 2 of FlashAttention-2 (line 4).
 
     Grid: (number of blocks of ROWS queries * batch * heads,).
 
@@ -106,11 +103,10 @@ def delta_kernel(
 def units(peaks, head, kv_head, n_programs, FP16X3: tl.constexpr):
     """Return five factors that undo the scaling of the inputs in S, dP, dQ, dK and dV.
 
-    With FP16X3 (float32 inputs that are split into float16 halves), each head of q, k, v and dO is
-    divided by a power of two, its unit. A matrix product must be multiplied by the units of its
-    operands. The factor for dV also undoes the multiplication of the softmax P by 2^14 (TOP_POWER).
-    Without FP16X3, all factors are 1. `head` is that of q and dO, and `kv_head` that of k and v.
-    See `tile_ops.peak_of` for the others.
+    With FP16X3, each head of q, k, v and dO is divided by a power of two, its unit. A matrix
+    product must be multiplied by the units of its operands. The factor for dV also undoes the
+    multiplication of the softmax P by 2^14 (TOP_POWER). Without FP16X3, all factors are 1. `head`
+    is that of q and dO, and `kv_head` that of k and v. See `tile_ops.peak_of` for the others.
     """
     s, dp, dq, dk, dv = 1.0, 1.0, 1.0, 1.0, 1.0
     if FP16X3:
@@ -139,11 +135,9 @@ def add_scaled(
     """Return total + factor dS @ other in float32, and the new peaks of the rows of dS.
 
     With FP16X3, dS is converted to float16 halves. Its magnitudes have no known bound, so each row
-    is first divided by a power of two (see `tile_ops.scaled`). The same row of the sum has the same
-    scale. Without FP16X3, nothing is scaled, and `peak` is returned unchanged. `peak` has the
-    largest magnitude of each row of dS in the earlier calls. `ds` is float32; without FP16X3 it is
-    rounded to DTYPE. `other` is an operand of `tile_ops.load_operand`, and `factor` is that of
-    `tile_ops.add_product`.
+    is first divided by a power of two, and so is the same row of the sum (see `tile_ops.scaled`).
+    Without FP16X3, `ds`, float32, is rounded to DTYPE, and `peak` is returned unchanged. `other` is
+    an operand of `tile_ops.load_operand`, and `factor` is that of `tile_ops.add_product`.
     """
     if FP16X3:
         ds, peak, correction = scaled(ds, peak)

@@ -48,10 +48,8 @@ def softcap_form(softcap: float | None) -> int:
 class TritonPlan:
     """Base class of the launch plans of the forward and backward passes.
 
-    A launch plan holds the kernel launches of a pass, prepared for inputs with fixed shapes,
-    strides, dtypes and device. Shapes, strides, dtypes and devices are those of q, k and v, from
-    `call.signature`. They must be valid (see `arguments.check_kernel_inputs`). `call` is the result
-    of `Call.for_plan`.
+    Shapes, strides, dtypes and devices are those of q, k and v, from `call.signature`, and valid
+    (see `arguments.check_kernel_inputs`). `call` is the result of `Call.for_plan`.
     """
 
     def __init__(
@@ -103,10 +101,10 @@ class TritonPlan:
         self.cap_log2e = float(call.softcap or 0.0) * LOG2E
 
     def empty(self, index: int) -> Tensor:
-        """Allocate an output with the dtype of q, and the shape of q, k, v or the attention output.
+        """Allocate an output with the dtype of q, and the strides of a dense input.
 
-        The strides are those of the input if the input is dense (see `layout.output_strides`).
         Index 0 stands for q (used for dq), 1 for k (dk), 2 for v (dv), 3 for the attention output.
+        See `layout.output_strides`.
         """
         return torch.empty_strided(
             self.shapes[index], self.output_strides[index], dtype=self.dtype, device=self.device
@@ -124,18 +122,17 @@ class TritonPlan:
         return strides if self.packed is None else (0, *strides[1:])
 
     def operand_strides(self, of: Layout) -> tuple[int, int, int]:
-        """Return the strides of the first three dimensions with which the kernels read an input.
+        """Return the strides with which the kernels read the first three dimensions of an input.
 
-        Without fp16x3, they are the strides of the input. With fp16x3, the kernels read the
-        contiguous float16 halves of the input instead, and the strides are those of one half.
+        With fp16x3, they are those of a contiguous float16 half of the input.
         """
         return self.kernel_strides(of.dense_strides if self.fp16x3 else of.strides)
 
     def target_strides(self, n_splits: int, of: Layout) -> tuple[int, int, int, int]:
         """Return the strides with which a kernel writes (splits, batch, heads, rows, head_dim).
 
-        With several splits, the kernel writes a contiguous tensor of partial results. Otherwise, it
-        writes the result itself.
+        With several splits, these are partial results, contiguous. Otherwise, it is the result
+        itself.
         """
         if n_splits == 1:
             return 0, *self.kernel_strides(of.strides)
@@ -146,12 +143,12 @@ class TritonPlan:
     ) -> list[Tensor]:
         """Return the inputs in the form that the kernels read, followed by three other tensors.
 
-        With fp16x3, each float32 input is split into a tensor that contains its two float16 halves.
-        The first of the other tensors has the peaks, which are the largest magnitudes of each head.
-        The kernels need them to undo a scaling. Otherwise, an input is copied only if the kernels
-        do not support its strides. The last two tensors are the boundaries of packed sequences of
-        queries and of keys. Tensors that do not exist are replaced by a placeholder, which the
-        kernels do not read. In backward, the inputs are q, k, v and dout.
+        With fp16x3, each float32 input is split into a tensor of two float16 halves. Otherwise, an
+        input is copied only if the kernels do not support its strides. The first of the other
+        tensors has the peaks, the largest magnitudes of each head, with which the kernels undo a
+        scaling. The last two are the boundaries of packed sequences of queries and of keys. A
+        placeholder replaces tensors that do not exist. In backward, the inputs are q, k, v and
+        dout.
         """
         addressable = [
             x.contiguous() if of.is_copy else x for x, of in zip(tensors, layouts, strict=True)
@@ -188,8 +185,8 @@ class TritonPlan:
     ) -> Tensor:
         """Split up to four float32 tensors with the layout `of` into float16 halves.
 
-        The result is float16 (number of tensors, 2, batch, heads, rows, head_dim). In the second
-        dimension, index 0 is the high half, and index 1 is the low half.
+        The result is float16 (number of tensors, 2, batch, heads, rows, head_dim), the high half
+        before the low half.
 
         Args:
             n_seen: number of rows of each head that are read; later rows are replaced by zeros.
@@ -213,10 +210,10 @@ class TritonPlan:
         return max(0, min(self.k.rows, self.q.rows + upper))
 
     def heads_per_group(self, of: Layout) -> int:
-        """Return the number of heads that the programs of a kernel should process at the same time.
+        """Return how many heads a kernel should process at the same time, at least 1.
 
-        The inner loop of a kernel goes over two tensors, such as k and v. For this number of heads,
-        both tensors fit together in the L2 cache. The result is at least 1.
+        For this number, the two tensors of its inner loop, such as k and v, fit together in the L2
+        cache.
         """
         itemsize = 4 if self.fp16x3 else self.dtype.itemsize
         rows, n_heads = self.max_queries if of is self.q else self.max_keys, of.n_heads
@@ -233,11 +230,10 @@ class TritonPlan:
         numbers: tuple[float, ...],
         **constants: bool,
     ) -> Launch:
-        """Prepare the launch of a kernel.
+        """Prepare the launch of a kernel: a program for each block of rows, head and split.
 
-        The launch has one program for each block of rows of each head and each range of the inner
-        loop. `of` is the layout of q or k, whose rows are divided into blocks. `constants` are the
-        values of the constexpr parameters that only this kernel has.
+        `of` is the layout of q or k, whose rows are divided into blocks. `constants` are the
+        constexpr parameters that only this kernel has.
         """
         block, longest = (
             (tile.block_k, self.max_keys) if of is self.k else (tile.block_q, self.max_queries)
@@ -255,11 +251,9 @@ class TritonPlan:
     def split_rows(self, tile: Tile, of: Layout, n_splits: int | None) -> tuple[int, int]:
         """Return the number of ranges into which an inner loop is split, and the rows per range.
 
-        Each program has a block of queries and loops over keys, or has a block of keys and loops
-        over queries. With several ranges, a separate program processes each range of the loop. `of`
-        is the layout of q or k, of which a program has a block. By default, n_splits is the result
-        of `work_splits.default_splits`, or 1 if the mask has a left bound: a block then sees few of
-        the ranges.
+        `of` is the layout of q or k, of which a program has a block. By default, n_splits is the
+        result of `work_splits.default_splits`, or 1 if the mask has a left bound: a block then sees
+        few of the ranges.
         """
         if of is self.k:
             length, block, programs = self.max_queries, tile.block_q, -(-of.rows // tile.block_k)

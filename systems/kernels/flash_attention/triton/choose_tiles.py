@@ -47,11 +47,9 @@ def tuned_tiles(
     n_heads: int,
     device: torch.device,
 ) -> Configuration:
-    """Return the tile sizes of all kernels for an input shape.
+    """Return the tile sizes of all kernels for an input shape, as the module describes.
 
-    They come from `tile_table.TABLE`, from the saved result of an earlier search, or from a new
-    search for the fastest tile sizes. The module docstring says when a search is used. A new search
-    takes about a minute. n_heads includes the batch size.
+    A new search takes about a minute. n_heads includes the batch size.
 
     Raises:
         ValueError: if the environment variable FLASH_ATTENTION_AUTOTUNE is set to a value other
@@ -101,10 +99,10 @@ def cache_path(
 ) -> Path:
     """Return the path of the file for the result of a search for the fastest tile sizes.
 
-    The path depends on the properties of the inputs, on the GPU, on the version of Triton and on
-    the source code of the kernels. Similar inputs have the same path. For example, n_queries,
-    n_keys and n_heads change the path only if their number of binary digits changes. So the lengths
-    1,024 and 2,047 have the same path. n_heads includes the batch size.
+    It depends on the properties of the inputs, on the GPU, on the version of Triton and on the
+    source code of the kernels. n_queries, n_keys and n_heads change it only if their number of
+    binary digits changes. So the lengths 1,024 and 2,047 have the same path. n_heads includes the
+    batch size.
     """
     import triton
 
@@ -137,10 +135,7 @@ def _source_hash() -> str:
 
 
 def read_tiles(path: Path) -> Configuration | None:
-    """Return the tile sizes from a file that `write_tiles` wrote.
-
-    The function returns None if the file does not exist or is not valid.
-    """
+    """Return the tile sizes in a file of `write_tiles`, or None without a valid file."""
     try:
         forward, dkdv, dq, dv = json.loads(path.read_text())
         tiles = Configuration(
@@ -153,10 +148,7 @@ def read_tiles(path: Path) -> Configuration | None:
 
 
 def write_tiles(path: Path, tiles: Configuration) -> None:
-    """Save tile sizes in a file, atomically: no process can read an incomplete file.
-
-    If the file cannot be written, the error is ignored. Other processes must then search again.
-    """
+    """Save tile sizes in a file, atomically. Errors are ignored: other processes search again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

@@ -90,16 +90,13 @@ def sum_kernel(
 ):  # fmt: skip
     """Add partial gradients in float32, for one gradient or for two (dK and dV).
 
-    Each partial gradient was computed from one range (split) of the inner loop of the backward
-    pass. The sums, outputs, are (batch, heads, n_rows, HEAD_DIM). With one gradient, `other` is not
-    written.
+    The sums, outputs, are (batch, heads, n_rows, HEAD_DIM). With one gradient, `other` is not
+    written. `combine_kernel` describes the other arguments.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of gradients).
 
     Args:
         partials: float32 (number of gradients, splits, batch, heads, n_rows, HEAD_DIM), contiguous.
-
-    `combine_kernel` describes the other arguments.
     """
     n_blocks = tl.cdiv(n_rows, ROWS)
     head = tl.program_id(0) // n_blocks

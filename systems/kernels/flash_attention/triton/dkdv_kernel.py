@@ -45,8 +45,7 @@ from systems.kernels.flash_attention.triton.tile_ops import (
 def _member(step, first, length, Q_PER_KV: tl.constexpr):
     """Return the member of a group of heads to which a step of a loop belongs, and its row.
 
-    The loop begins at `first` and goes over `length` rows of each of Q_PER_KV heads. The row is
-    between first and first + length.
+    The loop goes over `length` rows of each of Q_PER_KV heads, from `first` on.
     """
     if Q_PER_KV == 1:
         member = 0
@@ -67,11 +66,11 @@ def _add_queries(
     HAS_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr,
     PRECISION: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of one tile of queries to dK and dV (algorithm 2, lines 11 to 16).
+    """Add one tile of queries to dK and dV of a block of keys (algorithm 2, lines 11 to 16).
 
-    The running values dK and dV belong to one block of keys. Queries past the end of the sequence
-    add nothing, because their q, dO, lse and delta are loaded as zeros. The rows of dK and dV for
-    keys past the end are meaningless, and the caller does not store them.
+    Queries past the end of the sequence add nothing, because their q, dO, lse and delta are loaded
+    as zeros. The rows of dK and dV for keys past the end are meaningless, and the caller does not
+    store them.
 
     dk and dv are the running values, scaled with FP16X3. `peak` has the largest magnitude so far of
     each row of dS^T (see `tile_ops.scaled`). k and v are operands of the block (see
@@ -155,10 +154,9 @@ def dkdv_kernel(
 ):  # fmt: skip
     """Compute the gradients dK and dV of a block of keys and values from one range of the queries.
 
-    The queries may be split into several ranges (splits). A separate program then processes each
-    split, and it processes this range of all heads of queries that have the head of keys. BLOCK_Q
-    is the tile of the inner loop, whose loads of queries and dout are pipelined in STAGES. DK and
-    DV tell what to compute.
+    A program processes its range (split) of all heads of queries that have the head of keys.
+    BLOCK_Q is the tile of the inner loop, whose loads of queries and dout are pipelined in STAGES.
+    DK and DV tell what to compute. `forward_kernel` describes the arguments that are not listed.
 
     Grid: (number of blocks of keys * batch * heads of keys * splits,).
 
@@ -174,8 +172,6 @@ def dkdv_kernel(
         queries_per_split: number of queries in each split except the last, a multiple of BLOCK_Q.
         group: heads of keys that are processed together, so that their queries and dout stay in the
             L2 cache (see `tile_ops.schedule`).
-
-    `forward_kernel` describes the other arguments.
     """
     n_blocks = tl.cdiv(total_keys, BLOCK_K)
     n_kv_heads = n_heads // Q_PER_KV

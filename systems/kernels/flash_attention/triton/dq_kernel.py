@@ -46,9 +46,7 @@ def _add_keys(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the contribution of one tile of keys to dQ (algorithm 2, lines 11 to 15).
-
-    The running value of dQ belongs to one block of queries.
+    """Add one tile of keys to dQ of a block of queries (algorithm 2, lines 11 to 15).
 
     `dq` is the running value, scaled with FP16X3. `peak` has the largest magnitude so far of each
     row of dS (see `tile_ops.scaled`). `q` and `do` are operands of the block (see
@@ -104,10 +102,7 @@ def dq_kernel(
     LOWER_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, FP16X3: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient dQ of a block of queries from one range of the keys.
-
-    The keys may be split into several ranges (splits). A separate program then processes each
-    split.
+    """Compute the gradient dQ of a block of queries from one range (split) of the keys.
 
     Grid: (number of blocks of queries * batch * heads * splits,).
 

@@ -71,8 +71,7 @@ def _add_tile(
 ):  # fmt: skip
     """Update the running values of a block of queries with one tile of keys.
 
-    These are the values of online softmax (algorithm 1 of FlashAttention-2, lines 7 to 10). The
-    module docstring gives the formulas.
+    The formulas are at the top of the module (algorithm 1 of FlashAttention-2, lines 7 to 10).
 
     `accumulator` is the running output O, which with FP16X3 is multiplied by 2^14 (TOP_POWER) and
     divided by the unit of the values (see `tile_ops.unit`). `maximum` is the running maximum m of
@@ -141,10 +140,7 @@ def forward_kernel(
     LOWER_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, FP16X3: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the output and log-sum-exp of a block of queries over one range of the keys.
-
-    The keys may be split into several ranges (splits). A separate program then processes each
-    split.
+    """Compute the output and log-sum-exp of a block of queries over one range (split) of the keys.
 
     Grid: (number of blocks of queries * batch * heads * splits,). With PACKED, batch is the number
     of sequences, and the number of blocks is that of the longest sequence.

@@ -42,10 +42,9 @@ def _tile(
 ):  # fmt: skip
     """Load the block of rows that this program processes, from one of up to four tensors.
 
-    The second grid index selects the tensor. Each tensor has the shape (batch, heads, total_rows,
-    HEAD_DIM). `parts_kernel` describes the arguments. Returns the block (ROWS, COLUMNS), the index
-    of its head among the heads of all batch elements, the index of its first row in the sequence,
-    and the first row and the number of rows of the sequence.
+    The second grid index selects the tensor. `parts_kernel` describes the arguments. Returns the
+    block (ROWS, COLUMNS), the index of its head among the heads of all batch elements, the index of
+    its first row in the sequence, and the first row and the number of rows of the sequence.
     """
     n_blocks = tl.cdiv(total_rows, ROWS)
     if PACKED:
@@ -98,10 +97,7 @@ def parts_kernel(
     whole_batch, whole_head, whole_row, n_programs, n_heads, total_rows, n_seen,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Split up to four float32 tensors into float16 halves.
-
-    Each head is first divided by a power of two that depends on its largest magnitude. Then the
-    high half of a number is the number rounded to float16, and the low half is the rounding error.
+    """Split up to four float32 tensors into float16 halves, each head divided by a power of two.
 
     Grid: (number of blocks of ROWS rows * batch * heads, number of tensors to split). With PACKED,
     total_rows are those of all sequences, batch is the number of sequences, and the number of

@@ -149,8 +149,8 @@ def _packing(call: Call) -> Packing | None:
 def negated(q: Tensor) -> Tensor:
     """Return -q, with the strides that the attention output for q has.
 
-    This implements a negative scale: the kernels need a scale of at least 0, and -q with scale -s
-    gives the same scores as q with scale s. The outputs for -q and for q have the same strides.
+    -q with scale -s gives the same scores as q with scale s, and the kernels need a scale of at
+    least 0.
     """
     return torch.neg(q.detach(), out=empty_like(q))
 

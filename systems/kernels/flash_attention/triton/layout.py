@@ -22,9 +22,9 @@ class Layout(NamedTuple):
     """Sizes and strides of a tensor that is viewed as (batch, heads, rows, head_dim).
 
     Fields:
-        strides: strides of the first three dimensions, in elements. The stride of head_dim is 1.
-        is_copy: True if the kernels do not support the strides of the tensor. The tensor must then
-            be copied, and `strides` are those of `tensor.contiguous()`.
+        strides: of the first three dimensions, in elements. The stride of head_dim is 1.
+        is_copy: whether the kernels do not support the strides of the tensor. It must then be
+            copied, and `strides` are those of `tensor.contiguous()`.
     """
 
     batch: int
@@ -51,13 +51,11 @@ class Layout(NamedTuple):
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout (sizes and strides) with which the kernels read a tensor.
+    """Return the layout of a tensor (..., rows, head_dim), or that of a contiguous copy.
 
-    If the kernels do not support the strides of the tensor, the result is the layout of a
-    contiguous copy. The kernels support strides under three conditions: the elements of a row are
-    contiguous, the stride of the rows is below 2^23 elements (MAX_ROW_STRIDE), and all dimensions
-    before the last three can be viewed as one dimension (batch). The shape is (..., rows,
-    head_dim), and strides are in elements.
+    The kernels support strides under three conditions: the elements of a row are contiguous, the
+    stride of the rows is below 2^23 elements (MAX_ROW_STRIDE), and all dimensions before the last
+    three can be viewed as one dimension (batch). Strides are in elements.
     """
     *leading, rows, head_dim = shape
     heads = leading[-1] if leading else 1
@@ -71,10 +69,7 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
 
 def _merged_stride(sizes: list[int], strides: tuple[int, ...]) -> int | None:
-    """Return the stride of several dimensions that are viewed as one dimension.
-
-    The function returns None if the dimensions cannot be viewed as one.
-    """
+    """Return the stride of several dimensions viewed as one, or None if that is impossible."""
     found, span = 0, 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:
@@ -92,12 +87,11 @@ def output_strides(
 ) -> tuple[int, ...]:
     """Return the strides of the output tensor for an input with this shape and these strides.
 
-    In general, they are the strides of `torch.empty_like(input)`. A dense input and its output then
-    have the same strides. The strides are instead those of a contiguous tensor if the input has
-    more than four dimensions, if the stride of its last dimension is not 1, or if the kernels do
-    not support the strides of `torch.empty_like(input)`. The last dimension of the output has size
-    `last_dim`, by default that of the input. If the sizes differ, the output has the same order of
-    dimensions in memory.
+    They are those of `torch.empty_like(input)`, which for a dense input are its own. They are
+    instead those of a contiguous tensor if the input has more than four dimensions, if the stride
+    of its last dimension is not 1, or if the kernels do not support the former. The last dimension
+    of the output has size `last_dim`, by default that of the input. If the sizes differ, the output
+    has the same order of dimensions in memory.
     """
     if last_dim is not None and last_dim != shape[-1]:
         like, found, span = output_strides(shape, strides), [1] * len(shape), last_dim
@@ -118,11 +112,9 @@ _cached_output_strides = functools.lru_cache(maxsize=MAX_LAYOUTS)(output_strides
 
 
 def empty_like(x: Tensor, head_dim: int | None = None) -> Tensor:
-    """Allocate an output tensor with the shape and dtype of x.
+    """Allocate an output with the shape and dtype of x, and the strides of `output_strides`.
 
-    If x is dense, the output generally has the strides of x. `output_strides` describes the
-    exceptions and the strides for other inputs. `head_dim`, if given, is the size of its last
-    dimension.
+    `head_dim`, if given, is the size of its last dimension.
     """
     if head_dim is None or head_dim == x.shape[-1]:
         return x.new_empty_strided(x.shape, _cached_output_strides(x.shape, x.stride()))
@@ -131,11 +123,9 @@ def empty_like(x: Tensor, head_dim: int | None = None) -> Tensor:
 
 
 def four_dimensional(x: Tensor) -> Tensor:
-    """Return x (..., rows, head_dim) as a tensor (batch, heads, rows, head_dim).
+    """Return x (..., rows, head_dim) as (batch, heads, rows, head_dim), if possible a view.
 
-    The dimensions before the last three become one dimension (batch). A missing batch or heads
-    dimension gets size 1. The result is a view of x if possible. A copy may be needed only if x has
-    more than four dimensions.
+    Missing dimensions get size 1. Only x with more than four dimensions may need a copy.
     """
     if x.dim() == 4:
         return x

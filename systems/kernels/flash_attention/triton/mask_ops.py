@@ -163,9 +163,9 @@ def seen_by_queries(
 def masked_tile(position, full_start, full_end, HAS_BEFORE: tl.constexpr):
     """Return the first row of a tile that needs a mask.
 
-    By `seen_keys` or `seen_by_queries`, the tiles that need a mask are those before full_start and
-    those from full_end on. A loop over them goes from first + full_end - full_start to last, in
-    steps of a tile. Its positions below full_end stand for the tiles before full_start.
+    These tiles are those before full_start and those from full_end on, by `seen_keys` or
+    `seen_by_queries`. A loop over them goes from first + full_end - full_start to last, in steps of
+    a tile. Its positions below full_end stand for the tiles before full_start.
     """
     start = position
     if HAS_BEFORE:

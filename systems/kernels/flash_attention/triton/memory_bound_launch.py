@@ -31,12 +31,11 @@ def fp16_split_launch(
 ) -> Launch:
     """Return a cached launch of `parts_kernel`, which splits float32 tensors into float16 halves.
 
-    The high half of a number is the number rounded to float16, after a division by a power of two.
-    The low half is the rounding error. Call the launch with four float32 tensors, the boundaries of
-    packed sequences (or a placeholder), the peaks as computed by `peak_kernel`, and the output
-    tensor. Only the first `count` of the four tensors are split; the others are placeholders. They
-    have the layout `of`, in which batch is the number of sequences if they are packed, `longest`
-    rows at most. Rows of a sequence from n_seen on are replaced by zeros.
+    Call it with four float32 tensors, the boundaries of packed sequences (or a placeholder), the
+    peaks as computed by `peak_kernel`, and the output tensor. Only the first `count` of the four
+    tensors are split; the others are placeholders. They have the layout `of`, in which batch is the
+    number of sequences if they are packed, `longest` rows at most. Rows of a sequence from n_seen
+    on are replaced by zeros.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import parts_kernel
 
@@ -47,13 +46,9 @@ def fp16_split_launch(
 def peak_launch(
     device: torch.device, count: int, of: Layout, n_seen: int, longest: int | None
 ) -> Launch:
-    """Return a cached launch of `peak_kernel`, which computes the peak of each head.
+    """Return a cached launch of `peak_kernel`, which computes the largest magnitude of each head.
 
-    The peak of a head is its largest magnitude. Call the launch with four float32 tensors, the
-    boundaries of packed sequences (or a placeholder), and the output tensor for the peaks, which
-    must be zeros. Only the first `count` of the four tensors are read; the others are placeholders.
-
-    The arguments are those of `fp16_split_launch`.
+    Call it as that of `fp16_split_launch`, with the peaks, which must be zeros, as the output.
     """
     from systems.kernels.flash_attention.triton.fp16_split_kernel import peak_kernel
 
@@ -71,9 +66,7 @@ def _fp16_launch(kernel: Any, count: int, of: Layout, n_seen: int, longest: int 
 def combine_launch(device: torch.device, dtype: torch.dtype, n_splits: int, out: Layout) -> Launch:
     """Return a cached launch of `combine_kernel`, which combines partial attention outputs.
 
-    Each partial output is the attention over one range (split) of the keys. Call the launch with
-    the partial outputs, their log-sum-exps, and the tensors for the result: the output `out` and
-    its log-sum-exp `lse`.
+    Call it with the partial outputs, their log-sum-exps, and for the result `out` and `lse`.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import combine_kernel
 
@@ -92,10 +85,8 @@ def sum_launch(
 ) -> Launch:
     """Return a cached launch of `sum_kernel`, which adds the partial gradients of all splits.
 
-    A split is one range of the queries or keys, and each split has its own partial gradient. The
-    launch adds the partial gradients of one tensor, or those of two tensors (dK and dV). Call the
-    launch with three tensors: the partial gradients, the first result and the second result. If
-    there is only one result, pass this result twice.
+    Call it with the partial gradients of one tensor or of two (dK and dV), and two results. If
+    there is only one result, pass it twice.
     """
     from systems.kernels.flash_attention.triton.combine_kernel import sum_kernel
 
@@ -107,16 +98,13 @@ def sum_launch(
 def memory_bound_constants(of: Layout) -> dict[str, int]:
     """Return the constexpr arguments of a memory-bound kernel by name.
 
-    Each program of such a kernel processes one block of rows of one head. ROWS is the number of
-    rows per program, and COLUMNS is HEAD_DIM rounded up to a power of two, at least 16.
+    ROWS is the number of rows per program, and COLUMNS is HEAD_DIM rounded up to a power of two, at
+    least 16.
     """
     columns = block_d(of.head_dim)
     return {"HEAD_DIM": of.head_dim, "ROWS": MEMORY_BOUND_ELEMENTS // columns, "COLUMNS": columns}
 
 
 def memory_bound_programs(of: Layout) -> int:
-    """Return the number of programs of a memory-bound kernel that processes all rows of a tensor.
-
-    Each program processes one block of rows of one head.
-    """
+    """Return the number of programs: one for each block of rows of each head."""
     return -(-of.rows // (MEMORY_BOUND_ELEMENTS // block_d(of.head_dim))) * of.n_heads

@@ -25,9 +25,8 @@ from systems.kernels.kernel_launch import Launch
 
 
 class ForwardPlan(TritonPlan):
-    """Launch plan of `launch.flash_forward`: its kernel launches for inputs with fixed properties.
+    """Launch plan of `launch.flash_forward`, called with q, k, v and the packed sequences, if any.
 
-    A call of the plan with q, k, v and the packed sequences, if any, runs the forward pass.
     `inputs` are the arguments of `TritonPlan`, and n_splits that of `launch.flash_forward`.
     """
 
@@ -67,11 +66,11 @@ class ForwardPlan(TritonPlan):
 
 
 class BackwardPlan(TritonPlan):
-    """Launch plan of `launch.flash_backward`: its kernel launches for inputs with fixed properties.
+    """Launch plan of `launch.flash_backward`.
 
-    A call of the plan with q, k, v, out, lse, dout, the packed sequences, if any, and the gradient
-    of lse, if any, runs the backward pass. `inputs` are the arguments of `TritonPlan`. Strides are
-    in elements. The others are as given to `launch.flash_backward`.
+    It is called with q, k, v, out, lse, dout, the packed sequences, if any, and the gradient of
+    lse, if any. `inputs` are the arguments of `TritonPlan`. Strides are in elements. The others are
+    as given to `launch.flash_backward`.
     """
 
     def __init__(

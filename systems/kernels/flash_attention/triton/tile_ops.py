@@ -80,11 +80,8 @@ def load_operand(
 ):  # fmt: skip
     """Load a tile (ROWS, COLUMNS) of one head as an operand of a matmul.
 
-    The operand is a tuple of one tile. With FP16X3 (float32 inputs that are split into float16
-    halves), it is a tuple of two tiles, the high half and the low half. The low half is half_stride
-    elements after the high half in memory.
-
-    `load_tile` describes the other arguments.
+    With FP16X3, the low half is half_stride elements after the high half in memory. `load_tile`
+    describes the other arguments.
     """
     high = load_tile(base, first, n_rows, row_stride, HEAD_DIM, ROWS, COLUMNS, RAGGED)
     if not FP16X3:
@@ -98,11 +95,7 @@ def load_operand(
 
 @triton.jit
 def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
-    """Convert a float32 tile to an operand of a matmul.
-
-    Without FP16X3, the operand is a tuple of one tile: x rounded to DTYPE. With FP16X3, it is a
-    tuple of two float16 tiles: the high half (x rounded to float16) and the low half (the rounding
-    error).
+    """Convert a float32 tile to an operand of a matmul: rounded to DTYPE, or two float16 halves.
 
     With FP16X3, the caller must scale x so that its largest magnitudes are around 2^14. Float16 has
     fewer bits for small numbers, so smaller values would lose precision.
@@ -117,10 +110,7 @@ def as_operand(x, DTYPE: tl.constexpr, FP16X3: tl.constexpr):
 
 @triton.jit
 def power_of_two(x):
-    """Return the largest power of two that is not above x; 0 if x is below 2^-126.
-
-    x must be positive and finite.
-    """
+    """Return the largest power of two not above x, positive and finite; 0 if x is below 2^-126."""
     bits = x.to(tl.int32, bitcast=True) & 0x7F800000
     return bits.to(tl.float32, bitcast=True)
 
@@ -140,9 +130,7 @@ def peak_of(peaks, tensor, head, n_programs):
 def unit(peaks, tensor, head, n_programs):
     """Return the power of two by which a head is divided before it is split into float16 halves.
 
-    The power of two depends on the peak of the head, its largest finite magnitude.
-
-    The arguments are those of `peak_of`.
+    It depends on the peak of the head. The arguments are those of `peak_of`.
     """
     bits = tl.load(peak_of(peaks, tensor, head, n_programs))
     peak = tl.maximum(bits, SMALLEST_BITS).to(tl.float32, bitcast=True)
@@ -154,9 +142,9 @@ def scaled(x, peak):
     """Divide each row of x by a power of two, so that `as_operand` can split x into float16 halves.
 
     The function is called once for each tile of a sum of matmuls. The power of two of a row depends
-    on the peak of the row: its largest magnitude in this call and all earlier calls. The power of
-    two can therefore increase from call to call. x is a float32 tile. `peak` is from the previous
-    call, or `SMALLEST` in the first.
+    on its peak, the largest magnitude in this call and all earlier calls. It can therefore increase
+    from call to call. x is a float32 tile. `peak` is from the previous call, or `SMALLEST` in the
+    first.
 
     The result is the scaled x, the new peaks, and a factor for each row. The caller must multiply
     the sum of the earlier matmuls by these factors, which converts it to the new scale.
@@ -225,8 +213,8 @@ def store_tile(
 ):  # fmt: skip
     """Store a tile (ROWS, COLUMNS) of one head, converted to the dtype of the tensor.
 
-    Rows past the end of the head and columns from HEAD_DIM on are not stored. `base` is the address
-    of the first row of the head, and the stride is in elements.
+    Rows past the end of the head and columns from HEAD_DIM on are not stored. For `base` and the
+    stride, see `load_tile`.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     tile = base + tl.cast(first, tl.int64) * row_stride
@@ -239,11 +227,10 @@ def store_tile(
 
 @triton.jit
 def load_rows(base, first, n_rows, ROWS: tl.constexpr, RAGGED: tl.constexpr):
-    """Load ROWS contiguous numbers of one head, which has one number for each row.
+    """Load ROWS contiguous numbers of one head, which has one for each row, such as log-sum-exps.
 
-    An example is the log-sum-exps of ROWS queries. `base` is the address of the number of the first
-    row. With RAGGED, the range may extend past the last row, and the numbers past the end are zero.
-    Otherwise, they are loaded without a mask.
+    `base` is the address of the first. With RAGGED, the range may extend past the last row, and the
+    numbers past the end are zero. Otherwise, they are loaded without a mask.
     """
     row = tl.arange(0, ROWS)
     pointers = base + first + row
@@ -261,9 +248,8 @@ def schedule(
 ):  # fmt: skip
     """Return the block, head and split that a program has to process.
 
-    A kernel divides its work into items, and each program processes one item. An item is a block of
-    rows of one head, together with one range (split) of the inner loop. The function determines the
-    order in which the items start.
+    An item of work is a block of rows of one head, together with one range (split) of the inner
+    loop. The function determines the order in which the items start.
 
     Heads are processed in groups. The tensors that the programs of a group have in common fit
     together in the L2 cache. In a causal pass, the items of a head have different lengths. Within a

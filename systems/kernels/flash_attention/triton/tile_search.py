@@ -50,9 +50,9 @@ def search(
     """Measure all candidate tile sizes on the current GPU, and return the fastest for each kernel.
 
     Each candidate runs repeatedly for about 20 ms. Its time is the median time of one pass. If
-    `tile_table.TABLE` has a separate tile for dV, the tiles for dK and dV are not searched; they
-    are those of the table. n_heads includes the batch size. The other properties are as in
-    `launch.flash_forward`. `report` gets a line of text for each candidate.
+    `tile_table.TABLE` has a separate tile for dV, the tiles for dK and dV are those of the table.
+    n_heads includes the batch size. The other properties are as in `launch.flash_forward`. `report`
+    gets a line of text for each candidate.
 
     Raises:
         RuntimeError: if all candidates of a kernel fail on this GPU.
@@ -96,9 +96,7 @@ def search(
 
 
 class _Candidate:
-    """A forward or backward pass in which one kernel has a candidate tile.
-
-    A call runs the pass and returns its outputs.
+    """A pass in which one kernel has a candidate tile. A call returns its outputs.
 
     The tensors are q, k, v, out, lse and dout. `base` has the tile sizes of all other kernels, and
     `tile` those of the kernel `name`: "forward", "dkdv" or "dq".
@@ -138,10 +136,8 @@ def _fastest(
 ) -> tuple[_Candidate, list[Tensor]] | None:
     """Measure the candidates, and return the fastest one and the outputs of the first that runs.
 
-    The outputs of this first candidate are the reference. A candidate is rejected if its outputs
-    differ too much from the reference: the relative difference in the L2 norm is above `agreement`.
-    A candidate that does not compile or does not run is skipped. The function returns None if no
-    candidate runs.
+    A candidate is rejected if its relative L2 difference to these outputs is above `agreement`, and
+    skipped if it does not compile or run. None if no candidate runs.
     """
     from triton.testing import do_bench
 

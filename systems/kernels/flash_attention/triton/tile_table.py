@@ -43,8 +43,7 @@ class Tile(NamedTuple):
     def options(self, on_hopper: bool) -> dict[str, int]:
         """Return the launch options of Triton for this tile, by name.
 
-        The options are num_warps and, if there is a limit of registers per thread, which applies
-        only to Hopper GPUs, maxnreg.
+        maxnreg, the limit of registers per thread, is only for Hopper GPUs.
         """
         if on_hopper and self.max_registers < MAX_REGISTERS:
             return {"num_warps": self.num_warps, "maxnreg": self.max_registers}
@@ -137,10 +136,7 @@ SOFTCAP_TABLE: dict[tuple[str, int], Configuration] = {
 
 
 def block_d(head_dim: int) -> int:
-    """Return the number of columns of the tiles of the kernels for this head dimension.
-
-    It is head_dim rounded up to a power of two, at least 16.
-    """
+    """Return the columns of the tiles: head_dim rounded up to a power of two, at least 16."""
     return max(MIN_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
@@ -158,21 +154,17 @@ def block_columns(head_dim: int, value_dim: int) -> tuple[int, int]:
 
 
 def kind(dtype: torch.dtype, precision: str) -> str:
-    """Return the kind of matmul: "16-bit", "fp16x3" or "tf32".
-
-    The kind is "16-bit" for float16 and bfloat16 inputs. For float32 inputs, it is the argument
-    `precision`. The kind is a part of the keys of TABLE.
-    """
+    """Return the kind of matmul: "16-bit" for float16 and bfloat16 inputs, else the precision."""
     return precision if dtype == torch.float32 else "16-bit"
 
 
 def configuration(
     head_dim: int, dtype: torch.dtype, precision: str = "fp16x3", softcap: bool = False
 ) -> Configuration:
-    """Return the tile sizes of all kernels from TABLE, which has an entry for each kind of input.
+    """Return the tile sizes of all kernels from TABLE, or with a softcap from SOFTCAP_TABLE.
 
     head_dim is 1 to 256, and dtype float32, bfloat16 or float16. precision is that of float32
-    matmuls, "fp16x3" or "tf32". With a softcap, SOFTCAP_TABLE is used if it has an entry.
+    matmuls, "fp16x3" or "tf32".
     """
     key = kind(dtype, precision), block_d(head_dim)
     return SOFTCAP_TABLE.get(key, TABLE[key]) if softcap else TABLE[key]

@@ -19,9 +19,8 @@ MAX_SPLITS = 32
 def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
     """Return the number of ranges into which the inner loop of each program should be split.
 
-    A separate program then processes each range. The number of ranges is chosen so that the kernel
-    has about 2 * slots programs. There are at most 32 ranges. If there are several ranges, each
-    range except the last has at least 4 tiles. n_programs is without a split, n_tiles that of the
+    The kernel then has about 2 * slots programs. There are at most 32 ranges. If there are several,
+    each except the last has at least 4 tiles. n_programs is without a split, n_tiles that of the
     longest inner loop, and `slots` the number of programs that can run on the GPU at the same time.
     """
     if n_programs == 0:
@@ -35,10 +34,9 @@ def split_rows(
 ) -> tuple[int, int]:
     """Return the number of ranges into which an inner loop is split, and the rows per range.
 
-    The inner loop goes over the rows of a tensor, one tile at a time, and a separate program
-    processes each range of rows. Each range consists of whole tiles, so there may be fewer ranges
-    than requested. The last range may have fewer rows than the others. `default_splits` describes
-    n_programs and `slots`, and its result is the default of n_splits.
+    Each range consists of whole tiles, so there may be fewer than requested, and the last may be
+    shorter. `default_splits` describes n_programs and `slots`, and its result is the default of
+    n_splits.
     """
     n_tiles = -(-length // block)
     if n_splits is None:
@@ -48,10 +46,9 @@ def split_rows(
 
 
 def split_tiles(n_tiles: int, n_splits: int) -> tuple[int, int]:
-    """Divide an inner loop over tiles into ranges of about equal length.
+    """Divide n_tiles >= 1 into at most n_splits ranges; return their number and tiles per range.
 
-    The result is the number of ranges, at most n_splits, and the tiles per range. n_tiles is at
-    least 1. The last range may have fewer tiles.
+    The last range may have fewer tiles.
 
     Raises:
         ValueError: if n_splits is below 1.
@@ -70,10 +67,9 @@ L2_BYTES = 32 << 20
 def heads_in_l2(n_rows: int, head_dim: int, itemsize: int, n_programs: int) -> int:
     """Return the number of heads whose data fit together in the L2 cache.
 
-    A program that computes one block of a head loops over two tensors of the head: keys and values,
-    or queries and the gradient of the output. All programs of the head read the same two tensors.
-    The result is the number of heads whose tensors take at most 32 MiB together. It is at least 1
-    and at most n_programs, the batch size times the number of heads.
+    All programs of a head loop over the same two tensors: keys and values, or queries and the
+    gradient of the output. Those of the result take at most 32 MiB together. It is at least 1 and
+    at most n_programs, the batch size times the number of heads.
     """
     head_bytes = max(1, 2 * n_rows * head_dim * itemsize)
     return max(1, min(n_programs, L2_BYTES // head_bytes))
