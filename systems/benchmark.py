@@ -17,8 +17,10 @@ A benchmark is one Python module, for example in systems/benchmarks. It defines:
                                       results stale. Without it, all modules count that the module
                                       of the benchmark imports. The function must not import torch.
     PRELOAD = ("a.module",)           Optional, default ("torch",). A job imports these modules once
-                                      for all of its runs, to save time. They must not initialize
-                                      CUDA. Ranks that torchrun starts import them again.
+                                      for all of its runs, to save time. torch imports some late:
+                                      torch.fx.experimental.symbolic_shapes in the first backward,
+                                      torch._dynamo for the first optimizer. They must not
+                                      initialize CUDA. Ranks that torchrun starts import them again.
 
 Many results are listed by phase. A phase is a part of the benchmark that is measured separately,
 for example "forward".

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # probabilities. In records of version 1, peak memory of forward includes the autograd graph of
 # another call.
 VERSION = 4
-# torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]

@@ -20,7 +20,6 @@ from systems.attentions import ATTENTIONS
 from systems.benchmark import BenchmarkParams, Unsupported, round_options
 
 VERSION = 1
-# torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
 if TYPE_CHECKING:

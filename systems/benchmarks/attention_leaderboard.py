@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VERSION = 1
-# torch imports this module in the first backward of a process. The import takes time.
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 
 

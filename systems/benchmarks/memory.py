@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-# torch imports this module when a process creates its first optimizer. The import takes time.
 PRELOAD = ("torch._dynamo",)
 # Number of steps before the measured step. In the first step the optimizer allocates its state, and
 # cuBLAS allocates its workspaces. These would otherwise be counted as activations.

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-# torch imports this module when a process creates its first optimizer. The import takes time.
 PRELOAD = ("torch._dynamo",)
 # Number of profiled steps. A few are enough because all steps are alike, and each step adds
 # megabytes to the trace.

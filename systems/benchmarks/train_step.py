@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from systems.training.training import Training
 
 VERSION = 1
-# torch imports this module when a process creates its first optimizer. The import takes time.
 PRELOAD = ("torch._dynamo",)
 
 

@@ -18,7 +18,6 @@ from systems.benchmark import Sources, WrongOutput
 from systems.training.params import TransformerParams
 
 VERSION = 1
-# torch imports this module when a process creates its first optimizer. The import takes time.
 PRELOAD = ("torch._dynamo",)
 
 
