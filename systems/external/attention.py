@@ -37,9 +37,8 @@ _CAUSAL = ("is_causal", "causal")  # names of the parameter that selects the cau
 class ExternalAttention:
     """An attention function from outside this project.
 
-    A reference is such as `my_kernels/flash.py:MyFlash`. With `takes_heads`, the function takes
-    (batch, heads, seq_len, head_dim), otherwise (batch * heads, seq_len, head_dim). `find_shape`
-    corrects the first guess.
+    With `takes_heads`, the function takes (batch, heads, seq_len, head_dim), otherwise (batch *
+    heads, seq_len, head_dim). `find_shape` corrects the first guess.
 
     Raises:
         BadReference: if the reference names something that is not an attention function.
@@ -111,9 +110,9 @@ class ExternalAttention:
 
         The function is called with small inputs: first in the shape that functions of its form
         usually take, then in the other. The first shape with a right output is kept. If none is
-        right, the first without an exception is kept. Its errors then appear in the run. `like` is
-        (batch, heads, seq_len, head_dim), with the dtype, device, head_dim and the largest seq_len
-        of the inputs.
+        right, the first without an exception is kept, whose errors then appear in the run. `like`
+        is (batch, heads, seq_len, head_dim), with the dtype, device, head_dim and the largest
+        seq_len of the inputs.
 
         Raises:
             NotImplementedError: if the function launches a Triton kernel and there is no GPU.
@@ -149,8 +148,7 @@ class ExternalAttention:
 def _keeping_saved_tensors() -> AbstractContextManager[object]:
     """Return a context in which tensors are saved for backward as they are.
 
-    If no hooks of saved tensors are active, they are saved so anyway. Hooks of our own would then
-    only add to the time of a call on the host.
+    Without active hooks of saved tensors, hooks of our own would only take time on the host.
     """
     if torch.compiler.is_compiling():  # compiled code reads saved tensors once
         return nullcontext()
@@ -160,10 +158,7 @@ def _keeping_saved_tensors() -> AbstractContextManager[object]:
 
 
 def _causal_parameter(function: Callable[..., Any]) -> str | None:
-    """Return how to pass the causal mask: the name of the parameter.
-
-    It is "" if the mask is passed by position, and None if there is no such parameter.
-    """
+    """Return the name of the parameter of the causal mask, "" if passed by position, or None."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a builtin without a signature, such as scaled_dot_product_attention
@@ -179,7 +174,7 @@ def _causal_parameter(function: Callable[..., Any]) -> str | None:
 def _is_positional(parameters: list[inspect.Parameter], index: int) -> bool:
     """Return whether the parameter at an index can be the causal mask, passed by position.
 
-    A parameter whose default is not a boolean is another option, for example a scale.
+    One whose default is not a boolean is another option, for example a scale.
     """
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return True

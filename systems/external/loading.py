@@ -21,8 +21,7 @@ def load(text: str) -> Any:
     """Import the file or module of a reference, and return the object with the given name.
 
     A file in a package (a folder with `__init__.py`) is imported as a module of this package. Any
-    other file is imported like a script: it can import files in its folder. A reference is such as
-    `my_kernels/flash.py:MyFlash`.
+    other file is imported like a script: it can import files in its folder.
 
     Raises:
         BadReference: if the file or the name does not exist.
@@ -63,8 +62,8 @@ def module_of(reference: Reference) -> ModuleType:
 def _forget_other_folders(root: Path) -> None:
     """Forget modules that were imported for external code in another folder.
 
-    With --debug, several runs share a process. Without this, a file would get a helper module with
-    the same name from the folder of an earlier run.
+    With --debug, runs share a process, and a file could get a helper of the same name from another
+    folder.
     """
     for folder in _folders - {root}:
         if str(folder) in sys.path and folder != Path.cwd():

@@ -25,7 +25,7 @@ STORED = "stored"
 
 @dataclass(frozen=True)
 class Implementation:
-    """Validator of a parameter that selects an implementation. Use it in `Annotated[str, ...]`.
+    """Validator of a parameter that selects an implementation, for `Annotated[str, ...]`.
 
     The kind is a key of `systems.external.source.KINDS`, and names are those of this project.
     """

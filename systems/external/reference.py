@@ -84,10 +84,10 @@ def is_reference(value: object) -> bool:
 
 
 def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
-    """Return the source file of a module or package, or None if there is none.
+    """Return the source file of a module or package, or None if there is none, without an import.
 
-    Neither the module nor the packages that contain it are imported. Packages without `__init__.py`
-    (namespace packages) are found, too. `folders` are searched first, then the current folder.
+    Packages without `__init__.py` (namespace packages) are found, too. `folders` are searched
+    first, then the current folder.
     """
     first, *rest = name.split(".")
     file, inside = _in_folders(first, [*map(str, folders), os.getcwd(), *sys.path])
@@ -99,10 +99,7 @@ def find_module(name: str, folders: Iterable[Path] = ()) -> Path | None:
 
 
 def is_importable(name: str, folders: Iterable[Path] = ()) -> bool:
-    """Return whether there is a top-level module of any kind, without importing it.
-
-    It may also be in `folders`.
-    """
+    """Return whether a top-level module exists, also in `folders`, without an import."""
     paths = [*map(str, folders), os.getcwd()]
     return PathFinder.find_spec(name, paths) is not None or any(
         finder.find_spec(name, None) is not None for finder in sys.meta_path

@@ -76,9 +76,7 @@ def _check(path: Path, mtime_ns: int, reference: Reference, kind: str) -> None:
 
 
 def likely_kind(reference: Reference) -> str | None:
-    """Return the kind, a key of KINDS, of an implementation, as far as its source shows it.
-
-    It is None for example if the name is imported from another module.
+    """Return the kind, a key of KINDS, of an implementation, or None if that is unclear.
 
     Raises:
         BadReference: if the file or the name does not exist, or if the file has a syntax error.
@@ -124,10 +122,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _statements(body: list[ast.stmt], optional: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield the statements at the top level of a module, and whether an import may skip them.
-
-    Those inside `if`, `try` and `with` are included.
-    """
+    """Yield the statements at the top level, and whether `if` or `try` may skip them."""
     for node in body:
         yield node, optional
         for inner in ("body", "orelse", "finalbody"):
@@ -297,9 +292,9 @@ def _check_signature(
 
 
 def _arguments(tree: ast.Module, definition: Definition) -> ast.arguments | None:
-    """Return the parameters of a function, or of the `forward` or `__init__` of a class.
+    """Return the parameters of a function, or of `forward` or `__init__` of a class or its base.
 
-    The method may be inherited from a class in the same file. None if it is not in the file.
+    None if the method is not in the file.
     """
     if not isinstance(definition, ast.ClassDef):
         return definition.args
