@@ -184,12 +184,9 @@ class HopperBackwardPlan:
     of lse, if any, returns dq, dk and dv. It copies inputs first if TMA does not support their
     addresses or strides.
 
-    Args:
-        shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
-        out_strides, dout_strides: in elements.
-        call: the result of `Call.for_plan`.
-        n_splits, q_per_item, deterministic: as given to `flash_backward`.
-        gradient_strides: of dq, dk and dv; by default from `layout.output_strides`.
+    Shapes, strides, dtypes and devices are those of q, k and v, from `call.signature`, and `call`
+    is the result of `Call.for_plan`. `gradient_strides` are of dq, dk and dv, by default from
+    `layout.output_strides`. Strides are in elements. The others are as given to `flash_backward`.
     """
 
     def __init__(
@@ -392,11 +389,9 @@ class HopperBackwardPlan:
     ) -> None:
         """Create the launch of the kernel that computes the gradients, and its TMA descriptors.
 
-        The docstring of this module lists the kernels.
-
-        The layouts are those of q, k, v, out, dout, dq, dk and dv. `constants` has the values of
-        the constexpr parameters from IS_CAUSAL to SOFTCAP, and `numbers` those of the int and float
-        parameters after the strides.
+        The layouts are those of q, k, v, out, dout, dq, dk and dv. `constants` has the constexpr
+        parameters from IS_CAUSAL to SOFTCAP, and `numbers` the int and float parameters after the
+        strides.
         """
         from systems.kernels.flash_attention.hopper.backward.d64 import backward_kernel
         from systems.kernels.flash_attention.hopper.backward.d128 import d128_backward_kernel

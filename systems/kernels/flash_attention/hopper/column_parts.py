@@ -155,10 +155,7 @@ def store_to_rows(
 
 @gluon.jit
 def store_to_shared(buffer, sums, IN_PARTS: gl.constexpr):
-    """Store a sum to shared memory, for TMA to copy it from there.
-
-    The buffer is (64, TILE), with the dtype of the tensor in global memory.
-    """
+    """Store a sum to shared memory (64, TILE), in the dtype of `buffer`, for TMA to copy it."""
     dtype: gl.constexpr = buffer.dtype
     if IN_PARTS:
         LOW: gl.constexpr = sums[0].shape[1]

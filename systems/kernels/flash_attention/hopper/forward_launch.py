@@ -115,11 +115,9 @@ class HopperForwardPlan:
     output and its log-sum-exp. It copies q, k and v first if TMA does not support their addresses
     or strides.
 
-    Args:
-        shapes, strides, dtypes, devices: those of q, k and v, from `call.signature`.
-        call: the result of `Call.for_plan`.
-        tile, n_splits: as given to `flash_forward`.
-        out_strides: by default from `layout.output_strides` for q.
+    Shapes, strides, dtypes and devices are those of q, k and v, from `call.signature`, and `call`
+    is the result of `Call.for_plan`. `out_strides` are by default from `layout.output_strides` for
+    q. The others are as given to `flash_forward`.
 
     Raises:
         ValueError, RuntimeError: as `flash_forward`.
@@ -321,13 +319,11 @@ _forward_plan = functools.lru_cache(maxsize=MAX_PLANS)(HopperForwardPlan)
 def _counters(device: torch.device, stream: int, reuse_counters: bool) -> Tensor:
     """Return the two work counters of a kernel launch, int32 (2,), with the value zero.
 
-    The programs of the kernel share the work items with these counters, and set them to zero again
-    at the end. Launches on one stream run one after another, so all launches on a stream can use
-    the same counters.
+    The kernel sets them to zero again at the end. Launches on one stream run one after another, so
+    they can use the same counters.
 
-    A CUDA graph may be replayed on any stream. For this reason, a launch during the capture of a
-    graph gets new counters, and the graph owns their memory. Without reuse_counters, every call
-    returns new counters.
+    A CUDA graph may be replayed on any stream. So a launch during the capture of a graph gets new
+    counters, and the graph owns their memory. Without reuse_counters, every call returns new ones.
     """
     if not reuse_counters or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int32, device=device)

@@ -47,10 +47,7 @@ class KernelOptions(NamedTuple):
 
 
 def kernel_options(call: Call, lengths: tuple[int, int], head_dim: int) -> KernelOptions:
-    """Return the arguments of the Hopper kernels for a call.
-
-    `lengths` are the numbers of queries and of keys per head.
-    """
+    """Return the arguments of the kernels; `lengths` are the queries and keys per head."""
     mask, is_packed = call.mask, call.packing is not None
     if not is_packed:  # bounds beyond all keys change nothing
         left, right = (

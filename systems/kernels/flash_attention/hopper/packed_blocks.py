@@ -22,11 +22,10 @@ SEQUENCES = tl.constexpr(128)  # number of sequences that `padded_tile` compares
 
 @triton.jit
 def packed_block(blocks, item, n_heads, group):
-    """Return the sequence, the block and the head of a work item.
+    """Return the sequence, the block and the head of a work item, heads in groups of `group`.
 
-    Heads are processed in groups. The tensors that the programs of a group have in common fit
-    together in the L2 cache. `blocks` is the list of `packed_blocks_kernel`. `item` is below
-    n_heads times the number of blocks.
+    `blocks` is the list of `packed_blocks_kernel`. `item` is below n_heads times the number of
+    blocks. For groups, see `tile_ops.schedule`.
     """
     n_blocks = tl.load(blocks)
     first = item // (n_blocks * group) * group

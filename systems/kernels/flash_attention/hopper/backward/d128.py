@@ -122,13 +122,12 @@ def _add(shared, problem, dq_desc):
 
 @gluon.jit
 def _begin_dq(shared, i, zero, layout: gl.constexpr, HALF: gl.constexpr):
-    """Issue the WGMMAs that compute half of the columns of dQ for tile i - 1, as dQ^T.
+    """Issue the WGMMAs of half of the columns of dQ for tile i - 1, as dQ^T, float32 (64, 64).
 
-    The function returns dQ^T, float32 (64, 64). The caller must wait for the WGMMAs before it uses
-    dQ^T. For i = 0 there is no earlier tile, and the caller must not use the result. Consumer 0
-    (HALF) computes columns 0 to 63 of dQ, and consumer 1 computes columns 64 to 127. `i` counts the
-    steps that this program has completed. `zero` is the number 0; in a loop, it must be a variable
-    that the compiler does not know to be constant.
+    The caller must wait for the WGMMAs before it uses dQ^T. For i = 0 there is no earlier tile, and
+    the caller must not use the result. Consumer 0 (HALF) computes columns 0 to 63 of dQ, and
+    consumer 1 the others. `zero` is the number 0; in a loop, it must be a variable that the
+    compiler does not know to be constant.
     """
     slot = (i + DS_SLOTS - 1) % DS_SLOTS
     zeros = gl.zeros([CHUNK, BLOCK_Q], gl.float32, layout)
@@ -198,7 +197,7 @@ def _step(
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
-    A tile consists of 64 queries. Both consumers call this function in each step of a work item.
+    Both consumers call this function for each tile, of 64 queries.
 
     dk and dv are the gradients of this consumer's 64 keys, (64, COLUMNS), summed over the earlier
     tiles (see `column_parts`). dk is not yet multiplied by the scale. `i` counts the earlier tiles

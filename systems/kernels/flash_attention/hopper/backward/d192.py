@@ -173,7 +173,7 @@ def _zeros(ROWS: gl.constexpr):
 def _load_left(tile):
     """Load a tile (64, 64) from shared memory, as left operand of `_add_product`.
 
-    The result has the same registers in two layouts, for the wide and for the narrow part.
+    The wide and the narrow part have different layouts of the same registers.
     """
     for_wide: gl.constexpr = gl.DotOperandLayout(0, WIDE_LAYOUT, 2)
     for_narrow: gl.constexpr = gl.DotOperandLayout(0, NARROW_LAYOUT, 2)
@@ -288,12 +288,9 @@ def _add(shared, dq_desc, dq, row, WHICH: gl.constexpr):
 def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED: gl.constexpr):
     """Compute P of tile i, add its contribution to dV^T, and add a part of dQ of tile i - 1.
 
-    A tile consists of 64 queries. Consumer P calls this function in each step of a work item.
-
     The WGMMAs of `sums`, dV^T of the work item (see `_zeros`), may be in flight, also when the
-    function returns. `i` counts the earlier tiles of the work item, over all heads of q. `row` is
-    the row of dq_desc at which dQ^T of tile i - 1 starts. A tile is MASKED if some of its queries
-    do not see all keys, or if keys are past the end. Returns the new sums.
+    function returns. Returns the new sums. `row` is the row of dq_desc at which dQ^T of tile i - 1
+    starts. For `i` and MASKED, see `_step` in `backward.d128`.
     """
     dtype: gl.constexpr = shared.q.dtype
     slot = i % SLOTS
@@ -339,11 +336,9 @@ def _step_of_p(shared, dq_desc, problem, item, i, sums, first_query, row, MASKED
 def _step_of_ds(shared, dq_desc, i, sums, zero, row):
     """Compute dS of tile i, add its contribution to dK^T, and add a part of dQ of this tile.
 
-    Consumer DS calls this function in each step of a work item.
-
     `sums` is dK^T of the work item (see `_zeros`), not yet multiplied by the scale. `zero` is the
     number 0, not as a constant, see `backward.d128`. `row` is the row of dq_desc at which dQ^T of
-    tile i starts. `_step_of_p` describes the other arguments. Returns the new sums.
+    tile i starts. For `i`, see `_step` in `backward.d128`. Returns the new sums.
     """
     dtype: gl.constexpr = shared.q.dtype
     slot = i % SLOTS

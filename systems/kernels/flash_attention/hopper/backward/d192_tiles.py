@@ -136,10 +136,7 @@ def keys_of_box(wide, narrow, box):
 
 @gluon.jit
 def copies_in(tile, desc, N: gl.constexpr):
-    """Return a tile in shared memory as an array of N tiles of (32 rows, 64 columns).
-
-    TMA copies these one by one. Their dtype and layout are those of `desc`.
-    """
+    """Return a tile in shared memory as N tiles (32, 64), with the layout of `desc`, for TMA."""
     return reinterpret(tile, desc.dtype, [N, 1, 1, NARROW, BOX], desc.layout)
 
 

@@ -221,15 +221,12 @@ def _step(
 ):  # fmt: skip
     """Add the contribution of tile i to dk and dv, and add dQ of tile i - 1 to global memory.
 
-    A tile consists of 64 queries. Both consumers call this function in each step of a work item.
-
     dk and dv are this consumer's half of the columns of the gradients of the 64 keys, float32,
-    summed over the earlier tiles. dk is not yet multiplied by the scale. `i` counts the earlier
-    tiles of the work item, over all heads of q, and `row` is the row of dq_desc at which the half
-    of dQ^T of tile i - 1 starts. HIGH is the number of columns of the second half that the matmuls
-    use, 64 or 128. VALUE_HIGH is the same for V, dO and dV, 0, 64 or 128; with 0, consumer 1 does
-    not change dv. A tile is MASKED if some of its queries do not see all keys, or if keys are past
-    the end. Returns the new dk and dv.
+    summed over the earlier tiles. dk is not yet multiplied by the scale. `row` is the row of
+    dq_desc at which the half of dQ^T of tile i - 1 starts. HIGH is the number of columns of the
+    second half that the matmuls use, 64 or 128. VALUE_HIGH is the same for V, dO and dV, 0, 64 or
+    128; with 0, consumer 1 does not change dv. For the others, see `_step` in `backward.d128`.
+    Returns the new dk and dv.
     """
     dtype: gl.constexpr = shared.q.dtype
     COLUMNS: gl.constexpr = dk.shape[1]

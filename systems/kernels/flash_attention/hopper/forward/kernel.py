@@ -172,9 +172,7 @@ def _consumer(
     """Compute the output and log-sum-exp of 64 queries of each work item. A consumer runs this.
 
     Consumer number WHICH computes the queries WHICH * 64 to WHICH * 64 + 63 of the work item.
-
-    The tuples `tensors`, `barriers` and `strides` are unpacked in the first lines of the function
-    and where they are used. `hopper_forward_kernel` describes the constants.
+    `hopper_forward_kernel` describes the constants.
     """
     out_desc, out, partials, lse, q_ring, k_ring, v_ring, o_smem, work_smem = tensors
     q_full, q_empty, k_full, k_empty, v_full, v_empty, work_full, work_empty = barriers
