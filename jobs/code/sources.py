@@ -82,9 +82,9 @@ class SourceTree:
         folders = (root,) if root == path.parent else (root, path.parent)
         for item in source.imports:
             module = _absolute(item, path, root)
-            if module is None or module.partition(".")[0] in sys.stdlib_module_names:
+            if module is None or _is_within(module, left_out):
                 continue
-            if _is_within(module, left_out):
+            if not item.level and module.partition(".")[0] in sys.stdlib_module_names:
                 continue
             yield from self._along(module, folders)
             for name in item.names:

@@ -43,6 +43,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     own.write("helper.py", "from systems.kernels.flash_attention import naive\nVALUE = 1\n")
     own.write(".venv/lib/python3/site-packages/installed.py", "X = 1\n")
     own.write("bench.py", "import installed\nimport my_kernels.flash\n")
+    own.write("queue/__init__.py", "from . import calendar\n")
+    own.write("queue/calendar.py", "NAME = 1\n")
     monkeypatch.chdir(own.folder)
     monkeypatch.syspath_prepend(str(own.folder / ".venv/lib/python3/site-packages"))
     return own
@@ -82,6 +84,9 @@ def test_all_imported_modules_of_the_repository_count_but_no_installed_ones(own:
     left_out = ("my_kernels.tiles", "helper")
     assert names(tree, "bench", left_out) == KERNELS - {"my_kernels/tiles.py"} | {"bench.py"}
     assert names(tree, "bench", ("my_kernels",)) == {"bench.py"}
+    # Names of the standard library, in relative imports
+    queue = {"queue/__init__.py", "queue/calendar.py"}
+    assert names(tree, "queue/__init__.py:NAME") == queue
     assert tree.files("gone.py:X") is None and tree.files("gone.bench") is None
 
 
