@@ -36,7 +36,8 @@ def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], l
 
     These are the copy of the current folder, which need not exist, or None if it is in no
     repository; folders in copies for PYTHONPATH; and folders for PYTHONPATH that are in no copy.
-    `copies` has the folder of the copy of each repository, by the root of the repository.
+    `copies` has the folder of the copy of each repository, by the root of the repository. One that
+    is inside another comes first.
     """
 
     def copied(folder: Path) -> Path | None:

@@ -109,7 +109,10 @@ def place(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
 
 
 def _sources(results: Path) -> list[_Source]:
-    """Return the repositories to copy: that of the current folder and that of this project."""
+    """Return the repositories to copy: that of the current folder and that of this project.
+
+    If one is inside the other, it comes first: files in both are those of the inner one.
+    """
     roots = dict.fromkeys([repository_root(Path.cwd()), repository_root(ROOT)])
     sources: list[_Source] = []
     for root in roots:
@@ -129,7 +132,7 @@ def _sources(results: Path) -> list[_Source]:
             "--snapshot requires a git repository around the current folder or this project, got "
             f"none around {str(Path.cwd())!r} and {str(ROOT)!r}"
         )
-    return sources
+    return sorted(sources, key=lambda source: -len(source.root.parts))
 
 
 def _holds(root: Path, folder: Path) -> bool:

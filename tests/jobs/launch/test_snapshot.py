@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.checkout import BENCHMARK, Checkout, own_repository
+from tests.jobs.checkout import BENCHMARK, Checkout, own_repository, project_checkout
 from tests.jobs.harness import facts, records, umask
 
 # Returns the paths of what it imports.
@@ -53,6 +53,19 @@ def test_local_jobs_run_from_a_snapshot(tmp_path: Path, project: Checkout) -> No
     git = record.environment["git"]
     assert git["snapshot"] == code["snapshot"] and git["dirty"] is False
     assert git["commit"] == project.git("rev-parse", "HEAD")
+
+
+@pytest.mark.slow
+def test_this_project_is_cloned_inside_the_repository_of_the_user(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    own.write("own/bench.py", IMPORTS)
+    own.commit()
+    project = project_checkout(own.folder / "tools/sweeps")
+    own.submit("--out", tmp_path / "out", "--snapshot", project=project.folder)
+    (snapshot,) = (tmp_path / "out" / "snapshots").iterdir()
+    (record,) = records(tmp_path / "out")
+    names = ("own/helper.py", "sweeps/jobs/__init__.py", "sweeps/systems/__init__.py")
+    assert facts(record)["files"] == [str(snapshot / name) for name in names]
 
 
 @pytest.mark.slow
