@@ -218,8 +218,9 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
     cwd, environment = environment_of(manifest)
-    always = {"requeue": True, "chdir": cwd, "exclusive": shape.exclusive}
-    additional = {**always, **slurm.additional_parameters}
+    own = slurm.additional_parameters
+    always = {"requeue": not own.get("no_requeue"), "chdir": cwd, "exclusive": shape.exclusive}
+    additional = {**always, **own}
     comment = [additional.get("comment"), token_of(manifest.id, place)]
     additional["comment"] = " ".join(str(part) for part in comment if part)
     given: dict[str, Any] = {
@@ -248,7 +249,10 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
         # If a worker dies, end the job on all nodes. Otherwise the other nodes would wait until the
         # time limit.
         "srun_args": ["--kill-on-bad-exit=1", "--export=ALL", *cpus, *slurm.srun_args],
-        "additional_parameters": {k: v for k, v in additional.items() if v not in (None, False)},
+        # 0 is a value, although it equals False.
+        "additional_parameters": {
+            k: v for k, v in additional.items() if v is not None and v is not False
+        },
         "wckey": None,  # some sites refuse unknown keys
     }
     task = [str(manifest.path), digest, str(additional["chdir"] or cwd or os.getcwd())]

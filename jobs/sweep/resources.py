@@ -12,10 +12,10 @@ from jobs.sweep.context import STRICT, Name, Positive, Scalar
 from jobs.sweep.messages import expected
 
 # Options with which sbatch does not submit one job per job of the sweep, or does not print its id,
-# or with which the jobs lack their environment or their output.
+# or with which the jobs lack their environment, their output or the warning of their time limit.
 _RESERVED = (
-    "array", "error", "export", "export-file", "help", "input", "output", "parsable", "test-only",
-    "usage", "version", "wait", "wrap",
+    "array", "error", "export", "export-file", "help", "input", "output", "parsable", "signal",
+    "test-only", "usage", "version", "wait", "wrap",
 )  # fmt: skip
 
 
@@ -39,11 +39,12 @@ def _no_nul(value: str) -> str:
 
 
 def _option(name: str) -> str:
+    """Return the name of an option with _ instead of -, as submitit has them."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise ValueError("an option of sbatch without the leading --, such as mail-type")
     if name.replace("_", "-") in _RESERVED:
         raise ValueError("another option; the submit command sets this one")
-    return name
+    return name.replace("-", "_")
 
 
 _Reference = Annotated[str, PlainValidator(_reference)]  # $PARAMETER

@@ -52,7 +52,7 @@ REFUSED = {
     "slurm: {srun_args: #}": ["--label", '["a\\nb"]'],
     "slurm: {additional_parameters: #}": [
         *("[a]", "{a: [1]}", "{--mem: 1}", "{'a=b c': 1}", "{'': 1}", '{a: "x\\ny"}'),
-        *('{"a\\nb": 1}', "{parsable: true}", "{test_only: true}"),
+        *('{"a\\nb": 1}', "{parsable: true}", "{test_only: true}", "{signal: USR1}"),
     ],
     "tables: [{name: t, title: #}]": NOT_TEXT,
     "tables: [{name: t, rows: #}]": ["size", "[1]", "[sise]", "[size, size]"],

@@ -117,7 +117,7 @@ slurm:
   constraint: nvlink
   python: apptainer exec --nv 'my image.sif' python3
   srun_args: [--cpu-bind=none]
-  additional_parameters: {reservation: bench, requeue: false}
+  additional_parameters: {reservation: bench, no-requeue: true, job-name: mine, mem: 0}
 """
 
 
@@ -137,7 +137,9 @@ def test_dry_run_shows_the_sbatch_scripts_with_the_settings_of_the_cluster(tmp_p
         "--ntasks-per-node=1",
         "--gpus-per-node=h100:4",
         "--cpus-per-task=6",
-        "--mem=1536MB",
+        "--mem=0",
+        "--job-name=mine",
+        "--no-requeue",
         "--time=1",
         "--signal=USR2@15",
         "--partition=h100",
@@ -147,7 +149,9 @@ def test_dry_run_shows_the_sbatch_scripts_with_the_settings_of_the_cluster(tmp_p
         """--account='it'"'"'s mine'""",
     ):
         assert f"#SBATCH {line}" in lines
-    assert not {"#SBATCH --requeue", "#SBATCH --exclusive"} & set(lines)
+    options = [re.match(r"#SBATCH --([\w-]+)", line) for line in lines]
+    names = [found[1] for found in options if found]
+    assert not {"requeue", "exclusive"} & set(names) and len(set(names)) == len(names)
     assert "--kill-on-bad-exit=1 --export=ALL --cpus-per-task=6 --cpu-bind=none" in done.stdout
     assert " apptainer exec --nv 'my image.sif' python3 -u -m jobs.launch.wor" in done.stdout
     assert not out.exists()
