@@ -130,9 +130,10 @@ class _Expander:
         shape = self.shape(scope, params)
         if identity in self.runs:
             self.duplicates += 1
-            if shape != self.runs[identity].shape:
+            found = self.runs[identity]
+            if (shape, scope.timeout_s) != (found.shape, found.timeout_s):
                 first = ".".join(map(str, self.origin[identity]))
-                what = f"the same run is in {first} with other resources or launch settings"
+                what = f"the same run is in {first} with other resources, launch or timeout_s"
                 self.refuse(scope.path, f"{what}; remove one", point)
             return
         code = benchmark.references(params)

@@ -111,6 +111,7 @@ _CASES = [
         "the same resources, got 1 node, 2 processes per node for ranks=2",
     ),
     (ONE + "cases: [{}, {resources: {nodes: 2}}]", "the same run is in cases.0"),
+    (ONE + "cases: [{timeout_s: 5}, {timeout_s: 9}]", "the same run is in cases.0"),
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
     (ONE + "exclude: ['window > 5']", "have no order"),
