@@ -139,10 +139,9 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
 def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None) -> Expansion:
     """Return an expansion in which each run forms a block with its baseline in the other checkout.
 
-    Of `keys`, the key `blocks` of the sweep, `aa` and the rounds are used.
+    Of `keys`, the key `blocks` of the sweep, all but `interleave` and `baseline` are used.
     """
     keys = keys or Blocks()
-    sustained = {run for block in expansion.blocks for run in block.sustained}
     runs: list[Run] = []
     blocks: list[Block] = []
     for run in expansion.runs:
@@ -155,7 +154,7 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
                 runs=members,
                 rounds=keys.most_rounds,
                 aa=keys.aa,
-                sustained=members if run.id in sustained else (),
+                sustained=members if run.id in expansion.sustained else (),
                 auto=keys.is_auto,
                 trial=keys.most_rounds > 1,
             )

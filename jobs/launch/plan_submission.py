@@ -84,6 +84,10 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     if other is None:
         _require_candidates(loaded, expansion)
     else:
+        if sweep.repeats > 1:
+            what = "repeats must be 1 together with --against; set --rounds instead"
+            at = loaded.document.at(("repeats",))
+            raise InputError([Problem(at, f"{what}, got {sweep.repeats}")])
         require_benchmarks(other, expansion.runs)
         if same_sources(other, expansion.runs):
             notes.append(

@@ -43,6 +43,7 @@ class Expansion:
     duplicates: int  # combinations that repeat an earlier run
     warnings: list[Problem] = field(compare=False)
     blocks: list[Block]  # groups of runs that are measured in turn
+    sustained: frozenset[str]  # ids of runs that are measured over seconds, if they are in a block
 
 
 def expand(loaded: LoadedSweep) -> Expansion:
@@ -98,11 +99,24 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        text = paired.sustained.where if paired and paired.sustained else None
-        where = None if text is None else self.condition(text, "blocks", "sustained", "where")
-        formed = form_blocks(ordered, self.sweep, where, self.document)
+        sustained = frozenset(self.sustained(ordered))
+        if self.problems:
+            raise self.error()
+        formed = form_blocks(ordered, self.sweep, sustained, self.document)
         counts = (self.excluded, self.filtered, self.duplicates)
-        return Expansion(ordered, *counts, list(self.without_effect()), formed)
+        return Expansion(ordered, *counts, list(self.without_effect()), formed, sustained)
+
+    def sustained(self, runs: list[Run]) -> Iterator[str]:
+        """Yield the ids of the runs that satisfy the condition of `blocks.sustained`."""
+        keys = self.sweep.blocks.sustained if self.sweep.blocks is not None else None
+        if keys is None:
+            return
+        path = ("blocks", "sustained", "where")
+        where = None if keys.where is None else self.condition(keys.where, *path)
+        for run in runs:
+            values = {"run.benchmark": run.benchmark, **run.params}
+            if where is None or self.holds(where, values, path):
+                yield run.id
 
     def error(self) -> InputError:
         found = []

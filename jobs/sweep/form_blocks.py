@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from jobs.block import Block, block_id
@@ -10,7 +10,6 @@ from jobs.code.short_names import as_in_runs
 from jobs.errors import ENOUGH, InputError, Problem, nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
-from jobs.sweep.conditions import Condition, ConditionError
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
@@ -18,13 +17,13 @@ from jobs.sweep.strict_yaml import DataPath, Document
 def form_blocks(
     runs: Iterable[Run],
     sweep: Sweep,
-    sustained: Condition | None,
+    sustained: Collection[str],
     document: Document,
 ) -> list[Block]:
     """Return the blocks of a sweep, in the order of their first runs.
 
-    Runs whose benchmark has none of the interleaved parameters are in no block. `sustained` is the
-    condition of `blocks.sustained`. Raises InputError if runs cannot form a block.
+    Runs whose benchmark has none of the interleaved parameters are in no block. `sustained` has the
+    ids of the runs that are measured over seconds. Raises InputError if runs cannot form a block.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
@@ -38,7 +37,7 @@ def form_blocks(
 class _Former:
     """Forms the blocks of one sweep, and collects the errors."""
 
-    def __init__(self, sweep: Sweep, keys: Blocks, sustained: Condition | None, document: Document):
+    def __init__(self, sweep: Sweep, keys: Blocks, sustained: Collection[str], document: Document):
         self.sweep, self.keys = sweep, keys
         self.sustained, self.document = sustained, document
         self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
@@ -88,23 +87,13 @@ class _Former:
             runs=tuple(run.id for run in ordered),
             rounds=self.keys.most_rounds,
             aa=self.keys.aa,
-            sustained=tuple(run.id for run in ordered if self.is_sustained(run)),
+            sustained=tuple(run.id for run in ordered if run.id in self.sustained),
             auto=self.keys.is_auto,
             trial=self.keys.most_rounds > 1,
         )
 
     def is_baseline(self, run: Run) -> bool:
         return all(run.params.get(name, ...) == value for name, value in self.baseline.items())
-
-    def is_sustained(self, run: Run) -> bool:
-        if self.keys.sustained is None:
-            return False
-        try:
-            known = {"run.benchmark": run.benchmark, **run.params}
-            return self.sustained is None or self.sustained(known)
-        except ConditionError as error:
-            self.at(("sustained", "where"), str(error))
-            return False
 
     def wrong_baseline(self, members: list[Run], baselines: list[Run]) -> str:
         wanted = ", ".join(f"{k}={format_scalar(v)}" for k, v in self.keys.baseline.items())

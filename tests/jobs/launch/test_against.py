@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.results.manifest import read_manifests
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, own_repository, project_checkout
 from tests.jobs.harness import call, facts, records
@@ -75,7 +76,9 @@ def test_ranks_run_the_code_of_a_folder_with_changes(own: Checkout, tmp_path: Pa
     other = tmp_path / "other"
     shutil.copytree(own.folder, other)
     (other / "helper.py").write_text("VALUE = 'theirs'\n")
-    own.submit("--against", str(other), "blocks.rounds=1")
+    own.submit("--against", str(other), "blocks={rounds: 1, sustained: {seconds: 1}}")
+    (manifest,) = read_manifests(own.folder / "logs/own")
+    assert [block.sustained == block.runs for block in manifest.blocks] == [True]
     found = records(own.folder / "logs/own")
     assert [code for _, code in codes(found)] == ["theirs", "new", "theirs"]
     assert [json.loads(facts(r)["round"])["check"] for r in found] == [True, True, False]
@@ -113,6 +116,7 @@ def test_wrong_values(own: Checkout) -> None:
     told = refusal(own, "--local", "--against=no-such-revision")
     assert "a git revision or a folder" in told and "'no-such-revision'" in told
     assert "another checkout" in refusal(own, "--local", "--against=.")
+    assert "repeats must be 1" in refusal(own, "--dry-run", "--against=HEAD", "repeats=4")
     for given in ("--upload-pack=x", ""):
         assert "--against" in refusal(own, "--local", f"--against={given}")
     assert not (own.folder / "logs").exists()
