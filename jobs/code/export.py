@@ -16,14 +16,16 @@ from jobs.whole_files import file_hash
 TIMEOUT_S = 600.0  # of a git command that writes many files
 
 
-def export_working_tree(root: Path, target: Path, left_out: Sequence[str] = ()) -> None:
+def export_working_tree(
+    root: Path, target: Path, left_out: Sequence[str] = (), untracked: Sequence[str] = ()
+) -> None:
     """Copy the files that git tracks, also those of submodules, as they are in the working tree.
 
     They are copied without git, whose filters and bits (skip-worktree) would write other contents.
-    `left_out` are files and folders, relative to the root.
+    `left_out` are files and folders, and `untracked` are further files, relative to the root.
     """
     target.mkdir(parents=True)
-    for name in tracked_files(root, list(left_out)):
+    for name in (*tracked_files(root, list(left_out)), *untracked):
         source, copy = root / name, target / name
         if source.is_symlink() or source.is_file():  # else it was deleted, or is a submodule
             copy.parent.mkdir(parents=True, exist_ok=True)

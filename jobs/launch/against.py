@@ -23,9 +23,9 @@ from typing import Any
 from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
-from jobs.code.export import export_revision
+from jobs.code.export import export_revision, export_working_tree, hash_of
 from jobs.code.imports import read_source
-from jobs.code.state import CodeState, repository_root
+from jobs.code.state import CodeState, ignored_in, repository_root
 from jobs.errors import CommandError
 from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Checkout
@@ -33,12 +33,11 @@ from jobs.run import Run
 from jobs.sweep.expand import Expansion
 from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Blocks
-from jobs.whole_files import file_hash
 from jobs.worker.environment import with_project
 
 OF_THE_LAUNCHER = ("jobs", "tests", "aggregate.py")  # not copied from a checkout of this project
-# Folders of a checkout that contain results or caches.
-_NO_CODE = ("logs", "__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", ".hypothesis")
+# What is not copied from a folder without git
+_NO_CODE = ("__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", ".hypothesis")
 CHECK_S = 120.0  # timeout of the check whether the checkout has the benchmarks, in seconds
 
 
@@ -47,6 +46,7 @@ class OtherCode:
     """Another checkout, copied to a temporary folder that is removed with this object."""
 
     name: str  # short name, for labels of runs
+    stored: str  # name of its copy in a results folder, with a hash of the content
     state: dict[str, Any]  # as in the field environment.git of records
     root: Path  # root of the repository of the present code
     temporary: tempfile.TemporaryDirectory[str] = field(repr=False)
@@ -57,11 +57,11 @@ class OtherCode:
 
     def planned(self, results: Path) -> Checkout:
         """Return the folders for jobs that run the copy in a results folder, see `keep`."""
-        copy = results / SNAPSHOTS / self.name
+        copy = results / SNAPSHOTS / self.stored
         cwd, inside, _ = import_paths({self.root: self.folder})
         return Checkout(
             name=self.name,
-            folder=f"{SNAPSHOTS}/{self.name}",
+            folder=f"{SNAPSHOTS}/{self.stored}",
             cwd=str(copy / cwd.relative_to(self.folder) if cwd else Path.cwd()),
             python_path=[str(copy / Path(path).relative_to(self.folder)) for path in inside],
             state=self.state,
@@ -70,7 +70,8 @@ class OtherCode:
 
     def keep(self, results: Path) -> None:
         """Move the code into the results folder, unless it is there already."""
-        store(self.folder, results / SNAPSHOTS / self.name)
+        store(self.folder, results / SNAPSHOTS / self.stored)
+        Path(self.planned(results).cwd).mkdir(parents=True, exist_ok=True)
 
 
 def find(text: str) -> OtherCode:
@@ -78,27 +79,33 @@ def find(text: str) -> OtherCode:
     root = repository_root(Path.cwd()) or repository_root(ROOT) or ROOT
     temporary = tempfile.TemporaryDirectory(prefix="against-")
     target = Path(temporary.name) / "code"
+    results = ignored_in(root, root / "logs")
     try:
         if os.path.isdir(text):
-            name, state = _copy_folder(Path(text).resolve(), root, target)
+            state = _copy_folder(Path(text).resolve(), root, target, results)
         else:
-            name, state = _copy_revision(text, root, target)
+            state = _copy_revision(text, root, target)
     except OSError as error:
         # shutil.Error has a list of source, target and reason.
         problem = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         raise CommandError(f"--against {text!r} cannot be copied: {problem}") from None
-    if ROOT.is_relative_to(root):
-        project = target / ROOT.relative_to(root)
-        for launcher in OF_THE_LAUNCHER:
-            path = project / launcher
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    inside = ROOT.relative_to(root) if ROOT.is_relative_to(root) else None
+    launcher = [] if inside is None else [str(inside / name) for name in OF_THE_LAUNCHER]
+    for path in (target / name for name in (*results, *launcher)):
+        is_folder = path.is_dir() and not path.is_symlink()
+        shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
+    digest = hash_of(target)[:8]
+    clean = state.commit if state.commit is not None and not state.dirty else None
+    stored = f"{Path(text).resolve().name[:20] if clean is None else clean[:10]}-{digest}"
     if Path.cwd().is_relative_to(root):  # a folder without files in that checkout
         (target / Path.cwd().relative_to(root)).mkdir(parents=True, exist_ok=True)
-    return OtherCode(name, state, root, temporary)
+    # The name is part of the ids of runs. A commit keeps its name, however it was copied.
+    name = stored if clean is None else clean[:10]
+    return OtherCode(name, stored, state.entry(target), root, temporary)
 
 
-def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
-    """Write the files of a revision to a folder. Return its short name and state."""
+def _copy_revision(revision: str, root: Path, target: Path) -> CodeState:
+    """Write the files of a revision to a folder. Return its state."""
     try:
         wanted = f"{revision}^{{commit}}"
         name = git.git(root, "rev-parse", "--verify", "--end-of-options", wanted).decode().strip()
@@ -106,12 +113,14 @@ def _copy_revision(revision: str, root: Path, target: Path) -> tuple[str, dict[s
         what = f"--against must be a git revision or a folder, got {revision!r}"
         raise CommandError(f"{what}: {error}") from None
     export_revision(root, target, name)
-    state = CodeState(commit=name, dirty=False, untracked=(), source="git")
-    return name[:10], state.entry(target)
+    return CodeState(commit=name, dirty=False, untracked=(), source="git")
 
 
-def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str, Any]]:
-    """Copy another checkout. Return its short name and state."""
+def _copy_folder(folder: Path, root: Path, target: Path, results: list[str]) -> CodeState:
+    """Copy another checkout, without `results`. Return its state.
+
+    If git tracks it, its tracked files and its untracked code are copied.
+    """
     if folder == root.resolve():
         raise CommandError(
             f"--against must be another checkout, got the present one, {folder}; "
@@ -120,20 +129,22 @@ def _copy_folder(folder: Path, root: Path, target: Path) -> tuple[str, dict[str,
     inside = ROOT.resolve().relative_to(root.resolve()) if ROOT.is_relative_to(root) else None
     if inside is not None and not (folder / inside / "systems").is_dir():
         raise CommandError(f"--against must be a checkout of {root}, got {folder} without systems/")
-    shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns(*_NO_CODE))
-    names = sorted(str(p.relative_to(target)) for p in target.rglob("*") if not p.is_dir())
-    lines = [f"{name}\0{file_hash(target / name)}\n" for name in names]
-    digest = hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-    state = CodeState(why=f"copied from the folder {folder.name}")
+    why = f"copied from the folder {folder.name}"
     if (folder / ".git").exists():
         try:
-            tree = git.status(folder, ["logs"])
-            state = CodeState(commit=tree.commit, dirty=tree.is_dirty, source="git")
-            if tree.commit and not tree.is_dirty:
-                return tree.commit[:10], state.entry(target)
+            tree = git.status(folder, results)
+            code = [name for name in tree.untracked if name.endswith(git.CODE)]
+            export_working_tree(folder, target, results, code)
+            return CodeState(commit=tree.commit, dirty=tree.is_dirty, source="git")
         except git.GitError as error:
-            state = CodeState(why=str(error))
-    return f"{folder.name[:20]}-{digest[:8]}", state.entry(target)
+            why = str(error)
+
+    def ignore(at: str, names: list[str]) -> set[str]:
+        inside = {name for name in names if os.path.relpath(f"{at}/{name}", folder) in results}
+        return inside | shutil.ignore_patterns(*_NO_CODE)(at, names)
+
+    shutil.copytree(folder, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
+    return CodeState(why=why)
 
 
 def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None) -> Expansion:

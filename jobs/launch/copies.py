@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jobs import ROOT
+from jobs.code.export import hash_of
+from jobs.errors import CommandError
 from jobs.launch.protection import make_own
 
 
 def store(copy: Path, final: Path) -> None:
     """Move a copy of code to its place in a results folder, unless it is there already.
 
-    Raises OSError, also if the earlier copy belongs to another user.
+    Raises CommandError if files of the earlier copy have changed, OSError if it cannot be stored or
+    belongs to another user.
     """
     if not final.is_dir():
         partial = final.with_name(f".{final.name}-{os.urandom(4).hex()}")
@@ -29,6 +32,11 @@ def store(copy: Path, final: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     make_own(final)
+    if copy.exists() and hash_of(final, copy) != hash_of(copy):
+        raise CommandError(
+            f"files in {final} were modified after they were copied; remove this folder when no "
+            "job uses it"
+        )
 
 
 def import_paths(copies: Mapping[Path, Path]) -> tuple[Path | None, list[str], list[str]]:

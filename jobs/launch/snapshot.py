@@ -6,7 +6,6 @@ current folder and of this project's repository. Snapshots with the same content
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterable
@@ -80,16 +79,8 @@ def take(manifest: Manifest) -> Manifest:
         if now != [source.state.fingerprint for source in sources]:
             roots = ", ".join(str(source.root) for source in sources)
             raise CommandError(f"files in {roots} changed while they were copied; try again")
-        hashes = {source.name: hash_of(copy / source.name) for source in sources}
-        final = folder / hashlib.sha256(repr(hashes).encode()).hexdigest()[:16]
+        final = folder / hash_of(copy)[:16]
         store(copy, final)
-        if copy.exists() and any(  # an earlier submission stored it
-            hash_of(final / name, copy / name) != found for name, found in hashes.items()
-        ):
-            raise CommandError(
-                f"files in {final} were modified after they were copied; remove this folder when "
-                "no job uses it"
-            )
     states = {source.name: source.state.entry(manifest.folder) for source in sources}
     write_json(final / f"{manifest.id}.json", states)
     cwd, inside, others = import_paths({source.root: final / source.name for source in sources})

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.errors import CommandError
+from jobs.launch.against import OtherCode, find
 from jobs.results.manifest import read_manifests
 from jobs.results.record import Record
 from tests.jobs.checkout import Checkout, own_repository, project_checkout
@@ -99,8 +101,41 @@ def test_another_checkout_of_this_project(tmp_path: Path) -> None:
     assert [code for _, code in codes(found)] == ["old", "new", "old"]
     states = [record.environment["git"]["commit"] for record in found]
     assert states[0] != states[1] == project.git("rev-parse", "HEAD")
-    copy = project.folder / "logs/own/snapshots" / found[0].checkout
+    (copy,) = (project.folder / "logs/own/snapshots").iterdir()
+    assert copy.name.startswith(f"{found[0].checkout}-")
     assert (copy / "systems").is_dir() and not (copy / "jobs").exists()
+
+
+def files(other: OtherCode) -> set[str]:
+    """Return the names of the files in a copy."""
+    found = (path for path in other.folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(other.folder)) for path in found}
+
+
+def test_what_is_copied_under_which_name(
+    own: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit is the same copy from a revision or a folder. Results are not in it."""
+    own.write(".gitignore", "/ignored\n")
+    own.write("logs/out/records.jsonl", "{}\n")
+    own.write("own/logs/__init__.py", "")
+    commit = own.commit()
+    own.write("ignored", "")
+    theirs = tmp_path / "theirs"
+    shutil.copytree(own.folder, theirs)
+    monkeypatch.chdir(own.folder)
+    revision, folder = find("HEAD"), find(str(theirs))
+    assert revision.name == folder.name == commit[:10] and revision.stored == folder.stored
+    for name in ("new.py", "new.json"):
+        (theirs / name).touch()
+    edited = find(str(theirs))
+    assert edited.stored == edited.name == f"theirs-{edited.name[-8:]}"
+    kept = {".gitignore", "helper.py", "own.yaml", "own/bench.py", "own/logs/__init__.py"}
+    assert files(revision) == files(folder) == kept and files(edited) == {*kept, "new.py"}
+    shutil.rmtree(theirs / ".git")
+    (theirs / "__pycache__").mkdir()
+    (theirs / "__pycache__/helper.pyc").touch()
+    assert files(find(str(theirs))) == {*kept, "new.py", "new.json", "ignored"}
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -120,6 +155,18 @@ def test_wrong_values(own: Checkout) -> None:
     for given in ("--upload-pack=x", ""):
         assert "--against" in refusal(own, "--local", f"--against={given}")
     assert not (own.folder / "logs").exists()
+
+
+def test_a_copy_that_was_edited(
+    own: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own.folder)
+    find("HEAD").keep(tmp_path)
+    find("HEAD").keep(tmp_path)
+    (copy,) = (tmp_path / "snapshots").iterdir()
+    (copy / "helper.py").write_text("VALUE = 'edited'\n")
+    with pytest.raises(CommandError, match="modified after they were copied; remove this folder"):
+        find("HEAD").keep(tmp_path)
 
 
 @pytest.mark.slow
