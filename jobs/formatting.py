@@ -20,6 +20,11 @@ def format_scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def parameter_header(name: str, columns: Collection[str]) -> str:
+    """Return the header of a parameter beside other columns, of which one may have its name."""
+    return f"{name} (parameter)" if name in columns else name
+
+
 def format_number(number: float, digits: int = 4) -> str:
     """Return a number as text, rounded to `digits` significant digits.
 

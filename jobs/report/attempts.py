@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from jobs.formatting import format_number, format_scalar
+from jobs.formatting import format_number, format_scalar, parameter_header
 from jobs.frame.metrics import median_ms
 from jobs.frame.recorded import RECORDED, recorded_value
 from jobs.frame.results import list_results
@@ -27,7 +27,11 @@ def attempts_of(observation: Observation) -> list[TaskState]:
         observation.records,
         key=lambda record: (order.get((record.run, record.repeat), len(order)), record.started_at),
     )
-    return [TaskState(_run(record), record.repeat, record.status, record) for record in records]
+    known = {run.id: run for each in observation.manifests for run in each.runs.values()}
+    return [
+        TaskState(known.get(record.run) or _run(record), record.repeat, record.status, record)
+        for record in records
+    ]
 
 
 def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[str, list[str]]:
@@ -62,8 +66,7 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
     }
     params: dict[str, list[str]] = {}
     for name in varying([task.run for task in chosen]):
-        header = f"{name} (parameter)" if name in runs or name in about else name
-        params[header] = [
+        params[parameter_header(name, runs | about)] = [
             format_scalar(record.params[name]) if name in record.params else ""
             for record in records
         ]
@@ -71,7 +74,7 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
 
 
 def _run(record: Record) -> Run:
-    """Return the run of a record. Its manifest may be missing, so its resources are unknown."""
+    """Return the run of a record without a manifest. Its resources and its code are unknown."""
     return Run(
         record.run,
         record.benchmark,

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from jobs.code.short_names import short_names
-from jobs.formatting import UNLIMITED, format_number, format_ratio, format_scalar, tally, wrapped
+from jobs.formatting import (
+    UNLIMITED,
+    format_number,
+    format_ratio,
+    format_scalar,
+    parameter_header,
+    tally,
+    wrapped,
+)
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import csv_table
 from jobs.run import varying
@@ -61,14 +69,16 @@ def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict
     unit = "rounds" if any(cell.baseline or cell.baseline_run for cell in cells) else "processes"
     rows = []
     for cell in chosen:
-        row = {"benchmark": cell.run.benchmark} if several_benchmarks else {}
-        values = {name: cell.run.params.get(name, "") for name in names}
-        row |= {name: short.get(value) or format_scalar(value) for name, value in values.items()}
-        if several_devices:
-            row["device"] = cell.device
-        if several_baselines:
-            row["baseline"] = cell.baseline
-        rows.append(row | (_exact(cell, unit) if exact else _rounded(cell, unit, any_judged)))
+        benchmark = {"benchmark": cell.run.benchmark} if several_benchmarks else {}
+        place = {"device": cell.device} if several_devices else {}
+        place |= {"baseline": cell.baseline} if several_baselines else {}
+        found = place | (_exact(cell, unit) if exact else _rounded(cell, unit, any_judged))
+        params = {}
+        for name in names:
+            value = cell.run.params.get(name, "")
+            header = parameter_header(name, benchmark | found)
+            params[header] = short.get(value) or format_scalar(value)
+        rows.append(benchmark | params | found)
     return {header: [row[header] for row in rows] for header in rows[0]}
 
 

@@ -7,6 +7,9 @@ import io
 
 import pytest
 
+from jobs.report.attempts import attempts_of
+from jobs.results.run_states import observe
+from tests.benchmarks import toy
 from tests.jobs.report.test_aggregate import cli
 from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, load, ok
 
@@ -94,13 +97,30 @@ def test_attempts_that_no_table_can_show(folder: ResultsFolder) -> None:
     ]
 
 
-def test_a_parameter_may_have_the_name_of_a_column(folder: ResultsFolder) -> None:
-    folder.submit(
-        TOY + GRID, lambda params, _: ok(1.0) | {"params": params | {"host": f"h{params['size']}"}}
-    )
+def test_a_parameter_may_have_the_name_of_a_column(
+    folder: ResultsFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Params(toy.Params):
+        host: str = ""
+        rounds: int = 0
+
+    monkeypatch.setattr(toy, "Params", Params)
+    several = "zip: {host: [a, b], rounds: [7, 8]}\ngrid: {size: [1], mode: [fast, exact]}\n"
+    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
+    folder.submit_rounds(TOY + several + blocks, ok(1.0))
     rows = listed(folder)
-    assert [row["host (parameter)"] for row in rows] == ["h1", "h2"]
-    assert [row["host"] for row in rows] == ["unknown", "unknown"]
+    assert {row["host (parameter)"] for row in rows} == {"a", "b"}
+    assert {row["host"] for row in rows} == {"unknown"}
+    _, out, _ = cli("compare", folder.path, "--format", "csv")
+    rows = list(csv.DictReader(line for line in out.splitlines() if not line.startswith("#")))
+    assert {(row["rounds (parameter)"], row["rounds"]) for row in rows} == {("7", "2"), ("8", "2")}
+
+
+def test_an_attempt_has_the_run_of_its_submission(three: ResultsFolder) -> None:
+    """Whether it is of older code depends on the run's own code, which no record has."""
+    seen = observe(three.path)
+    runs = [run for manifest in seen.manifests for run in manifest.runs.values()]
+    assert all(attempt.run in runs for attempt in attempts_of(seen))
 
 
 def test_an_attempt_on_a_device_that_supports_no_run_is_shown_if_there_is_no_other(
