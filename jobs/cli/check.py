@@ -73,7 +73,7 @@ def check(
     on 2 and 3 ranks. Without a GPU, Triton kernels run in Triton's interpreter.
 
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
-    or hangs, or if no case is right; 2 if the input is invalid.
+    or hangs, if no case is right, or if some were not checked in time; 2 if the input is invalid.
     """
     on_gpu = bool(visible_gpus()) and not cpu
     dtypes = [str(one) for one in dtype or ()] or None
@@ -135,12 +135,14 @@ def _attention(
         own = [item for item in checked if item.case.dtype == kind]
         errors = [error for item in own if item.status == "right" for error in item.errors.values()]
         largest = f"; largest error of the right cases {max(errors):.1e}" if errors else ""
-        print(f"  {kind}  {_counts(own)}; limit {TOLERANCE[kind]:.0e}{largest}")
-    if len(checked) < len(grid):
+        counts = _counts(own) or "not checked"
+        print(f"  {kind}  {counts}; limit {TOLERANCE[kind]:.0e}{largest}")
+    all_checked = len(checked) == len(grid)
+    if not all_checked:
         left = counted(len(grid) - len(checked), "case")
         ended = checked[-1].crashed or "CUDA error" in checked[-1].refused
         print(f"  {left} not checked: {checked[-1].refused if ended else 'out of time'}")
-    return _show(checked)
+    return _show(checked) or int(not all_checked)
 
 
 def _parallel(kind: str, reference: str, on_gpu: bool) -> int:

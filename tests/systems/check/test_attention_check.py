@@ -115,6 +115,12 @@ def test_refusals_are_no_failure_but_nothing_right_is() -> None:
     check("only_16", "--seq-len", "20", code=1)
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_cases_without_time_are_no_success() -> None:
+    told = check("right", "--seq-len", "16", "--dtype", "fp32", "--seconds", "0", code=1)
+    assert "1 right" in told and "1 case not checked: out of time" in told
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_exponentials_that_overflow_are_found() -> None:
