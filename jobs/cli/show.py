@@ -55,7 +55,9 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
         cells = attempt_columns(seen, attempts)
         yield _table("Attempts", {k: cells[k] for k in cells if k not in _ELSEWHERE})
     if record is not None and record.measurements is not None:
-        yield _table("Median over the samples of one process", _figures(record))
+        figures = _figures(record)
+        if len(figures) > 1:
+            yield _table("Median over the samples of one process", figures)
         if facts := _facts(record.measurements.facts):
             yield "\n".join(["Facts", *facts])
     if record is not None:
@@ -65,7 +67,8 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
         lines = text_of(path).splitlines()
         rest = f", its last {LOG_LINES} of {len(lines)} lines" if lines[LOG_LINES:] else ""
         yield "\n".join([f"Log {relative(path)}{rest}", *map(shown, lines[-LOG_LINES:])])
-    yield "\n".join(["To repeat it", *_again(seen, task, manifest)])
+    submitted = next((m.command for m in reversed(with_run) if m.is_submit), "")
+    yield "\n".join(["To repeat it", *_again(seen, task, submitted)])
 
 
 def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
@@ -92,7 +95,7 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
 def _figures(record: Record) -> dict[str, list[str]]:
     """Return a table of all metrics by phase."""
     assert record.measurements is not None
-    phases = measured_phases(record.measurements)
+    phases = measured_phases(record.measurements) or [""]
     table = {"phase": phases}
     for metric in METRICS.values():
         found = [metric_samples(record, metric, phase) for phase in phases]
@@ -141,15 +144,17 @@ def _environment(record: Record) -> Iterator[str]:
         yield _line("commit", f"{of}{shown_commit(state)}{diff}")
 
 
-def _again(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
+def _again(seen: Observation, task: TaskState, submitted: str) -> Iterator[str]:
+    """Yield the commands that repeat a run. `submitted` is that of its submission, or ""."""
     place = shlex.quote(str(relative(seen.folder)))
     if not task.run.checkout and task.run.shape.nodes == 1:
         yield f"  python -m jobs replay {task.run.id} --in {place}    # here, in the foreground"
     option = "" if task.status.runs_again_on_submit else "--retry-failed"
     if task.status in (Status.ok, Status.unsupported):
         option = "--force"
-    command = manifest.command if option in manifest.command else f"{manifest.command} {option}"
-    yield f"  {command}    # its submission"
+    if submitted:
+        command = submitted if option in submitted else f"{submitted} {option}"
+        yield f"  {command}    # its submission"
 
 
 def _line(name: str, text: str) -> str:

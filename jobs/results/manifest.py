@@ -15,6 +15,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -116,6 +117,11 @@ class Manifest:
     @property
     def path(self) -> Path:
         return self.folder / SUBMISSIONS / self.id
+
+    @property
+    def is_submit(self) -> bool:
+        """Whether the command is submit, not retry, so that it accepts all options of submit."""
+        return not {"jobs.submit", "submit"}.isdisjoint(shlex.split(self.command))
 
     @property
     def is_own(self) -> bool:

@@ -24,13 +24,12 @@ def command_for_more(cells: list[Cell], observation: Observation) -> str:
     """
     runs = {cell.run.id for cell in cells}
     for manifest in reversed(observation.manifests):
-        words = shlex.split(manifest.command)
         blocks = [block for block in manifest.blocks if not runs.isdisjoint(block.runs)]
-        if blocks and {"jobs.submit", "submit"} & set(words):
+        if blocks and manifest.is_submit:
             break
     else:
         return ""
-    kept = _without(words, "--rounds", "--out", "--where", "--filter")
+    kept = _without(shlex.split(manifest.command), "--rounds", "--out", "--where", "--filter")
     kept = [w for w in kept if w != "--force" and not w.startswith("blocks.rounds=")]
     # After a commit, --against HEAD would be another version of the code.
     for i, word in enumerate(kept):
@@ -67,8 +66,9 @@ def _condition(cells: list[Cell], manifest: Manifest) -> str | None:
     compared = set(keys.interleave) if keys is not None else set()
     members = [manifest.runs[block.baseline] for block in manifest.blocks]
     names = [name for name in varying(members) if name not in compared]
-    wanted = {_equals(cell.run, names): None for cell in cells}
-    if wanted.keys() >= {_equals(run, names) for run in members} or not names:
+    several = len({run.benchmark for run in members}) > 1
+    wanted = {_equals(cell.run, names, several): None for cell in cells}
+    if wanted.keys() >= {_equals(run, names, several) for run in members}:
         return manifest.sweep.filter
     given = f" and ({manifest.sweep.filter})" if manifest.sweep.filter else ""
     room = MAX_LENGTH - len(given) - len("()")
@@ -77,8 +77,9 @@ def _condition(cells: list[Cell], manifest: Manifest) -> str | None:
     return f"({of_blocks}){given}" if given else of_blocks
 
 
-def _equals(run: Run, names: list[str]) -> str:
-    values = {name: run.params[name] for name in names if name in run.params}
+def _equals(run: Run, names: list[str], with_benchmark: bool) -> str:
+    values = {"benchmark": run.benchmark} if with_benchmark else {}
+    values |= {name: run.params[name] for name in names if name in run.params}
     texts = {
         name: json.dumps(value) if isinstance(value, str) else format_scalar(value)
         for name, value in values.items()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs.results.manifest import new_id, write_manifest
 from jobs.results.record_writer import RecordWriter
 from tests.jobs.harness import call
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
@@ -17,6 +19,8 @@ def measured(tmp_path: Path) -> tuple[ResultsFolder, dict[int, str]]:
     folder = ResultsFolder(tmp_path / "logs" / "mine")
     sweep = TOY + "grid: {size: [1, 2]}\nresources: {gpus_per_node: 2}\n"
     manifest = folder.submit(load(tmp_path, sweep), [ok(2.0, 4.0, 3.0), failed("error")])
+    write_manifest(replace(manifest, command="python -m jobs.submit sweep.yaml"))
+    write_manifest(replace(manifest, id=new_id(), command="python -m jobs retry logs/mine"))
     return folder, {run.params["size"]: run.id for run in manifest.runs.values()}
 
 
@@ -41,7 +45,7 @@ def test_show_has_the_figures_of_a_run_and_why_another_failed(tmp_path: Path) ->
     page = call("jobs", "show", ids[1][:6], "--in", folder.path).stdout
     assert ids[1] in page and "size=1" in page and "2 GPUs per node" in page
     assert " 3.000 " in page, "the median of its samples"
-    assert f"replay {ids[1]}" in page and "--force" in page
+    assert f"replay {ids[1]}" in page and "python -m jobs.submit sweep.yaml --force" in page
     log = next(folder.path.glob("submissions/*/jobs/0")) / f"{ids[2]}-0-1.log"
     log.write_text("".join(f"line {i} of the log\n" for i in range(50)))
     page = call("jobs", "show", ids[2], "--in", folder.path).stdout

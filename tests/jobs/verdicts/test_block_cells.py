@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import random
 import shlex
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from jobs.results.judgements import Judgement
 from jobs.results.manifest import Checkout, write_manifest
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import observe
+from jobs.sweep.expand import expand
+from jobs.verdicts.compare import compare_blocks
 from jobs.verdicts.decided import judge_block
 from tests.jobs.checkout import own_repository
 from tests.jobs.compared_folders import MODES, Fate, blocks, compared, measure, noisy, only
 from tests.jobs.harness import call
-from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, by_mode, failed, ok
+from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, by_mode, failed, load, ok
 
 ONE_SIZE = "grid: {size: [1], mode: [fast, exact]}\n"
 TWO_SIZES = "grid: {size: [1, 2], mode: [fast, exact]}\n" + MODES
@@ -274,6 +277,26 @@ def test_the_command_for_undecided_cells_measures_just_their_blocks(tmp_path: Pa
         (line,) = [note for note in found.notes if note.startswith("Undecided: 1 cell")]
         again = f"--rounds 10 --out {relative(folder.path)} --where 'size == 2'"
         assert line.endswith(": " + submit.format(kept) + again), line
+
+
+def test_the_command_for_undecided_cells_names_their_benchmark(folder: ResultsFolder) -> None:
+    """Benchmarks of a sweep may have nothing in common that varies."""
+    sweep = TOY + (
+        "cases:\n"
+        "  - {grid: {size: [1, 2], mode: [fast, exact]}}\n"
+        "  - {benchmark: tests.benchmarks.counter, fixed: {size: 1}, grid: {mode: [fast, slow]}}\n"
+        "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
+    )
+    times = itertools.cycle([1.0, 1.1, 1.3, 0.9, 1.2])
+    folder.submit_rounds(sweep, lambda params, _: ok(next(times)))
+    (manifest,) = observe(folder.path).manifests
+    write_manifest(replace(manifest, command="python -m jobs.submit two.yaml --local"))
+    undecided = [run for run in manifest.runs.values() if run.benchmark.endswith("counter")]
+    found = compare_blocks(observe(folder.path), chosen={run.id for run in undecided})
+    (line,) = [note for note in found.notes if note.startswith("Undecided")]
+    *_, condition = shlex.split(line)
+    again = expand(load(folder.path.parent, sweep, filter=condition))
+    assert {run.id for run in again.runs} == {run.id for run in undecided}
 
 
 def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(folder: ResultsFolder) -> None:
