@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from jobs.cli.arguments import Folders, as_path
-from jobs.cli.observed import results_folders_in
 from jobs.cli.output import fail, note
 from jobs.frame.file import unusable_file, write_csv, write_frame
+from jobs.results.latest import results_folders
 from jobs.results.manifest import SUBMISSIONS
 from jobs.results.unreadable import BadLine
 
@@ -47,8 +47,9 @@ def export(
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
     bad: list[BadLine] = []
-    inside = [path for place in folders for path in _with_submissions(place, bad) or [place]]
-    frame, notes = read_frame(inside, by == "process")
+    found = results_folders(folders, bad)
+    filled = [each for each in found if any((each / SUBMISSIONS).glob("*/manifest.json"))]
+    frame, notes = read_frame(filled or folders, by == "process")
     note(*bad, *notes)
     if out is None:
         write_csv(frame, sys.stdout)
@@ -57,9 +58,3 @@ def export(
         write_frame(frame, out)
     except OSError as error:
         fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")
-
-
-def _with_submissions(place: Path, bad: list[BadLine]) -> list[Path]:
-    """Return the results folders in a folder that hold a submission."""
-    found = results_folders_in([place], bad)
-    return [each for each in found if any((each / SUBMISSIONS).glob("*/manifest.json"))]

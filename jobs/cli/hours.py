@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from jobs.cli.arguments import AnyFolders, flag
 from jobs.cli.observed import observed_in
 from jobs.cli.output import fail, note, width
-from jobs.formatting import counted, relative
-from jobs.report.hours import Hours, lost_attempts
+from jobs.formatting import relative
+from jobs.report.hours import Hours
 from jobs.report.hours import hours as hours_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS
@@ -35,17 +35,13 @@ def hours(
     'measuring' are parts of this call; 'other' is the rest. 'wasted' are attempts that are not in
     the results: they failed, ended early, were repeated, or belong to interrupted rounds.
 
-    The start of a job, the time between its runs and attempts whose worker died are not counted. A
-    note tells the number of these attempts.
+    The start of a job, the time between its runs and attempts whose worker died are not counted.
     """
     rows: list[Row] = []
     for seen in observed_in(folders or [LOGS]):
         name = str(relative(seen.folder))
         rows += [_row(name, one) for one in hours_of(seen)]
         note(*(f"{name}: {text}" for text in seen.notes))
-        if lost := lost_attempts(seen.records):
-            without = f"{counted(lost, 'attempt')} without a record"
-            note(f"{name}: the GPU-hours of {without} are unknown")
     if not rows:
         places = " ".join(map(str, folders or [LOGS]))
         fail(f"no results folder in {places}; pass a folder as an argument")

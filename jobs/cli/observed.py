@@ -10,8 +10,15 @@ from jobs.cli.output import fail, note
 from jobs.errors import CommandError
 from jobs.formatting import relative
 from jobs.printing import waiting_for
-from jobs.results.latest import LOGS, REPLAY, folders_in, latest_folder, manifests_of
-from jobs.results.manifest import SHOWN_BELOW, SUBMISSIONS
+from jobs.results.latest import (
+    LOGS,
+    REPLAY,
+    folders_in,
+    latest_folder,
+    manifests_of,
+    results_folders,
+)
+from jobs.results.manifest import SHOWN_BELOW
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
 from jobs.status import Status
@@ -47,7 +54,7 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
     What cannot be read is printed at the end.
     """
     bad: list[BadLine] = []
-    for folder in results_folders_in(places, bad):
+    for folder in results_folders(places, bad):
         try:
             seen = observe(folder.resolve())
         except CommandError as error:
@@ -56,18 +63,6 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
             bad += seen.bad_lines
             yield seen
     note(*bad)
-
-
-def results_folders_in(places: list[Path], bad: list[BadLine]) -> list[Path]:
-    """Return the results folders among some folders and in them, and append what is unreadable."""
-    found: dict[Path, Path] = {}
-    for place in places:
-        if place != LOGS and not os.path.isdir(place):
-            what = f"{place} is a file" if os.path.isfile(place) else f"there is no folder {place}"
-            fail(f"{what}; give a results folder, or one that contains some")
-        inside = [place] if os.path.isdir(place / SUBMISSIONS) else folders_in(place, bad)
-        found |= {path.resolve(): path for path in inside}
-    return list(found.values())
 
 
 def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:

@@ -108,17 +108,6 @@ def _in_results(observation: Observation) -> set[int]:
     return {id(r) for r in [*kept, *trials] if not r.status.is_failure}
 
 
-def lost_attempts(records: Iterable[Record]) -> int:
-    """Return the number of attempts that left no record, because their worker died.
-
-    Attempts are numbered. The last one of a run is missed if it left none.
-    """
-    numbers: dict[tuple[str, int], set[int]] = {}
-    for record in records:
-        numbers.setdefault((record.run, record.repeat), set()).add(record.attempt)
-    return sum(max(found) - len(found) for found in numbers.values())
-
-
 def _is_live(observation: Observation, submission: str, job: int) -> bool:
     state = observation.job_states.get(submission, {}).get(job)
     return state is not None and state.status.is_live

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.code.state import DIFFS
+from jobs.errors import CommandError
 from jobs.results.manifest import ARTIFACTS, SNAPSHOTS, SUBMISSIONS, Manifest, read_manifests
 from jobs.results.record import RECORDS
 from jobs.results.unreadable import BadLine, UnreadableResults, names_in
@@ -61,6 +62,25 @@ def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
         deeper = [folder / name for name in inside if name not in NOT_SEARCHED]
         found += [path for path in deeper if SUBMISSIONS in names(path)]
     return found
+
+
+def results_folders(places: Iterable[Path], bad: list[BadLine] | None = None) -> list[Path]:
+    """Return the results folders among some folders and in them. ./logs/replay must be named.
+
+    Appends what cannot be read to `bad`. Raises CommandError if a place, other than ./logs, is no
+    folder.
+    """
+    found: dict[Path, Path] = {}
+    for place in places:
+        if place != LOGS and not place.is_dir():
+            what = f"{place} is a file" if place.is_file() else f"there is no folder {place}"
+            raise CommandError(f"{what}; give a results folder, or one that contains some")
+        named = (place / SUBMISSIONS).is_dir()
+        inside = {path.resolve(): path for path in ([place] if named else folders_in(place, bad))}
+        if not named:
+            inside.pop(REPLAY.resolve(), None)
+        found |= inside
+    return list(found.values())
 
 
 def manifests_of(folders: Iterable[Path]) -> dict[Path, list[Manifest]]:

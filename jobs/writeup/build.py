@@ -9,13 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
+from jobs.errors import CommandError
 from jobs.formatting import relative
+from jobs.results.latest import results_folders
+from jobs.results.unreadable import BadLine
 from jobs.writeup.assemble import make_document
 from jobs.writeup.document import Document
 from jobs.writeup.markdown import PLOTS, markdown_report
 from jobs.writeup.page import html_report
 from jobs.writeup.problem import read_problems
-from jobs.writeup.studies import read_studies, results_folders
+from jobs.writeup.studies import read_studies
 
 PAGE, MARKDOWN = "index.html", "report.md"
 
@@ -28,12 +31,19 @@ def build_report(given: Iterable[Path], out: Path) -> Document:
         out: folder to write, created if needed. Files in it that are not of a report are kept.
 
     Raises:
-        FileNotFoundError: if a folder does not exist or has no results.
-        UnreadableResults: if the submissions or records of a folder cannot be read.
+        CommandError: if a folder does not exist, if there are no results, or if the submissions or
+            records of all folders cannot be read.
         OSError: if a file cannot be written.
     """
-    folders = results_folders(given)
+    given = list(given)
+    bad: list[BadLine] = []
+    folders = [folder.resolve() for folder in results_folders(given, bad)]
+    if not folders:
+        raise CommandError(
+            f"no results folder in {', '.join(map(str, given))} (it has a subfolder submissions)"
+        )
     studies, notes = read_studies(folders)
+    notes += map(str, bad)
     shown = [str(relative(folder)) for folder in folders]
     document = make_document(read_problems(), studies, shown, notes)
     out.mkdir(parents=True, exist_ok=True)

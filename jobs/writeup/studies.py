@@ -11,8 +11,6 @@ from jobs import ROOT
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
-from jobs.results.latest import folders_in
-from jobs.results.manifest import SUBMISSIONS
 from jobs.results.record import Record, is_stale
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import source_hashes
@@ -76,30 +74,6 @@ class Registry:
             known = self._numbers[id(record)] = len(self.entries)
             self.entries.append((study, record))
         return known
-
-
-def results_folders(given: Iterable[Path]) -> list[Path]:
-    """Return the results folders among some folders.
-
-    If a folder is none, those of its subfolders are returned, or else of their subfolders.
-
-    Raises:
-        FileNotFoundError: if a folder does not exist, or has no results at these levels.
-        UnreadableResults: if a folder cannot be read.
-    """
-    found: list[Path] = []
-    for folder in given:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder")
-        below = [folder] if (folder / SUBMISSIONS).is_dir() else folders_in(folder)
-        inside = [path for path in below if path.parent == folder] or below
-        if not inside:
-            raise FileNotFoundError(
-                f"{folder} is not a results folder and contains none (a results folder has a "
-                "subfolder submissions)"
-            )
-        found += inside
-    return list(dict.fromkeys(path.resolve() for path in found))
 
 
 def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.processes import ProcessHandle
-from jobs.report.hours import Hours, hours, lost_attempts
+from jobs.report.hours import Hours, hours
 from jobs.results.manifest import write_handles
 from jobs.results.run_states import observe
 from tests.benchmarks import toy
@@ -124,11 +124,6 @@ def test_rounds(folder: ResultsFolder, counts: list[int], live: bool, wasted: in
         manifest.handles[0] = ProcessHandle.of_this_process()  # stands for a live job
         write_handles(manifest)
     assert wasted_attempts(folder) == pytest.approx(wasted)
-
-
-def test_attempts_without_a_record_are_counted(folder: ResultsFolder) -> None:
-    folder.submit(TWO_GPUS, [ok(1.0) | {"attempt": 3}, ok(1.0)])
-    assert lost_attempts(observe(folder.path).records) == 2  # attempts 1 and 2 of the first run
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from jobs.writeup.document import (
 from jobs.writeup.markdown import markdown_report
 from jobs.writeup.page import html_report
 from jobs.writeup.problem import Exhibit, Part, Problem, read_problems
-from jobs.writeup.studies import read_studies, results_folders
+from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
 from tests.jobs.results_folder import CPU, GRID, H200, TOY, ResultsFolder, by_mode, failed, load, ok
 
@@ -336,15 +336,6 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) 
     assert "&lt;script&gt;document.title" in body
     text = markdown_report(shown, tmp_path)
     assert "\\<script" in text.replace("&lt;", "\\<") and "\n<script" not in text
-
-
-def test_folders_of_folders_are_found(tmp_path: Path, measured: ResultsFolder) -> None:
-    assert results_folders([measured.path, measured.path.parent]) == [measured.path.resolve()]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="is not a results folder and contains none"):
-        results_folders([tmp_path / "empty"])
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        results_folders([tmp_path / "nothing"])
 
 
 def test_a_part_of_a_sweep_on_another_device_has_no_missing_rows(
