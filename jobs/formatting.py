@@ -46,10 +46,10 @@ def format_percent(share: float) -> str:
 
 
 def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") -> str:
-    """Return a ratio as text, such as `1.95x`, or `962x (noise)` if its interval is wider."""
+    """Return a ratio as text, such as `1.95x`, or `1.9x (noise)` if its interval is wider."""
     if spread <= abs(ratio):
         return f"{ratio:.{digits}f}{unit}"
-    return f"{ratio:.0f}{unit} (noise)" if abs(ratio) >= 0.5 else f"<1{unit} (noise)"
+    return f"{format_number(ratio, 2)}{unit} (noise)"
 
 
 def counted(count: int, noun: str) -> str:

@@ -28,8 +28,19 @@ EXAMPLES = "3fa2 --in logs/flash"
 LOG_LINES = 10  # number of lines at the end of the log that are shown
 SHOWN_FACTS = 30  # maximum number of facts
 # Columns of the attempts that this page shows elsewhere, and those that a narrow terminal lacks
-_ELSEWHERE = ("run", "repeat", "device")
-_LEAST = ("why", "gpu", "triton", "torch", "round", "host", "commit", "started (UTC)", "shown")
+_ELSEWHERE = {"run", "repeat", "device"}
+_LEAST = (
+    "why",
+    "gpu",
+    "triton",
+    "torch",
+    "threads",
+    "round",
+    "host",
+    "commit",
+    "started (UTC)",
+    "shown",
+)
 
 
 def show(run: RunId, folder: In = None) -> None:
@@ -53,7 +64,8 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
     attempts = [each for each in attempts_of(seen) if each.run.id == task.run.id]
     if attempts:
         cells = attempt_columns(seen, attempts)
-        yield _table("Attempts", {k: cells[k] for k in cells if k not in _ELSEWHERE})
+        elsewhere = _ELSEWHERE if len(set(cells["repeat"])) == 1 else _ELSEWHERE - {"repeat"}
+        yield _table("Attempts", {k: cells[k] for k in cells if k not in elsewhere})
     if record is not None and record.measurements is not None:
         figures = _figures(record)
         if len(figures) > 1:
@@ -130,6 +142,8 @@ def _environment(record: Record) -> Iterator[str]:
     uuids = ", ".join(str(gpu.get("uuid")) for gpu in record.gpus)
     yield _line("device", f"{record.device} ({uuids})" if uuids else record.device)
     yield _line("host", " ".join(str(about[k]) for k in ("host", "processor") if about.get(k)))
+    if about.get("threads"):
+        yield _line("threads", f"{about['threads']} (OMP_NUM_THREADS)")
     if record.slurm.get("job_id"):
         yield _line("Slurm job", record.slurm["job_id"])
     versions: dict[str, Any] = {"driver": about.get("driver")}

@@ -193,8 +193,7 @@ def submit(
     if out is not None and (wrong := unusable_results(out)):
         fail(f"--out {wrong}")
     settings = cluster_file or (CLUSTER_FILE if CLUSTER_FILE.exists() else None)
-    in_blocks = [] if rounds is None else [f"blocks.rounds={rounds}"]
-    loaded = load_sweep(sweep, [*(overrides or []), *in_blocks], where, settings)
+    loaded = load_sweep(sweep, overrides or [], where, settings, rounds)
     if loaded.sweep.blocks and any(text.startswith("rounds=") for text in overrides or []):
         note("rounds is a parameter of the benchmark; --rounds sets the rounds of blocks")
     options = Options(

@@ -35,8 +35,8 @@ def load(
     - `tflops` in TFLOP/s, `bandwidth` and `bus_bandwidth` in GB/s, `mfu` in percent,
       `tokens_per_second`, `peak_memory_bytes`, `compiling_seconds`: medians;
     - `fact.NAME`: other values that the benchmark returned, such as `fact.relative_error.out`;
-    - `commit`, `host`, `gpu`, `torch`, `triton`, `stale` (from older code), `attempt`,
-      `reason` (of a failure).
+    - `commit`, `host`, `gpu`, `threads`, `torch`, `triton`, `stale` (from older code),
+      `attempt`, `reason` (of a failure).
 
     A missing value is NaN or NA. Text has the dtype `string`. Problems in the folders, such as
     damaged lines, are warnings.

@@ -1,4 +1,4 @@
-"""Commit, host, GPUs and versions of torch and Triton of a record as tables show them.
+"""Commit, host, GPUs, CPU threads and versions of torch and Triton of a record as tables show them.
 
 Only the records contain these values, so they are unknown before a run has been measured.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from jobs.results.record import Record
 
 UNKNOWN = "unknown"  # the record does not contain the value
-RECORDED = ("commit", "host", "gpu", "torch", "triton")  # names of these values
+RECORDED = ("commit", "host", "gpu", "threads", "torch", "triton")  # names of these values
 COMMIT_DIGITS = 7
 _DIFF_DIGITS = 4
 _SUFFIXES = {"True": "-dirty", "unknown": "-dirty?"}  # by the field `dirty` as text
@@ -24,8 +24,8 @@ def recorded_value(record: Record, name: str) -> str:
     match name:
         case "commit":
             return _commit(record)
-        case "host":
-            return str(record.environment.get("host") or UNKNOWN)
+        case "host" | "threads":
+            return str(record.environment.get(name) or UNKNOWN)
         case "gpu":
             return _gpu(record)
     # The version of a package that was loaded, or else installed

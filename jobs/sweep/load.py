@@ -40,6 +40,7 @@ def load_sweep(
     overrides: list[str] | tuple[str, ...] = (),
     filter: str | None = None,
     cluster: Path | None = None,
+    rounds: str | None = None,
 ) -> LoadedSweep:
     """Read and validate a sweep file, or the stock sweep with this path.
 
@@ -47,6 +48,7 @@ def load_sweep(
         overrides: `key=value` from the command line, see `apply_override`.
         filter: a condition, such as `seq_len <= 1024`. Other runs are left out.
         cluster: path of a cluster file with default values for `slurm` and `resources`.
+        rounds: value of `blocks.rounds`, also if an override sets it.
 
     Raises:
         InputError: with all errors in the files, the overrides and the filter.
@@ -61,6 +63,8 @@ def load_sweep(
     if cluster is not None:
         document = _merge(_read_cluster(cluster), document)
     benchmarks = _apply_overrides(document, overrides)
+    if rounds is not None:
+        apply_override(document, f"blocks.rounds={rounds}", [])
     if filter is not None:
         document.data["filter"] = filter
         document.place(("filter",), Position("--where"))

@@ -155,7 +155,7 @@ def test_notes_tell_what_a_table_rests_on(folder: ResultsFolder) -> None:
 def test_a_speedup_with_an_interval_wider_than_itself_is_noise(folder: ResultsFolder) -> None:
     noisy = {"fast": [1.0] * 10, "exact": [0.1, 1.0, 0.1, 1.0, 0.1]}
     folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, lambda p, repeat: ok(noisy[p["mode"]][repeat]))
-    assert table(folder, **VIEW)[0]["exact vs fast"] == "4x (noise)"
+    assert table(folder, **VIEW)[0]["exact vs fast"] == "4.0x (noise)"
 
 
 def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> None:
