@@ -43,6 +43,7 @@ class _Former:
         self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
         self.filter_hint = "; the filter must keep the baseline" if sweep.filter else ""
         self.problems: list[Problem] = []
+        self.all_baselines: list[Run] = []
 
     def at(self, path: DataPath, what: str) -> None:
         self.problems.append(Problem(self.document.at(("blocks", *path)), what))
@@ -65,6 +66,8 @@ class _Former:
                 self.at(("baseline", name), what + self.filter_hint)
         if self.problems:
             return []
+        every = [run for members in groups.values() for run in members]
+        self.all_baselines = [run for run in every if self.is_baseline(run)]
         return [block for name, members in groups.items() for block in self.block(name, members)]
 
     def block(self, name: str, members: list[Run]) -> Iterator[Block]:
@@ -100,14 +103,32 @@ class _Former:
         names = self.sweep.parameters()
         shared = [name for name in names if name not in self.keys.interleave]
         here = members[0].label(shared) if shared else members[0].benchmark
+        hint = ""
         if baselines:
             got = " and ".join(self.compared(run) for run in baselines[:2])
             what = f"{len(baselines)} runs ({got}); set more parameters"
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
             what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint}"
+            if apart := self.apart_from_baselines(members[0]):
+                hint = f"; its run also differs in {' and '.join(apart)}: add that to interleave"
         where = f"for {wanted} in the block {here}"
-        return f"blocks.baseline must match one run of each block, got {what} {where}"
+        return f"blocks.baseline must match one run of each block, got {what} {where}{hint}"
+
+    def apart_from_baselines(self, run: Run) -> list[str]:
+        """Return the parameters that keep a run from the block of the nearest baseline."""
+        return min(
+            (
+                [
+                    name
+                    for name, value in run.params.items()
+                    if name not in self.keys.interleave and value != baseline.params.get(name)
+                ]
+                for baseline in self.all_baselines
+            ),
+            key=len,
+            default=[],
+        )
 
     def compared(self, run: Run) -> str:
         """Return the values of the interleaved parameters of a run, as text."""

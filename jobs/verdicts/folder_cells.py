@@ -33,6 +33,7 @@ from jobs.verdicts.pairs import TOO_SHORT
 # Floors as relative differences. With torch's attention on 45 H200 GPUs, two processes differed by
 # at most 4.8% on the same GPU and by 6.6% on others; two training steps by 24%.
 SAME_GPUS, OTHER_GPUS, WITHOUT_REPEATS = 0.05, 0.07, 0.25
+ON_CPUS = 0.25  # unchanged code was 23% slower in a folder that was measured a minute later
 ENOUGH = 4  # degrees of freedom from which on repeats tell how much a time varies
 RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
 
@@ -154,7 +155,9 @@ def folder_cells(
             elif not (ours.logs and theirs.logs):
                 cells.append(Cell(run, device, phase, "not measured", detail=TOO_SHORT))
             else:
-                judged = _judge(ours, theirs, noises[phase, device], same_gpus, margin)
+                noise = noises[phase, device]
+                floor = noise.floor(device, same_gpus)
+                judged = _judge(ours, theirs, noise, floor, margin)
                 cell = Cell(
                     run,
                     device,
@@ -212,13 +215,14 @@ class _Noise:
         if len(processes.allocations) > 1:
             self.differences += [abs(a - b) for a, b in combinations(processes.logs, 2)]
 
-    def floor(self, same_gpus: bool) -> float:
+    def floor(self, device: str, same_gpus: bool) -> float:
         """Return the relative difference up to which folders with the same code differ."""
         if self.freedom < ENOUGH:
             return WITHOUT_REPEATS
         seen = np.quantile(self.differences, CONFIDENCE) if self.differences else 0.0
         # Not the smaller one: allocations of one folder are few, and often of the same GPUs.
-        return max(math.expm1(float(seen)), SAME_GPUS if same_gpus else OTHER_GPUS)
+        least = SAME_GPUS if same_gpus else OTHER_GPUS
+        return max(math.expm1(float(seen)), ON_CPUS if device.startswith("cpu:") else least)
 
 
 def _noises(results: Matched) -> defaultdict[tuple[str, str], _Noise]:
@@ -231,7 +235,7 @@ def _noises(results: Matched) -> defaultdict[tuple[str, str], _Noise]:
 
 
 def _judge(
-    before: Processes, after: Processes, pooled: _Noise, same_gpus: bool, margin: float
+    before: Processes, after: Processes, pooled: _Noise, floor: float, margin: float
 ) -> Verdict:
     """Compare the processes of a run in two folders.
 
@@ -244,7 +248,7 @@ def _judge(
     own.add(before)
     own.add(after)
     noise = own if own.freedom >= ENOUGH else pooled
-    mean, floor = fmean(after.logs) - fmean(before.logs), pooled.floor(same_gpus)
+    mean = fmean(after.logs) - fmean(before.logs)
     p, half = None, math.log1p(floor)
     if noise.freedom:
         variance = noise.squares / noise.freedom

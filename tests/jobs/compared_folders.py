@@ -12,7 +12,7 @@ from jobs.sweep.load import load_sweep
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
 from jobs.verdicts.folder_cells import read_side
-from tests.jobs.results_folder import CPU, TOY, Outcome, Outcomes, ResultsFolder, load, ok, write
+from tests.jobs.results_folder import H200, TOY, Outcome, Outcomes, ResultsFolder, load, ok, write
 
 Fate = Callable[[dict[str, Any], int], Outcome]  # of parameters and repeat
 MODES = "blocks: {interleave: [mode], baseline: {mode: exact}, rounds: 5}\n"
@@ -27,7 +27,7 @@ class Pair:
         self.after = ResultsFolder(tmp_path / "after")
 
     def fill(
-        self, before: Outcomes, after: Outcomes, devices: tuple[str, str] = (CPU, CPU)
+        self, before: Outcomes, after: Outcomes, devices: tuple[str, str] = (H200, H200)
     ) -> None:
         self.before.submit(self.loaded, before, devices[0])
         self.after.submit(self.loaded, after, devices[1])

@@ -111,13 +111,16 @@ def test_allocations_that_differ_within_a_folder_raise_the_floor(tmp_path: Path)
     assert cell.judged.p is not None and cell.judged.p < 0.005
 
 
-@pytest.mark.parametrize(("uuids", "floor"), [("aa", 0.05), ("ab", 0.07), (("", ""), 0.07)])
-def test_the_same_gpus_have_a_smaller_floor(
-    tmp_path: Path, uuids: tuple[str, str], floor: float
+@pytest.mark.parametrize(
+    ("device", "uuids", "floor"),
+    [(H200, "aa", 0.05), (H200, "ab", 0.07), (H200, ("", ""), 0.07), (CPU, ("", ""), 0.25)],
+)
+def test_the_same_gpus_have_a_smaller_floor_and_cpus_a_larger_one(
+    tmp_path: Path, device: str, uuids: tuple[str, str], floor: float
 ) -> None:
     pair = Pair(tmp_path, REPEATED)
     before, after = (spread(1.0, 0.005, gpus=[{"uuid": uuid} if uuid else {}]) for uuid in uuids)
-    pair.fill(before, after, (H200, H200))
+    pair.fill(before, after, (device, device))
     judged = only(pair.compared()).judged
     assert judged is not None and judged.high == pytest.approx(1 + floor)
 
