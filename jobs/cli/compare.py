@@ -12,8 +12,8 @@ from jobs.cli.arguments import RESULTS, WhereParams, flag
 from jobs.cli.observed import observed
 from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
-from jobs.report.compare_text import csv_comparison, markdown_comparison
-from jobs.report.tables.render import ListFormat
+from jobs.report.compare_text import csv_comparison, latex_comparison, markdown_comparison
+from jobs.report.tables.render import Format
 from jobs.results.stale import with_stale
 from jobs.run import Run
 from jobs.verdicts.compare import compare_blocks, compare_folders
@@ -61,7 +61,7 @@ def compare(
     ] = None,
     where: WhereParams = None,
     output_format: Annotated[
-        ListFormat,
+        Format,
         typer.Option("--format", help="Output format. csv lists all cells, with exact numbers."),
     ] = "md",
     every: Annotated[
@@ -96,8 +96,12 @@ def compare(
         found = compare_folders(old, new, margin, _chosen(runs, where))
         for seen in (old.observation, new.observation):
             note(*(f"{seen.folder}: {text}" for text in (*seen.bad_lines, *seen.notes)))
-    as_csv = output_format == "csv"
-    print(csv_comparison(found) if as_csv else markdown_comparison(found, every, width()))
+    if output_format == "csv":
+        print(csv_comparison(found))
+    elif output_format == "latex":
+        print(latex_comparison(found, every))
+    else:
+        print(markdown_comparison(found, every, width()))
     raise SystemExit(found.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Writes a comparison as Markdown or CSV."""
+"""Writes a comparison as Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.formatting import (
     wrapped,
 )
 from jobs.report.tables.markdown import markdown_table
-from jobs.report.tables.render import csv_table
+from jobs.report.tables.render import commented, csv_table, latex_table
 from jobs.run import varying
 from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison
@@ -29,7 +29,7 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
     These are for example runs that are only in one of two folders. The table fits a terminal of
     `width` columns.
     """
-    chosen = found.cells if every else [cell for cell in found.cells if cell.is_important]
+    chosen = _chosen(found, every)
     parts = ["\n".join(_wrapped(found.heading, width))] if found.heading else []
     if chosen:
         parts.append(markdown_table(_columns(chosen, found.cells), "left", width, _LEAST))
@@ -39,6 +39,10 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
     return "\n\n".join([*parts, "\n".join(_wrapped([*found.notes, counts], width))])
 
 
+def _chosen(found: Comparison, every: bool) -> list[Cell]:
+    return found.cells if every else [cell for cell in found.cells if cell.is_important]
+
+
 def _wrapped(lines: list[str], width: int) -> list[str]:
     """Return lines of text that fit a width. Those with a command stay whole, to be copied."""
     return [line if " -m " in line else wrapped(line, width) for line in lines]
@@ -46,9 +50,17 @@ def _wrapped(lines: list[str], width: int) -> list[str]:
 
 def csv_comparison(found: Comparison) -> str:
     """Return a comparison as CSV with all cells. Headings and notes are comment lines."""
-    comments = "".join(f"# {line}\n" for line in (*found.heading, *found.notes))
     columns = _columns(found.cells, found.cells, exact=True) if found.cells else {}
-    return comments + csv_table(columns)
+    return commented("#", (*found.heading, *found.notes), csv_table(columns))
+
+
+def latex_comparison(found: Comparison, every: bool) -> str:
+    """Return a comparison as LaTeX, with the cells of Markdown."""
+    chosen = _chosen(found, every)
+    columns = _columns(chosen, found.cells) if chosen else {}
+    numbers = (" (ms)", "ratio", "interval", "rounds", "processes", "allocations")
+    left = [name for name in columns if not name.endswith(numbers)]
+    return commented("%", (*found.heading, *found.notes), latex_table(columns, left))
 
 
 def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict[str, list[str]]:

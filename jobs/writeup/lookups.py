@@ -155,12 +155,14 @@ class AnswerLookups:
         speedup = speedup_of(run, other, study.observation)
         if speedup.ratio is None:
             return self._none(study, *both)
-        text = speedup.text(tells_noise=False).replace("x", "", 1).rstrip("*")
-        text = re.sub(r" (same|unsure)$", r" (\1)", text)
+        ratio, interval = speedup.texts
         if not speedup.paired:
-            text += " (not paired)"
-        elif "[" not in text:
-            text += " (one round)"
+            said = "(not paired)"
+        elif not interval:
+            said = "(one round)"
+        else:
+            said = f"({speedup.verdict})" if speedup.verdict else ""
+        text = " ".join(filter(None, [ratio, interval, said]))
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 
     def by(

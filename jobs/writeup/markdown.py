@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from jobs.report.figures import file_stem
-from jobs.report.tables.markdown import markdown_table
+from jobs.report.tables.markdown import compact_table
 from jobs.writeup.document import Document, PartResult, ProblemResult, View
 from jobs.writeup.traced import escaped, without_marks
 
@@ -96,7 +95,7 @@ def _exhibits(view: View, plots: Path, folder: Path) -> Iterator[str]:
     for shown in view.tables:
         if not shown.folded:  # those are in the page
             yield f"**{escaped(shown.table.heading)}**"
-            yield _compact(markdown_table(shown.table.columns))
+            yield compact_table(shown.table.columns)
             yield escaped(". ".join(shown.table.notes))
     for figure in view.drawn:
         yield f"**{escaped(figure.title)}**"
@@ -107,8 +106,3 @@ def _exhibits(view: View, plots: Path, folder: Path) -> Iterator[str]:
         yield f"![{escaped(figure.title)}]({path})"
     for note in view.notes:
         yield escaped(note)
-
-
-def _compact(table: str) -> str:
-    """Leave out the spaces and dashes that align columns, more than half of a table."""
-    return re.sub(r"-{2,}", "--", re.sub(r" {2,}", " ", table))

@@ -1,11 +1,11 @@
-"""Formats tables as Markdown, CSV, LaTeX or HTML, and images as Markdown."""
+"""Formats tables as Markdown, CSV or LaTeX, and images as Markdown."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from html import escape
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from jobs.report.figures import Drawing
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.report_table import ReportTable
 
-Format = Literal["md", "csv", "latex", "html"]
+Format = Literal["md", "csv", "latex"]
 ListFormat = Literal["md", "csv"]
 
 
@@ -33,15 +33,15 @@ def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
         cells = markdown_table(table.columns, "right", width, _least(table), see)
         parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width)]
         return "\n\n".join(part for part in parts if part) + "\n"
-    if to == "html":
-        below = [f"<p>{escape(notes)}</p>"] if notes else []
-        return "\n".join([f"<h3>{escape(table.heading)}</h3>", _table(table, "html"), *below])
-    is_latex = to == "latex"
-    mark = "%" if is_latex else "#"
     lines = f"{table.heading}\n{notes}".splitlines()
-    comments = "".join(f"{mark} {line}\n" for line in lines if line)
-    cells = _table(table, "latex_booktabs") if is_latex else f"{csv_table(table.columns)}\n"
-    return comments + cells
+    if to == "csv":
+        return commented("#", lines, f"{csv_table(table.columns)}\n")
+    return commented("%", lines, latex_table(table.columns, table.dimensions))
+
+
+def commented(mark: str, lines: Iterable[str], table: str) -> str:
+    """Return a table below lines of comments, which begin with a mark."""
+    return "".join(f"{mark} {line}\n" for line in lines if line) + table
 
 
 def csv_table(columns: dict[str, list[str]]) -> str:
@@ -53,10 +53,12 @@ def csv_table(columns: dict[str, list[str]]) -> str:
     return text.getvalue().removesuffix("\n")
 
 
-def _table(table: ReportTable, form: str) -> str:
-    """Return the cells of a table in a format of `tabulate`, which escapes special characters."""
-    rows = zip(*table.columns.values(), strict=True)
-    return str(tabulate(rows, list(table.columns), tablefmt=form, disable_numparse=True))
+def latex_table(columns: dict[str, list[str]], left: Collection[str]) -> str:
+    """Return columns of text as LaTeX with booktabs. Those in `left` are aligned left."""
+    rows = zip(*columns.values(), strict=True)
+    align = ["left" if name in left else "right" for name in columns]
+    form = {"tablefmt": "latex_booktabs", "disable_numparse": True, "colalign": align}
+    return str(tabulate(rows, list(columns), **form))
 
 
 def _least(table: ReportTable) -> list[str]:

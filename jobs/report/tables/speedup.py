@@ -46,25 +46,33 @@ class Speedup:
     verdict: str = ""  # same or unsure, if this is what the rounds say
     is_timed: bool = True  # False: the value does not depend on where it was measured
 
-    def text(self, with_details: bool = True, tells_noise: bool = True) -> str:
+    def text(self, with_details: bool = True) -> str:
         """Return the speedup as text, such as `1.95x`.
 
         Details are the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or
-        unsure, or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. With
-        `tells_noise`, they are also the word noise instead of an interval, see `format_ratio`.
+        unsure, or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. They are
+        also the word noise instead of an interval, see `format_ratio`.
         """
         if self.ratio is None:
             return self.instead
         low, high = self.interval or (0.0, self.spread * abs(self.ratio))
-        spread = high - low if with_details and tells_noise else 0.0
+        spread = high - low if with_details else 0.0
         if self.interval is None or (spread > abs(self.ratio) and self.verdict):
             mark = "*" if self.elsewhere and with_details else ""
             return format_ratio(self.ratio, spread) + mark
+        ratio, interval = self.texts
+        word = f" {self.verdict}" if self.verdict else ""
+        return f"{ratio}x {interval}{word}" if with_details else f"{ratio}x"
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The ratio, which must be known, and its interval as texts: `1.95` and `[1.93, 1.97]`."""
+        if self.interval is None:
+            return f"{self.ratio:.2f}", ""
+        low, high = self.interval
         # Two decimals would give a narrow interval the same ends, or hide whether 1 is inside.
         digits = 3 if high - low < 0.02 or 1 in (round(low, 2), round(high, 2)) else 2
-        interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if with_details else ""
-        word = f" {self.verdict}" if self.verdict and with_details else ""
-        return f"{self.ratio:.{digits}f}x{interval}{word}"
+        return f"{self.ratio:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]"
 
     @property
     def paired(self) -> bool:

@@ -73,54 +73,14 @@ function select() {
   const isFiltered = words.length > 0 || state !== "";
   for (const node of all("#summary > :not(h2, #counts, #devices)")) node.hidden = isFiltered;
   for (const button of all("#counts button")) button.setAttribute("aria-pressed", String(button.dataset.state === state));
-  highlight(words);
-  const where = hits.length ? " The key Enter goes to the next place." : "";
   const which = parts && most < words.length ? ` with ${most} of the ${words.length} words` : "";
-  $("#found").textContent = `${parts || "No"} part${parts === 1 ? "" : "s"} found${which}.${where}`;
+  $("#found").textContent = `${parts || "No"} part${parts === 1 ? "" : "s"} found${which}.`;
   $("#found").hidden = !isFiltered;
-}
-let hits = []; // places of the words of the search, as ranges
-let hit = -1; // the one that Enter has shown last
-function highlight(words) {
-  hits = [];
-  hit = -1;
-  const shown = all("section.problem:not([hidden]) :is(h2, .names, article:not([hidden]))");
-  for (const node of words.length ? shown : []) {
-    const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
-    while (walker.nextNode()) {
-      if (walker.currentNode.parentElement.closest("[hidden]")) continue;
-      const text = walker.currentNode.data.toLowerCase();
-      for (const word of words) {
-        for (let i = text.indexOf(word); i >= 0; i = text.indexOf(word, i + word.length)) {
-          const range = new Range();
-          range.setStart(walker.currentNode, i);
-          range.setEnd(walker.currentNode, Math.min(i + word.length, walker.currentNode.length));
-          hits.push(range);
-        }
-      }
-    }
-  }
-  mark("found", hits);
-  mark("here", []);
-}
-function mark(name, ranges) {
-  if (!CSS.highlights) return; // an older browser
-  const marks = new Highlight();
-  for (const range of ranges) marks.add(range);
-  CSS.highlights.set(name, marks);
 }
 $("#search").addEventListener("input", (event) => {
   // Single letters are in almost every word.
   chosen.words = searched(event.target.value).split(/\s+/).filter((word) => !/^[a-z]?$/.test(word));
   select();
-});
-$("#search").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || hits.length === 0) return;
-  hit = (hit + 1) % hits.length;
-  const place = hits[hit].startContainer.parentElement;
-  for (let node = place; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
-  place.scrollIntoView({ block: "center" });
-  mark("here", [hits[hit]]);
 });
 $("#counts").addEventListener("click", (event) => {
   const state = event.target.closest("button")?.dataset.state;

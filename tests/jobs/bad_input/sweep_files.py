@@ -91,6 +91,7 @@ _BLOCKS = [
     ("blocks: {interleave: [mode], baseline: {size: 1}}", "got 'size' (valid: mode)"),
     ("blocks: {interleave: [mode], baseline: {mode: fsat}}", "4:47: blocks.baseline: no run has"),
     ("blocks: {interleave: [mode, causal], baseline: {causal: false}}", "got 2 runs (mode=fast ca"),
+    (BLOCKS % "" + "\nexclude: ['size == 2 and mode == fast']", "its run also differs in size"),
     (BLOCKS % ", rounds: 1, margin: 0.02", "blocks.margin requires at least 2 rounds"),
     (BLOCKS % ", sustained: {seconds: 3, where: sise == 2}", "did you mean 'size'?"),
     (BLOCKS % "" + "\nrepeats: 3", "repeats must be 1 together with blocks"),

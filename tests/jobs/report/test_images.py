@@ -52,7 +52,7 @@ def test_a_page_beside_the_folder_shows_plots_and_the_runs_images(
 def test_only_markdown_links(tmp_path: Path, folder: ResultsFolder) -> None:
     text = "fixed: {size: 1}\nplots: [{name: line, x: size}]\n"
     folder.submit(TOY + text, ok(1.0))
-    for form in ("csv", "html", "latex"):
+    for form in ("csv", "latex"):
         code, out, _ = cli(folder.path, "--plot", tmp_path / "p", "--format", form)
         assert (code, links(out)) == (0, {})
     assert "![" not in cli(folder.path)[1]

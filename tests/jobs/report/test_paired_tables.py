@@ -318,6 +318,14 @@ def test_csv_has_the_ends_of_intervals_in_columns(folder: ResultsFolder) -> None
     }
 
 
+def test_a_comparison_is_printed_as_latex(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
+    code, out, _ = cli("compare", folder.path, "--format", "latex")
+    assert code == 0 and out.startswith("% before: the baseline of the block (mode=fast)")
+    assert out.splitlines()[-3].split("&")[0].strip() == "exact"
+    assert out.splitlines()[-3].rstrip("\\ ").endswith("faster")
+
+
 def test_plots_show_the_interval_of_each_point(folder: ResultsFolder) -> None:
     folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
     (axes,) = plot_of(folder, x="size", series=["mode"]).axes

@@ -80,13 +80,12 @@ def test_what_is_looked_for_is_found(open_page) -> None:
     page.fill("#search", "zebra size")
     assert page.locator("section.problem:visible").count() == 1
     assert page.locator("#sidebar li:visible").count() == 1
-    assert page.locator("#found").inner_text().startswith("1 part found.")
-    assert page.evaluate("[...CSS.highlights.get('found')].map(String)").count("Zebra") >= 1
+    assert page.locator("#found").inner_text() == "1 part found."
     page.fill("#search", "largest allocations where come from")  # words of one of six parts
     assert page.locator("#memory_profiling article:visible").count() == 1
     page.fill("#search", "largest allocations zyx come from")  # as many of them as possible
     assert page.locator("#memory_profiling article:visible").count() == 1
-    assert page.locator("#found").inner_text().startswith("1 part found with 4 of the 5 words.")
+    assert page.locator("#found").inner_text() == "1 part found with 4 of the 5 words."
     page.fill("#search", "zyx")
     assert page.locator("#found").inner_text() == "No parts found."
     page.fill("#search", "")
@@ -100,14 +99,6 @@ def test_what_is_looked_for_is_found(open_page) -> None:
     assert button.inner_text() == f"{len(states)} no measurement needed"
     button.click()
     assert overview.is_visible()
-
-    page.fill("#search", "allocator's")
-    opened = page.locator("#memory_profiling details.table[open]")
-    for _ in range(page.evaluate("CSS.highlights.get('found').size")):
-        page.keyboard.press("Enter")  # goes to the next place, also in folded tables
-        if opened.count():
-            break
-    assert 0 < opened.locator("summary").bounding_box()["y"] < DESK["height"]
 
 
 @pytest.mark.slow
