@@ -15,8 +15,8 @@ from jobs.formatting import (
 from jobs.report.tables.markdown import markdown_table
 from jobs.report.tables.render import commented, csv_table, latex_table
 from jobs.run import varying
-from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison
+from jobs.verdicts.compared import Compared
 from jobs.verdicts.judge import Verdict
 
 # The columns that a narrow terminal does not show, the first one first
@@ -39,7 +39,7 @@ def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) 
     return "\n\n".join([*parts, "\n".join(_wrapped([*found.notes, counts], width))])
 
 
-def _chosen(found: Comparison, every: bool) -> list[Cell]:
+def _chosen(found: Comparison, every: bool) -> list[Compared]:
     return found.cells if every else [cell for cell in found.cells if cell.is_important]
 
 
@@ -63,7 +63,9 @@ def latex_comparison(found: Comparison, every: bool) -> str:
     return commented("%", (*found.heading, *found.notes), latex_table(columns, left))
 
 
-def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict[str, list[str]]:
+def _columns(
+    chosen: list[Compared], cells: list[Compared], exact: bool = False
+) -> dict[str, list[str]]:
     """Return a table of at least one chosen cell, as texts of each column by header.
 
     It has a column for each parameter that varies among the runs of all `cells` and their
@@ -94,7 +96,7 @@ def _columns(chosen: list[Cell], cells: list[Cell], exact: bool = False) -> dict
     return {header: [row[header] for row in rows] for header in rows[0]}
 
 
-def _rounded(cell: Cell, unit: str, with_counts: bool) -> dict[str, str]:
+def _rounded(cell: Compared, unit: str, with_counts: bool) -> dict[str, str]:
     judged = cell.judged
     row = {
         "phase": cell.phase,
@@ -124,7 +126,7 @@ def _interval(judged: Verdict) -> str:
     return f"{judged.low:.3f} to {high}"
 
 
-def _exact(cell: Cell, unit: str) -> dict[str, str]:
+def _exact(cell: Compared, unit: str) -> dict[str, str]:
     judged = cell.judged
     numbers: dict[str, float | None] = {
         "before (ms)": cell.before,

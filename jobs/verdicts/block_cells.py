@@ -14,14 +14,14 @@ from jobs.results.counting import judged_executions
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.status import Status
-from jobs.verdicts.cell import Cell
+from jobs.verdicts.compared import Compared
 from jobs.verdicts.judge import MARGIN, ONE_SIDED, Round, Verdict, aa_floor, floor_of_block, judge
 from jobs.verdicts.pairs import Pair, paired_rounds
 
 
 def block_cells(
     observation: Observation, margin: float, chosen: Collection[str] | None = None
-) -> tuple[list[Cell], list[Pair]]:
+) -> tuple[list[Compared], list[Pair]]:
     """Compare each run with the baseline of its block. Return the cells, and pairs with rounds.
 
     All blocks in the folder are judged together, also those that are not chosen: they show how
@@ -44,7 +44,7 @@ def block_cells(
     pairs = [pair for pair in _judged_pairs(observation, margin) if pair.candidate in chosen]
     with_rounds = [pair for pair in pairs if pair.rounds]
     timed = {_run_of(pair) for pair in with_rounds}
-    cells: dict[tuple[tuple[str, ...], str], Cell] = {}  # by run and phase
+    cells: dict[tuple[tuple[str, ...], str], Compared] = {}  # by run and phase
     for pair in pairs:
         phase = pair.phase if _run_of(pair) in timed else ""
         key = (_run_of(pair), phase)
@@ -52,7 +52,7 @@ def block_cells(
             continue
         run, baseline = runs[pair.candidate], runs[pair.baseline]
         label = labels.get(baseline.id) or _label(baseline, [baseline, run])
-        cell = Cell(run, pair.device, phase, "not measured", label, baseline_run=baseline)
+        cell = Compared(run, pair.device, phase, "not measured", label, baseline_run=baseline)
         if pair.wrong:
             cells[key] = _wrong_cell(cell, pair)
         elif pair.verdict is None:
@@ -115,7 +115,7 @@ def _run_of(pair: Pair) -> tuple[str, str, str, str]:
     return pair.block, pair.candidate, pair.baseline, pair.device
 
 
-def _judged_cell(cell: Cell, pair: Pair, verdict: Verdict) -> Cell:
+def _judged_cell(cell: Compared, pair: Pair, verdict: Verdict) -> Compared:
     """Return a cell with the verdict on the rounds of a pair.
 
     A candidate that failed in more rounds than it was measured in is broken.
@@ -158,7 +158,7 @@ def _unlike(pair: Pair, verdict: Verdict) -> str:
     return f"hosts differ: {', '.join(texts)}"
 
 
-def _wrong_cell(cell: Cell, pair: Pair) -> Cell:
+def _wrong_cell(cell: Compared, pair: Pair) -> Compared:
     """Return the cell of a run of which the output, or that of the baseline, was ever wrong."""
     if pair.wrong == "baseline":
         verdict = "fixed" if pair.baseline_checkout else "not measured"
@@ -168,7 +168,7 @@ def _wrong_cell(cell: Cell, pair: Pair) -> Cell:
     return replace(cell, verdict="wrong", detail=detail)
 
 
-def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]]) -> Cell:
+def _cell_without_rounds(cell: Compared, pair: Pair, measured: set[tuple[str, str]]) -> Compared:
     """Return the cell of a run that has no round with both times, such as broken.
 
     `measured` has the runs and devices that have a time of any phase, in the executions that count.
@@ -188,7 +188,7 @@ def _cell_without_rounds(cell: Cell, pair: Pair, measured: set[tuple[str, str]])
 
 def _unmeasured(
     observation: Observation, pairs: list[Pair], chosen: Collection[str], labels: dict[str, str]
-) -> list[Cell]:
+) -> list[Compared]:
     """Return a cell for each run in a block that has no complete round, or no times at all."""
     statuses: dict[str, set[Status]] = {}
     for task in observation.tasks:
@@ -211,7 +211,7 @@ def _unmeasured(
         failed = found - unfinished - {Status.ok, Status.not_needed}
         detail = str(min(unfinished or failed, default="no complete round"))
         run, baseline = observation.runs[run_id], observation.runs[block.baseline]
-        cell = Cell(run, "", "", "not measured", labels[baseline.id], baseline_run=baseline)
+        cell = Compared(run, "", "", "not measured", labels[baseline.id], baseline_run=baseline)
         cells.append(replace(cell, detail=detail, pending=bool(unfinished) or not failed))
     return cells
 

@@ -17,7 +17,7 @@ from jobs.frame.recorded import recorded_value
 from jobs.results.record import is_stale
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
-from jobs.verdicts.cell import Cell
+from jobs.verdicts.compared import Compared
 from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
 from jobs.verdicts.judge import LEVEL, Verdict, established
@@ -37,7 +37,7 @@ DISTURBED = 0.1  # A/A floor above which a note is printed
 class Comparison:
     """The verdicts of a comparison, and what they rest on."""
 
-    cells: list[Cell]
+    cells: list[Compared]
     heading: list[str]  # lines above the table
     notes: list[str] = field(default_factory=list)  # lines below the table
 
@@ -57,7 +57,7 @@ class Comparison:
         return 0 if verdicts or any(cell.verdict == "fixed" for cell in self.cells) else 3
 
 
-def undecided(cells: Iterable[Cell]) -> list[Cell]:
+def undecided(cells: Iterable[Compared]) -> list[Compared]:
     """Return the cells that may be slower by more than the margin, but are not established to."""
     timed = [(cell, cell.judged) for cell in cells if cell.judged is not None]
     slower = established([verdict for _, verdict in timed])
@@ -68,7 +68,7 @@ def undecided(cells: Iterable[Cell]) -> list[Cell]:
     ]
 
 
-def _verdicts(cells: Iterable[Cell]) -> list[Verdict]:
+def _verdicts(cells: Iterable[Compared]) -> list[Verdict]:
     return [cell.judged for cell in cells if cell.judged is not None]
 
 
@@ -179,7 +179,7 @@ def _unrelated(before: Side, after: Side) -> str:
     return f"{what} on the same kind of device: got {here} and {there}"
 
 
-def _block_heading(observation: Observation, cells: list[Cell], pairs: list[Pair]) -> list[str]:
+def _block_heading(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
     """Return the lines that say what is compared with what, and which commit is which."""
     baselines = list(dict.fromkeys(cell.baseline for cell in cells))
     checkouts = {
@@ -205,7 +205,7 @@ def _block_heading(observation: Observation, cells: list[Cell], pairs: list[Pair
     return lines
 
 
-def _only_run(observation: Observation, cells: list[Cell]) -> list[str]:
+def _only_run(observation: Observation, cells: list[Compared]) -> list[str]:
     """Return a line that names the run if all cells are of one run in two versions of the code.
 
     The table then has no column for a parameter.
@@ -217,7 +217,7 @@ def _only_run(observation: Observation, cells: list[Cell]) -> list[str]:
     return [f"run: {run.label(names)}" for run in runs.values()]
 
 
-def _broken(cells: list[Cell], folder: Path) -> list[str]:
+def _broken(cells: list[Compared], folder: Path) -> list[str]:
     """Return a line that says how to see why the first broken or wrong run failed."""
     failed = [cell for cell in cells if cell.verdict in FAILED]
     place = shlex.quote(str(relative(folder)))
@@ -236,7 +236,7 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(observation: Observation, cells: list[Cell], pairs: list[Pair]) -> list[str]:
+def _basis(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
     """Return the lines that say how much was measured, and where."""
     judged = _verdicts(cells)
     if not judged:  # nothing is measured, or all that is measured is broken
@@ -259,7 +259,7 @@ def _basis(observation: Observation, cells: list[Cell], pairs: list[Pair]) -> li
     return [f"{', '.join(parts)}.", columns, _floor_text(cells)]
 
 
-def _floor_text(cells: Iterable[Cell]) -> str:
+def _floor_text(cells: Iterable[Compared]) -> str:
     """Return the smallest and the largest A/A floor of each phase and device."""
     floors: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
@@ -285,7 +285,7 @@ def _floor(floor: float) -> str:
 
 
 def _decision(
-    cells: list[Cell], margin: float, observation: Observation | None = None
+    cells: list[Compared], margin: float, observation: Observation | None = None
 ) -> list[str]:
     """Return the lines on the margin, and on undecided cells with the command that measures them.
 

@@ -25,7 +25,7 @@ from jobs.results.record import Record
 from jobs.results.run_states import Observation, observe
 from jobs.run import Run
 from jobs.status import Status
-from jobs.verdicts.cell import Cell
+from jobs.verdicts.compared import Compared
 from jobs.verdicts.conditions import on_same_gpus
 from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Verdict
 from jobs.verdicts.pairs import TOO_SHORT
@@ -130,14 +130,14 @@ def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, Times]:
 
 def folder_cells(
     runs: dict[str, Run], results: Matched, margin: float, chosen: Collection[str] | None = None
-) -> list[Cell]:
+) -> list[Compared]:
     """Compare all runs in two results folders.
 
     There is a cell for each run, kind of device and phase. A run without times to compare has one
     with the phase "". How much times vary comes from all runs, also from those not chosen.
     """
     noises = _noises(results)
-    cells: list[Cell] = []
+    cells: list[Compared] = []
     for (run_id, device), (a, b) in results.items():
         if chosen is not None and run_id not in chosen:
             continue
@@ -145,20 +145,20 @@ def folder_cells(
         if outcome := _without_times(a, b):
             verdict, detail = outcome
             pending = verdict == "not measured" and any(status.is_live for status in b.statuses)
-            cells.append(Cell(run, device, "", verdict, detail=detail, pending=pending))
+            cells.append(Compared(run, device, "", verdict, detail=detail, pending=pending))
             continue
         same_gpus = on_same_gpus(a.records, b.records)
         for phase in {**a.phases, **b.phases}:
             ours, theirs = a.phases.get(phase), b.phases.get(phase)
             if ours is None or theirs is None:
-                cells.append(Cell(run, device, phase, "gone" if ours else "new"))
+                cells.append(Compared(run, device, phase, "gone" if ours else "new"))
             elif not (ours.logs and theirs.logs):
-                cells.append(Cell(run, device, phase, "not measured", detail=TOO_SHORT))
+                cells.append(Compared(run, device, phase, "not measured", detail=TOO_SHORT))
             else:
                 noise = noises[phase, device]
                 floor = noise.floor(device, same_gpus)
                 judged = _judge(ours, theirs, noise, floor, margin)
-                cell = Cell(
+                cell = Compared(
                     run,
                     device,
                     phase,

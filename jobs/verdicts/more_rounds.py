@@ -12,12 +12,12 @@ from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
 from jobs.sweep.conditions import MAX_LENGTH
-from jobs.verdicts.cell import Cell
+from jobs.verdicts.compared import Compared
 
 MORE_ROUNDS = 5  # that the command adds
 
 
-def command_for_more(cells: list[Cell], observation: Observation) -> str:
+def command_for_more(cells: list[Compared], observation: Observation) -> str:
     """Return the command that measures more rounds of the blocks of some cells, or "".
 
     It is that of the latest submission that has one of the cells, for all the cells that it has.
@@ -57,7 +57,7 @@ def _without(words: list[str], *options: str) -> list[str]:
     return kept
 
 
-def _condition(cells: list[Cell], manifest: Manifest) -> str | None:
+def _condition(cells: list[Compared], manifest: Manifest) -> str | None:
     """Return the condition that holds for the blocks of some cells, None for all blocks.
 
     If there are too many blocks for a condition, it holds for as many as it can.

@@ -17,14 +17,14 @@ from jobs.report.tables.report_table import make_report_table
 from jobs.report.views import select
 from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, render_answer
-from jobs.writeup.cells import Cells, asked_cells, cells_on
+from jobs.writeup.coverage import Coverage, asked_cells, coverage_on
 from jobs.writeup.document import (
+    DeviceView,
     Document,
     PartResult,
     ProblemResult,
     ShownTable,
     State,
-    View,
 )
 from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import Registry, Studies, Study
@@ -91,11 +91,11 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
         view
         for view in views
         if view.answer.found
-        or view.cells.measured
+        or view.coverage.measured
         or any(shown.table.measured_devices for shown in view.tables)
     ]
     if not shown:  # the same on every device
-        shown = [replace(views[0], device="", cells=Cells())]
+        shown = [replace(views[0], device="", coverage=Coverage())]
     command = _command(name, part) if name else ""
     result = PartResult(part, name, command, shown)
     own = [here[name] for here in involved.values() if name in here]
@@ -113,10 +113,10 @@ def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) ->
 
 def _view(
     part: Part, name: str, here: Mapping[str, Study], device: str, registry: Registry
-) -> View:
+) -> DeviceView:
     """Return a part on one kind of device, from the studies `here`. Its own has a name."""
     study = here.get(name)
-    view = View(device, render_answer(part, study, here, device, registry))
+    view = DeviceView(device, render_answer(part, study, here, device, registry))
     for exhibit in part.show:
         if (source := here.get(exhibit.sweep or name)) is not None:
             _show(view, exhibit, source)
@@ -128,7 +128,7 @@ def _view(
     if study.is_stock and device and not device.startswith("cpu:"):
         view.others = _other_runs(view.tables)
         if view.state is not State.derived:
-            view.cells = cells_on(study, part.filter, part.override)
+            view.coverage = coverage_on(study, part.filter, part.override)
     return view
 
 
@@ -146,7 +146,7 @@ def _command(study: str, part: Part) -> str:
     return f"python -m jobs.submit sweeps/{study}.yaml{override}{chosen}"
 
 
-def _show(view: View, exhibit: Exhibit, study: Study) -> None:
+def _show(view: DeviceView, exhibit: Exhibit, study: Study) -> None:
     if exhibit.table in study.tables:
         _add_table(view, study, _only(study.tables[exhibit.table], exhibit.where))
     elif exhibit.plot in study.plots:
@@ -155,13 +155,13 @@ def _show(view: View, exhibit: Exhibit, study: Study) -> None:
         _add_pictures(view, study, exhibit.images, exhibit.where)
 
 
-def _add_plot(view: View, study: Study, plot: Plot) -> None:
+def _add_plot(view: DeviceView, study: Study, plot: Plot) -> None:
     with suppress(TableError):  # the runs have no such parameter
         figure = Figure.of_plot(study.observation, plot, study.results)
         view.figures.append(replace(figure, name=f"{study.name}-{figure.name}"))
 
 
-def _add_pictures(view: View, study: Study, name: str | None, where: str | None) -> None:
+def _add_pictures(view: DeviceView, study: Study, name: str | None, where: str | None) -> None:
     """Add the pictures of the runs that meet a condition."""
     results = study.results
     if where is not None:
@@ -178,7 +178,7 @@ def _add_pictures(view: View, study: Study, name: str | None, where: str | None)
     view.notes += problems
 
 
-def _add_table(view: View, study: Study, table: Table, folded: bool = False) -> None:
+def _add_table(view: DeviceView, study: Study, table: Table, folded: bool = False) -> None:
     try:
         made = make_report_table(study.observation, table, study.results)
     except TableError as error:
@@ -217,7 +217,7 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
         found = {device: here[name] for device, here in studies.items() if name in here}
         views = []
         for device, study in found.items():
-            view = View(device, Answer(""), of_sweep=_state_of_sweep(study))
+            view = DeviceView(device, Answer(""), of_sweep=_state_of_sweep(study))
             for table in study.tables.values():
                 _add_table(view, study, table)
             for plot in study.plots.values():

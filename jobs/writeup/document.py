@@ -17,7 +17,7 @@ from jobs.formatting import counted
 from jobs.report.figures import Drawing, Figure
 from jobs.report.tables.report_table import ReportTable
 from jobs.writeup.answer import Answer, paragraphs_of
-from jobs.writeup.cells import Cells
+from jobs.writeup.coverage import Coverage
 from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import Registry, Study
 
@@ -61,12 +61,12 @@ class ShownTable:
 
 
 @dataclass
-class View:
+class DeviceView:
     """A part of a problem on one kind of device: its answer and its exhibits."""
 
     device: str  # "" if the answer needs no records, or if there are none
     answer: Answer
-    cells: Cells = field(default_factory=Cells)  # of a stock sweep, on GPUs
+    coverage: Coverage = field(default_factory=Coverage)  # of a stock sweep, on GPUs
     others: int = 0  # number of runs in the tables that the stock sweep does not have
     tables: list[ShownTable] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -78,11 +78,11 @@ class View:
         if self.of_sweep is not None:
             return self.of_sweep
         state = State.partly if self.is_impossible else self._state_of_answer
-        if not self.cells.measured:
+        if not self.coverage.measured:
             return state
-        if not self.cells.are_complete or state is State.missing:
+        if not self.coverage.are_complete or state is State.missing:
             return State.partly
-        return State.stale if self.cells.stale and state is State.answered else state
+        return State.stale if self.coverage.stale and state is State.answered else state
 
     @property
     def _state_of_answer(self) -> State:
@@ -99,7 +99,7 @@ class View:
     @property
     def has_results(self) -> bool:
         """Whether a run that the part asks for is measured."""
-        return bool(self.answer.found or self.answer.impossible or self.cells.measured)
+        return bool(self.answer.found or self.answer.impossible or self.coverage.measured)
 
     @property
     def is_impossible(self) -> bool:
@@ -152,11 +152,11 @@ class View:
     @property
     def basis(self) -> list[str]:
         """Which cells are measured, and on what the numbers rest."""
-        if not self.cells.asked:
+        if not self.coverage.asked:
             return self.answer.notes
         where = "of earlier versions of the sweep, or with other values"
         others = f" The tables have {counted(self.others, 'run')} {where}." if self.others else ""
-        return [f"{self.cells.text}.{others}", *self.answer.notes]
+        return [f"{self.coverage.text}.{others}", *self.answer.notes]
 
 
 @dataclass
@@ -166,7 +166,7 @@ class PartResult:
     part: Part
     study: str  # name of the study; "" if the answer needs no records
     command: str  # measures the part; "" if the answer needs no records
-    views: list[View]  # in the order of `Document.devices`
+    views: list[DeviceView]  # in the order of `Document.devices`
     failures: str = ""  # statuses of the runs, if none of them succeeded
 
     @property
@@ -243,7 +243,7 @@ class ProblemResult:
         parts = [part for part in self.parts if part.state is not State.derived]
         states = _with_letters(parts, device)
         views = [view for part in parts for view in part.views if view.device == device]
-        cells = reduce(operator.or_, (view.cells for view in views), Cells())
+        cells = reduce(operator.or_, (view.coverage for view in views), Coverage())
         return f"{states}; {cells.summary}" if cells.asked else states
 
 

@@ -19,7 +19,7 @@ from jobs.report.tables.speedup import speedup_of
 from jobs.results.record import Record
 from jobs.status import Status
 from jobs.sweep.views import STATISTICS, units_of, unknown_value
-from jobs.writeup.cells import ONCE, asked_cells
+from jobs.writeup.coverage import ONCE, asked_cells
 from jobs.writeup.language import Family, Missing
 from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked

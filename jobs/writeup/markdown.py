@@ -9,7 +9,7 @@ import yaml
 
 from jobs.report.figures import file_stem
 from jobs.report.tables.markdown import compact_table
-from jobs.writeup.document import Document, PartResult, ProblemResult, View
+from jobs.writeup.document import DeviceView, Document, PartResult, ProblemResult
 from jobs.writeup.traced import escaped, without_marks
 
 PLOTS = "plots"  # folder of the figures
@@ -84,14 +84,14 @@ def _part(part: PartResult, plots: Path, folder: Path) -> Iterator[str]:
         yield "</details>"
 
 
-def _answer(part: PartResult, view: View) -> Iterator[str]:
+def _answer(part: PartResult, view: DeviceView) -> Iterator[str]:
     if view.text and not part.not_measured:
         yield without_marks(view.text)
         for note in view.basis:
             yield f"*{escaped(note)}*"
 
 
-def _exhibits(view: View, plots: Path, folder: Path) -> Iterator[str]:
+def _exhibits(view: DeviceView, plots: Path, folder: Path) -> Iterator[str]:
     for shown in view.tables:
         if not shown.folded:  # those are in the page
             yield f"**{escaped(shown.table.heading)}**"

@@ -9,8 +9,8 @@ from typing import Any
 
 from jobs.results.run_states import observe
 from jobs.sweep.load import load_sweep
-from jobs.verdicts.cell import Cell
 from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
+from jobs.verdicts.compared import Compared
 from jobs.verdicts.folder_cells import read_side
 from tests.jobs.results_folder import H200, TOY, Outcome, Outcomes, ResultsFolder, load, ok, write
 
@@ -78,6 +78,6 @@ def compared_folders(
     return compare_folders(read_side(before.path), read_side(after.path), margin)
 
 
-def only(comparison: Comparison) -> Cell:
+def only(comparison: Comparison) -> Compared:
     (cell,) = comparison.cells
     return cell

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.sweep.load import load_sweep
-from jobs.writeup.cells import Cells, cells_on
+from jobs.writeup.coverage import Coverage, coverage_on
 from jobs.writeup.document import State
 from jobs.writeup.studies import read_studies
 from jobs.writeup.traced import without_marks
@@ -22,8 +22,8 @@ def submitted(folder: ResultsFolder, outcome_of: Any) -> None:
     folder.submit(load_sweep(ROOT / "sweeps" / "warmup.yaml"), outcome_of, H200)
 
 
-def cells_in(folder: ResultsFolder, sweep: str, filter: str | None = None) -> Cells:
-    return cells_on(read_studies([folder.path])[0][H200][sweep], filter)
+def cells_in(folder: ResultsFolder, sweep: str, filter: str | None = None) -> Coverage:
+    return coverage_on(read_studies([folder.path])[0][H200][sweep], filter)
 
 
 def partly(params: dict[str, Any], repeat: int) -> Outcome:
@@ -74,7 +74,7 @@ def test_a_benchmark_of_the_sweep_that_was_not_submitted(folder: ResultsFolder) 
     (view,) = part_of(both, folder, sweep="warmup", show=[]).views
     assert view.state is State.partly and view.answer.problem == ""
     assert without_marks(view.text).startswith("4.000 ms")
-    assert "benchmark first_steps" in view.cells.text
+    assert "benchmark first_steps" in view.coverage.text
 
 
 def test_a_cell_of_a_block_is_asked_for_in_three_rounds(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ ONCE = ("oom", "unsupported")  # a run that ends so is not executed again
 
 
 @dataclass(frozen=True)
-class Cells:
+class Coverage:
     """The cells that a part, or a whole problem, asks for."""
 
     asked: dict[str, Run] = field(default_factory=dict)  # by run id
@@ -34,8 +34,8 @@ class Cells:
     few: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
 
-    def __or__(self, other: Cells) -> Cells:
-        return Cells(
+    def __or__(self, other: Coverage) -> Coverage:
+        return Coverage(
             self.asked | other.asked,
             self.stale | other.stale,
             self.few | other.few,
@@ -136,7 +136,7 @@ def asked_cells(
     return {run.id: (run, often[run.id]) for run in expansion.runs}
 
 
-def cells_on(study: Study, filter: str | None = None, override: str | None = None) -> Cells:
+def coverage_on(study: Study, filter: str | None = None, override: str | None = None) -> Coverage:
     """Return the cells of a stock sweep, as measured on its kind of GPU."""
     asked = asked_cells(study.name, filter, override)
     found: dict[str, list[Result]] = {}
@@ -154,7 +154,7 @@ def cells_on(study: Study, filter: str | None = None, override: str | None = Non
         if len(fresh) < len(results) and not _enough(fresh, often):
             stale.add(id)
     runs = {id: run for id, (run, _) in asked.items()}
-    return Cells(runs, frozenset(stale), frozenset(few), frozenset(missing))
+    return Coverage(runs, frozenset(stale), frozenset(few), frozenset(missing))
 
 
 def _enough(results: Sequence[Result], often: int) -> bool:

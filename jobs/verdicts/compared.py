@@ -1,4 +1,4 @@
-"""A cell of a comparison: the verdict on one phase of a run."""
+"""One comparison: the verdict on one phase of a run. It is a row of the table of `compare`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNIMPORTANT = ("new", "gone", "not measured")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Compared:
     """Comparison of two times, for one phase of a run on one kind of device."""
 
     run: Run
