@@ -2,7 +2,6 @@
 
 It comes from git, or in a copy without git from the file .code_state.json, which `python -m jobs
 carry` writes before the copy is made. The hashes in it tell whether the files have changed since.
-If git shows changes, but all files are those of the carried commit, the carried state is used.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ def read_state(root: Path, results: Path, own: str | None = None) -> CodeState:
     if (root / ".git").exists():
         try:
             if own is None or git.tracked(root, [own]):
-                state = _from_git(root, ignored_in(root, results))
-                return (_clean_copy(root, state) or state) if state.dirty else state
+                return _from_git(root, ignored_in(root, results))
             why = f"the git repository {root} does not track {own}"
         except git.GitError as error:
             why = str(error)
@@ -111,24 +109,6 @@ def read_state(root: Path, results: Path, own: str | None = None) -> CodeState:
         except BrokenState as error:
             why = str(error)
     return CodeState(why=why)
-
-
-def _clean_copy(root: Path, found: CodeState) -> CodeState | None:
-    """Return the carried state if the tree is an unchanged copy of a commit, else None.
-
-    If it was copied into a repository with an older commit, git shows differences (`found`), but
-    all files equal those of the carried commit. A file that was not carried is a change.
-    """
-    try:
-        carried = _read_carried(root)
-        names = git.tracked_files(root, ignored_in(root, root / "logs"))
-        # A file that only the older commit has is missing, as in the carried commit.
-        tracked = [name for name in names if os.path.lexists(root / name)]
-    except (BrokenState, git.GitError):
-        return None
-    state = _from_carried(root, carried)
-    is_copy = not state.dirty and carried["files"].keys() >= {*tracked, *(found.untracked or ())}
-    return state if is_copy else None
 
 
 def _from_git(root: Path, ignored: list[str]) -> CodeState:

@@ -166,20 +166,9 @@ def test_a_carried_state_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert entry()["commit"] is None and "does not track copy/jobs/__init__.py" in entry()["why"]
 
 
-def test_a_carried_state_has_the_diff_and_explains_a_copy_in_an_older_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All files equal those of the carried commit, although git shows changes."""
-    source, copy = Checkout(tmp_path / "source"), Checkout(tmp_path / "copy")
-    first = source.commit(old="x = 1\n")
-    copy.git("pull", "-q", str(source.folder), "HEAD")
-    second = source.commit(old="x = 2\n")
-    write_carried(source.folder)
-    for name in ("old.py", ".code_state.json"):
-        shutil.copy(source.folder / name, copy.folder)
-    assert read_state(copy.folder, tmp_path).commit == second
-    copy.write("old.py", "x = 3\n")
-    assert read_state(copy.folder, tmp_path).commit == first
+def test_a_carried_state_has_the_diff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Checkout(tmp_path / "source")
+    commit = source.commit(old="x = 1\n")
     source.write("old.py", "x = 4\n")
     source.write("new.py", "y = 3\n")
     monkeypatch.chdir(source.folder)
@@ -187,6 +176,6 @@ def test_a_carried_state_has_the_diff_and_explains_a_copy_in_an_older_repository
     before = read_state(source.folder, tmp_path)
     shutil.rmtree(source.folder / ".git")
     after = read_state(source.folder, tmp_path)
-    assert (after.commit, after.dirty, after.untracked) == (second, True, ("new.py",))
+    assert (after.commit, after.dirty, after.untracked) == (commit, True, ("new.py",))
     assert after.diff == before.diff and not after.changed
     assert call("jobs", "carry").returncode == 2
