@@ -296,7 +296,7 @@ def _scopes(sweep: Sweep, benchmarks: Benchmarks) -> Iterator[_Scope]:
 
 
 def _resources(of: Sweep | Case, exclude_unset: bool = False) -> dict[str, Any]:
-    dumped = of.resources.model_dump(exclude={"tasks_per_node"}, exclude_unset=exclude_unset)
+    dumped = of.resources.model_dump(exclude_unset=exclude_unset)
     return dumped | of.launch.model_dump(exclude_unset=exclude_unset)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, PlainValidator, ValidationError
 
@@ -64,7 +64,6 @@ class Resources(_Strict):
     """
 
     nodes: Positive | _Reference = 1
-    tasks_per_node: Literal[1] = 1  # one worker per node, which starts the processes
     gpus_per_node: _Count | _Reference = 0
     # As in Slurm's Gres, such as h100 in gpu:h100:8. Ignored without GPUs, because a cluster file
     # sets it for all sweeps.

@@ -37,7 +37,6 @@ REFUSED = {
     "timeout_s: #": ["0", "10m", "40000000", "false"],
     "resources: #": NOT_A_MAPPING,
     "resources: {nodes: #}": [*NOT_A_COUNT, "two", "$rank", "$", "$mode", "$scale"],
-    "resources: {tasks_per_node: #}": ["2"],
     "resources: {gpus_per_node: #}": ["-1"],
     "resources: {gpu_type: #}": ["h100:2"],
     "resources: {cpus_per_task: #}": ["0.5", "0"],
