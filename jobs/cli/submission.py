@@ -23,10 +23,8 @@ from systems.terminal import outliving_output
 
 
 def plan(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
-    """Plan a submission, and print the warnings about the sweep and the notes about the plan."""
+    """Plan a submission, and print the notes about the plan."""
     prepared = prepare(loaded, options, sweep_path)
-    for warning in prepared.expansion.warnings:
-        say(f"warning: {warning}", sys.stderr)
     note(*prepared.notes)
     return prepared
 

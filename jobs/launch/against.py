@@ -24,14 +24,12 @@ from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
 from jobs.code.export import export_revision, export_working_tree, hash_of
-from jobs.code.imports import read_source
 from jobs.code.state import CodeState, ignored_in, repository_root
 from jobs.errors import CommandError
 from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Checkout
 from jobs.run import Run
 from jobs.sweep.expand import Expansion
-from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Blocks
 from jobs.worker.environment import with_project
 
@@ -172,21 +170,6 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
         )
         runs += [baseline, run]
     return replace(expansion, runs=runs, blocks=blocks)
-
-
-def same_sources(other: OtherCode, runs: Iterable[Run]) -> bool:
-    """Return whether the sources of all runs are the same in another checkout, see `RunSources`."""
-    sources = RunSources()
-    of_runs = [sources.files(run) for run in runs]
-    counted = {path for files in of_runs for path in files or ()}
-    inside = [path.relative_to(other.root) for path in counted if path.is_relative_to(other.root)]
-    try:
-        return None not in of_runs and all(
-            read_source(other.root / name).digest == read_source(other.folder / name).digest
-            for name in inside
-        )
-    except OSError:  # a file that the other checkout does not have
-        return False
 
 
 def _hash(text: str, name: str, digits: int) -> str:

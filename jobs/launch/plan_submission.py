@@ -16,7 +16,7 @@ from jobs.block import Block, TaskKey
 from jobs.errors import CommandError, InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
-from jobs.launch.against import OtherCode, require_benchmarks, same_sources, with_other_code
+from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
 from jobs.launch.expected_time import mean_times
 from jobs.launch.packing import local_slots, pack, too_short
 from jobs.launch.protection import weakness
@@ -89,12 +89,6 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
             at = loaded.document.at(("repeats",))
             raise InputError([Problem(at, f"{what}, got {sweep.repeats}")])
         require_benchmarks(other, expansion.runs)
-        if same_sources(other, expansion.runs):
-            notes.append(
-                f"the sources of all runs are the same in {other.name} and in the working tree, so "
-                "only noise is measured; --against HEAD compares with the last commit, "
-                "--against HEAD~1 with the one before"
-            )
         expansion = with_other_code(expansion, other, sweep.blocks)
     if any(block.rounds == 1 for block in expansion.blocks):
         notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")

@@ -11,8 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,7 +25,7 @@ from jobs.sweep.context import condition_of
 from jobs.sweep.form_blocks import form_blocks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.resources import wanted_instead
-from jobs.sweep.schema import AXES, Case, Shuffle, Sweep
+from jobs.sweep.schema import Case, Shuffle, Sweep
 from jobs.sweep.strict_yaml import DataPath
 from jobs.sweep.views import view_problems
 
@@ -41,7 +40,6 @@ class Expansion:
     excluded: int  # combinations that match an entry of `exclude`
     filtered: int  # combinations that the filter leaves out
     duplicates: int  # combinations that repeat an earlier run
-    warnings: list[Problem] = field(compare=False)
     blocks: list[Block]  # groups of runs that are measured in turn
     sustained: frozenset[str]  # ids of runs that are measured over seconds, if they are in a block
 
@@ -61,7 +59,6 @@ class _Expander:
         self.exclusions = [
             self.condition(item, "exclude", i) for i, item in enumerate(self.sweep.exclude)
         ]
-        self.has_excluded = [False] * len(self.exclusions)  # True for entries that match a run
         text = self.sweep.filter
         self.filter = self.condition(text, "filter") if text else None
         self.runs: dict[str, Run] = {}
@@ -104,7 +101,7 @@ class _Expander:
             raise self.error()
         formed = form_blocks(ordered, self.sweep, sustained, self.document)
         counts = (self.excluded, self.filtered, self.duplicates)
-        return Expansion(ordered, *counts, list(self.without_effect()), formed, sustained)
+        return Expansion(ordered, *counts, formed, sustained)
 
     def sustained(self, runs: list[Run]) -> Iterator[str]:
         """Yield the ids of the runs that satisfy the condition of `blocks.sustained`."""
@@ -164,15 +161,7 @@ class _Expander:
 
     def count_if_left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
         values = {"run.benchmark": benchmark.name, **params}
-        excluded = False
-        for i, condition in enumerate(self.exclusions):
-            if not excluded:
-                excluded = self.holds(condition, values, ("exclude", i))
-                self.has_excluded[i] |= excluded
-            elif not self.has_excluded[i]:  # already excluded; check only for the warning
-                with suppress(ConditionError):
-                    self.has_excluded[i] = condition(values)
-        if excluded:
+        if any(self.holds(one, values, ("exclude", i)) for i, one in enumerate(self.exclusions)):
             self.excluded += 1
         elif self.filter is None or self.holds(self.filter, values, ("filter",)):
             return False
@@ -195,22 +184,6 @@ class _Expander:
                 runs = [run for run in self.runs.values() if run.benchmark == name]
                 for path, what in view_problems(view, runs):
                     self.refuse((key, i, *path), what)
-
-    def without_effect(self) -> Iterator[Problem]:
-        """Yield a warning for each entry of `exclude` that matches no run.
-
-        An override of a parameter in the entry may have removed the excluded values.
-        """
-        overridden = {
-            name
-            for axis in AXES
-            for name in getattr(self.sweep, axis)
-            if not self.document.at((axis, name), key=True).line
-        }
-        for i, held in enumerate(self.has_excluded):
-            if not held and not self.exclusions[i].parameters & overridden:
-                what = "exclude: no run matches this entry, so it has no effect"
-                yield Problem(self.document.at(("exclude", i)), what)
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:
         """Collect the errors of a combination that the benchmark rejects."""
