@@ -18,6 +18,7 @@ from jobs.errors import TableError
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.figures import Drawing, Figure
+from jobs.report.plots import ImageFormat
 from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
@@ -43,6 +44,9 @@ def tables(
             parser=as_path,
         ),
     ] = None,
+    plot_format: Annotated[
+        ImageFormat, typer.Option(help="Format of the plots. Only PNG has the title in the plot.")
+    ] = "png",
     table: Annotated[str | None, typer.Option(help="Print only the table with this name.")] = None,
     where: WhereParams = None,
     sweep_file: Annotated[
@@ -76,7 +80,7 @@ def tables(
         see = f"python -m jobs compare {shlex.quote(str(relative(observation.folder)))}"
         note(f"the runs of {', '.join(others)} are not in tables: {see}")
     if plot is not None:
-        images = _draw(observation, sweep, results, plot)
+        images = _draw(observation, sweep, results, plot, plot_format)
         if output_format == "md" and images:
             print("\n\n".join(markdown_image(image, plot) for image in images))
 
@@ -114,7 +118,11 @@ def _print_tables(
 
 
 def _draw(
-    observation: Observation, sweep: Sweep, results: list[Result], folder: Path
+    observation: Observation,
+    sweep: Sweep,
+    results: list[Result],
+    folder: Path,
+    form: ImageFormat,
 ) -> list[Drawing]:
     """Draw the plots of the sweep and the pictures of runs, and print all paths to stderr."""
     drawn, taken = [], set[str]()
@@ -124,7 +132,7 @@ def _draw(
             results, observation.records, lambda _: observation.folder
         )
         for figure in (*plots, *pictures):
-            drawing = figure.draw(taken, as_png=True)
+            drawing = figure.draw(taken, form)
             if drawing is None:
                 note(f"plot {figure.name} is not drawn: no run has a value for it")
                 continue

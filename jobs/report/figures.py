@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from jobs.frame.results import Result
-from jobs.report.plots import plot_figure, png, svg
+from jobs.report.plots import ImageFormat, image, plot_figure
 from jobs.report.timelines import timeline_figure
 from jobs.report.views import Shown, select
 from jobs.results.run_states import Observation
@@ -35,8 +35,8 @@ class Figure:
         shown = select(observation, plot, results)
         return cls(shown.title, plot.name, shown)
 
-    def draw(self, taken: set[str], as_png: bool = False) -> Drawing | None:
-        """Draw the figure as SVG, or as PNG with its title. None: no run has a value for it.
+    def draw(self, taken: set[str], form: ImageFormat = "svg") -> Drawing | None:
+        """Draw the figure. None: no run has a value for it. Only PNG has the title in the figure.
 
         Args:
             taken: names of files that other figures have. That of the figure is added.
@@ -44,7 +44,7 @@ class Figure:
         Raises:
             TableError: if a prediction fails.
         """
-        title = self.title if as_png else ""
+        title = self.title if form == "png" else ""
         if isinstance(self.content, bytes):
             return Drawing(self.title, _unique(self.name, ".png", taken), self.content)
         if isinstance(self.content, Shown):
@@ -53,8 +53,7 @@ class Figure:
             figure = timeline_figure(self.content, title)
         if figure is None:
             return None
-        suffix, content = (".png", png(figure)) if as_png else (".svg", svg(figure))
-        return Drawing(self.title, _unique(self.name, suffix, taken), content)
+        return Drawing(self.title, _unique(self.name, f".{form}", taken), image(figure, form))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Drawing:
     """A figure as the content of a file."""
 
     title: str
-    name: str  # of its file: SVG, or PNG
+    name: str  # of its file
     content: bytes
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.report.panels import Line, Panel, Panels, log_base, make_panels
 from jobs.report.tables.notes import several_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ImageFormat = Literal["png", "svg", "pdf"]
 _STYLE: Any = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "figure",
     "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 8,
@@ -80,18 +81,16 @@ def new_figure() -> Figure:
     return Figure()
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as the content of a PNG file."""
+def image(figure: Figure, form: ImageFormat) -> bytes:
+    """Return a figure as the content of a file. The texts of SVG are texts.
+
+    The same figure gives the same bytes.
+    """
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()
-
-
-def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG, whose texts are texts. The same figure gives the same bytes."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return _NOT_XML.sub("\ufffd", file.getvalue()).encode()
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    figure.savefig(file, format=form, dpi=110, metadata=dates.get(form))
+    content = file.getvalue()
+    return _NOT_XML.sub("\ufffd", content.decode()).encode() if form == "svg" else content
 
 
 def arrange(

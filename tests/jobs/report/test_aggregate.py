@@ -203,6 +203,8 @@ def test_a_plot_of_any_words_and_of_no_numbers_is_drawn(
           - {name: r, x: causal, series: [label], facet: [window]}
         """
     folder.submit(text, ok(1.0))
-    code, _, err = cli(folder.path, "--plot", tmp_path / "plots")
-    assert code == 0
-    assert err.splitlines() == [f"{tmp_path}/plots/{name}.png" for name in "pqr"]
+    for form, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
+        code, _, err = cli(folder.path, "--plot", tmp_path / "plots", "--plot-format", form)
+        assert code == 0
+        assert err.splitlines() == [f"{tmp_path}/plots/{name}.{form}" for name in "pqr"]
+        assert (tmp_path / f"plots/p.{form}").read_bytes().startswith(start)

@@ -95,7 +95,7 @@ def test_timelines(tmp_path: Path, data: Stack | Spans, named: set[str]) -> None
     assert named <= set(texts(image))
     assert image is not None and again is not None and taken == {image.name, again.name}
     assert len(taken) == 2 and all((tmp_path / name).parent == tmp_path for name in taken)
-    picture = timeline.draw(taken, as_png=True)
+    picture = timeline.draw(taken, "png")
     assert picture is not None and picture.content.startswith(PNG)
 
 
