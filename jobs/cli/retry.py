@@ -46,7 +46,6 @@ def retry(
         print(f"nothing to retry in {seen.folder}: no run failed, is missing or is oom{which}")
         note(*seen.bad_lines)
         return
-    known = {task.key for task in seen.tasks}
     code = 0
     for manifest in reversed(seen.manifests):  # newest first
         mine = {task: state for task, state in wanted.items() if task[0] in manifest.runs}
@@ -58,9 +57,7 @@ def retry(
             seen.folder,
             retry_failed=True,
             snapshot=manifest.snapshot is not None,
-            # Without a condition, runs that a new version of a benchmark added are submitted.
-            only=None if where is None else frozenset(mine),
-            leave_out=frozenset(known - mine.keys()),
+            only=frozenset(mine),
         )
         code = max(code, _retry(manifest, mine, options, dry_run))
         if code == INTERRUPTED:
@@ -89,6 +86,11 @@ def _retry(
         states = tally(wanted.get(task, "new") for task in tasks)
         what = f"{counted(len(tasks), 'run')} of {options.out}" + (f" ({states})" if states else "")
         print(f"retrying {what}, from submission {manifest.id} ({manifest.executor})", flush=True)
+        if gone := len({run for run, _ in wanted} - prepared.manifest.runs.keys()):
+            which = (
+                f"{counted(gone, 'run')} {'is' if gone == 1 else 'are'} not in the sweep any more"
+            )
+            note(f"{which}, as after a new version of a benchmark; submit the sweep again")
         if lock is None:
             preview(prepared, f"settings of submission {manifest.id}", False)
             return 0

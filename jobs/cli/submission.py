@@ -92,7 +92,7 @@ def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Rec
 
 def _show_skipped(prepared: Prepared, options: Options) -> None:
     before = prepared.failed_before
-    if options.leave_out is None:
+    if options.only is None:
         if kept := len(prepared.done) - len(before):
             print(f"skipping {counted(kept, 'run')} with a result")
         if before:

@@ -49,8 +49,8 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     keep_stale: bool = False  # whether results of older code count as done
-    only: frozenset[TaskKey] | None = None  # (run id, repeat) to execute; None: all
-    leave_out: frozenset[TaskKey] | None = None  # those not to execute; only `retry` sets it
+    # (run id, repeat) to execute, with the rounds that they are in. None: all. Only `retry` sets it.
+    only: frozenset[TaskKey] | None = None
     repeat_unknown: bool = False  # whether to execute runs of which Slurm does not know the state
     against: OtherCode | None = None  # other checkout with which the runs are compared
 
@@ -117,7 +117,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     outcome = best(counting, lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
-    if options.leave_out is None:
+    if options.only is None:
         require_ranks(loaded, wanted)
     slots = None  # unknown for Slurm, and one after another for debug
     if options.executor is Executor.local:
@@ -157,7 +157,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     is_new = bool(todo) or _is_new(manifest, seen.manifests)
     failed = failed_records(before)
     flying: set[TaskKey] = set()
-    if options.leave_out is None:  # `retry` repeats no such runs
+    if options.only is None:  # `retry` repeats no such runs
         notes += _unsupported_note(before)
         flying = unknown.keys() & in_flight
     if flying:
@@ -220,12 +220,11 @@ def _split(
     how = ([] if options.force else records, counts, options.retry_failed)
     single, done = split_done(tasks, *how)
     rounds, done_in_rounds = split_rounds(free, *how, decided)
-    left_out = flying | (options.leave_out or frozenset())
     todo = [
         task
         for together in [*([task] for task in single), *rounds]
         if options.only is None or not options.only.isdisjoint(together)
-        if not left_out.issuperset(together)
+        if not flying.issuperset(together)
         for task in together
     ]
     return todo, done + done_in_rounds, flying

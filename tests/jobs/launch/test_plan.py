@@ -16,7 +16,9 @@ from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.manifest import Executor
 from jobs.run import Run, Shape
+from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
+from tests.benchmarks import misbehave
 from tests.jobs.harness import call, records, write_sweep
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, load, ok, write
 
@@ -77,10 +79,13 @@ launch: {nproc_per_node: $world_size}
     for override in ("launch.nproc_per_node=4", "resources.nodes=2"):
         with pytest.raises(InputError, match="nproc_per_node must be world_size / resources"):
             notes(override)
-        notes(override, leave_out=frozenset())  # retry repeats the other runs of the submission
+        (run,) = expand(load(tmp_path, text, override)).runs
+        notes(override, only=frozenset({(run.id, 0)}))  # retry repeats what was submitted
 
 
-def test_what_failed_before_is_no_success_the_second_time(tmp_path: Path) -> None:
+def test_what_failed_before_is_no_success_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = write_sweep(tmp_path, [{"what": "ok"}, {"what": "raises", "tag": 1}])
     out = tmp_path / "out"
     done = call("jobs.submit", sweep, "--local", "--out", out)
@@ -90,6 +95,10 @@ def test_what_failed_before_is_no_success_the_second_time(tmp_path: Path) -> Non
     assert "skipping 1 run that failed before (1 error); --retry-failed" in again.stdout
     plan = call("jobs.submit", sweep, "--local", "--out", out, "--dry-run")
     assert "0 (1 done, 1 failed before: 1 error; --retry-failed" in plan.stdout
+    assert "retrying 1 run of" in call("jobs", "retry", out, "--dry-run").stdout
+    monkeypatch.setattr(misbehave, "VERSION", 2, raising=False)
+    told = call("jobs", "retry", out, "--dry-run").stdout
+    assert "retrying 0 runs of" in told and "1 run is not in the sweep any more" in told
 
 
 @pytest.mark.slow
