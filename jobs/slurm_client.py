@@ -14,8 +14,10 @@ from jobs.printing import waiting_for
 CLIENT_S = 15.0  # time limit of one command, in seconds
 PING_S = 3.0  # time in which the controller must say that it is up, in seconds
 REMEMBER_S = 1.0  # time for which the answer to a ping counts, in seconds
-# Settings of the user that change what client commands do or print. sbatch gets none, either.
-_SETTINGS = re.compile(r"(?!SLURM_CONF$)(SLURM|SQUEUE|SCANCEL|SCONTROL)_")
+# Variables of a job, and settings of the user that change what client commands do or print
+SLURM_VARIABLE = re.compile(
+    r"(?!SLURM_CONF$)(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|SCANCEL|SCONTROL)_"
+)
 # By cluster, configuration and program: what a ping said, and until when that counts.
 _pings: dict[tuple[str | None, ...], tuple[float, str]] = {}
 
@@ -63,7 +65,7 @@ def _run(command: tuple[str, ...], cluster: str, limit: float) -> subprocess.Com
     program, *arguments = command
     given = [program, *(["-M", cluster] if cluster else []), *arguments]
     tried = " ".join(given[:3])
-    environment = {k: v for k, v in os.environ.items() if not _SETTINGS.match(k)}
+    environment = {k: v for k, v in os.environ.items() if not SLURM_VARIABLE.match(k)}
     try:
         return subprocess.run(
             given,

@@ -24,7 +24,7 @@ from jobs.formatting import counted
 from jobs.launch.gpu_claims import POLL_S, WAITS, Claims, claim, release
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
-from jobs.launch.snapshot import place
+from jobs.launch.snapshot import surroundings
 from jobs.results import unwritable
 from jobs.results.counting import is_done_in_job
 from jobs.results.manifest import Job, Manifest
@@ -132,7 +132,7 @@ class LocalQueue:
         return gpus <= len(self.free)
 
     def _start(self, jobs: list[Job], claims: Claims, restarts: int = 0) -> None:
-        cwd, environment = place(self.manifest)
+        cwd, environment = surroundings(self.manifest)
         if self._can_run(jobs[0]):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(claims)
         with self._log(jobs).open("ab") as log:

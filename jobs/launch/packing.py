@@ -15,6 +15,7 @@ STARTUP_MIN = 2  # time for imports and slow file systems, added to the timeouts
 # slots would be idle while the slowest job runs.
 JOBS_PER_SLOT = 4
 SLACK = 1.5  # time that runs may take, relative to earlier times
+_Group = tuple[Block | None, list[TaskKey]]  # from `in_blocks`
 
 
 def pack(
@@ -37,20 +38,21 @@ def pack(
             both are None, each task or block is a separate job.
         earlier_s: run times of earlier runs in seconds, by run id.
     """
-    by_shape: dict[Shape, list[list[TaskKey]]] = {}
-    for _, members in in_blocks(tasks, blocks):
-        by_shape.setdefault(runs[members[0][0]].shape, []).append(members)
+    by_shape: dict[Shape, list[_Group]] = {}
+    for block, members in in_blocks(tasks, blocks):
+        by_shape.setdefault(runs[members[0][0]].shape, []).append((block, members))
     jobs: list[Job] = []
     for shape, groups in by_shape.items():
-        count = sum(map(len, groups))
+        count = sum(len(members) for _, members in groups)
         size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
         chunks = list(_chunks(groups, size))
         longest_s = max(
-            sum(_allowed_s(block, own, runs, earlier_s) for block, own in in_blocks(chunk, blocks))
-            for chunk in chunks
+            sum(_allowed_s(*group, runs, earlier_s) for group in chunk) for chunk in chunks
         )
         minutes = shape.timeout_min or math.ceil(longest_s / 60) + STARTUP_MIN
-        jobs += [Job(len(jobs) + i, shape, minutes, chunk) for i, chunk in enumerate(chunks)]
+        for chunk in chunks:
+            together = [task for _, members in chunk for task in members]
+            jobs.append(Job(len(jobs), shape, minutes, together))
     return jobs
 
 
@@ -78,14 +80,16 @@ def _allowed_s(
     return min(worst, sum(runs[run].timeout_s for run in (*fewest, *block.runs)))
 
 
-def _chunks(groups: list[list[TaskKey]], size: int) -> Iterator[list[TaskKey]]:
+def _chunks(groups: list[_Group], size: int) -> Iterator[list[_Group]]:
     """Yield consecutive groups together, as long as they have at most `size` tasks."""
-    chunk: list[TaskKey] = []
+    chunk: list[_Group] = []
+    count = 0
     for group in groups:
-        if chunk and len(chunk) + len(group) > size:
+        if chunk and count + len(group[1]) > size:
             yield chunk
-            chunk = []
-        chunk = chunk + group
+            chunk, count = [], 0
+        chunk.append(group)
+        count += len(group[1])
     if chunk:
         yield chunk
 

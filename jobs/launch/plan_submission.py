@@ -49,7 +49,7 @@ class Options:
     parallel: int | None = None  # maximum number of jobs at the same time; local executor only
     snapshot: bool = False  # whether the jobs run from a copy of the code
     keep_stale: bool = False  # whether results of older code count as done
-    # (run id, repeat) to execute, with the rounds that they are in. None: all. Only `retry` sets it.
+    # (run id, repeat) to execute, with their rounds. None: all. Only `retry` sets it.
     only: frozenset[TaskKey] | None = None
     repeat_unknown: bool = False  # whether to execute runs of which Slurm does not know the state
     against: OtherCode | None = None  # other checkout with which the runs are compared

@@ -21,7 +21,7 @@ from jobs.errors import CommandError
 from jobs.formatting import counted
 from jobs.launch.sbatch import sbatch
 from jobs.launch.signals import noted_signals
-from jobs.launch.snapshot import place as environment_of
+from jobs.launch.snapshot import surroundings
 from jobs.printing import waiting_for
 from jobs.results.manifest import Job, Manifest, write_handles
 from jobs.results.slurm_job import SlurmJob, token_of
@@ -87,6 +87,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         OSError: if the jobs of an array cannot be saved. It is not submitted then.
     """
     (manifest.path / "slurm").mkdir(0o755, exist_ok=True)
+    _, environment = surroundings(manifest)
     numbers: list[str] = []
     for place, jobs in enumerate(arrays(manifest, largest)):
         script = _script(manifest, jobs, place, digest)
@@ -95,7 +96,7 @@ def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
         planned = _planned(manifest, jobs, place, cluster)
         _note(manifest, planned)
         with noted_signals() as noted:
-            answer = sbatch(script, environment_of(manifest)[1])
+            answer = sbatch(script, environment)
             if answer.number is not None:
                 _note(manifest, planned, answer.number)
         number = answer.number
@@ -217,7 +218,7 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
     kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
     # Since Slurm 22.05, srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={shape.cpus_per_task}"] if shape.cpus_per_task else []
-    cwd, environment = environment_of(manifest)
+    cwd, environment = surroundings(manifest)
     own = slurm.additional_parameters
     always = {"requeue": not own.get("no_requeue"), "chdir": cwd, "exclusive": shape.exclusive}
     additional = {**always, **own}

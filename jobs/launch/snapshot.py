@@ -90,7 +90,7 @@ def take(manifest: Manifest) -> Manifest:
     return replace(manifest, snapshot=Snapshot(name, str(cwd or Path.cwd()), [*inside, *others]))
 
 
-def place(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
+def surroundings(manifest: Manifest) -> tuple[str | None, dict[str, str]]:
     """Return the current folder (None: this process's) and the environment variables for jobs."""
     environment = job_environment()
     if manifest.snapshot is None:

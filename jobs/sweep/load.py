@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.errors import InputError, Position, nearest
-from jobs.sweep.benchmarks import Benchmarks, NoBenchmark, load_benchmark, load_benchmarks
+from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark, short_name
 from jobs.sweep.context import Context
 from jobs.sweep.messages import problems_of
 from jobs.sweep.overrides import apply_override, remove_parameters, repeated_overrides
@@ -107,13 +107,14 @@ def _benchmarks(document: Document) -> Benchmarks | None:
         if isinstance(case.get("benchmark"), str):
             places.setdefault(case["benchmark"], ("cases", i, "benchmark"))
     before = len(document.problems)
+    found: dict[str, Benchmark] = {}
     for name, path in places.items():
         try:
-            load_benchmark(name)
+            found[short_name(name)] = load_benchmark(name)
         except NoBenchmark as error:
             document.refuse(str(error), path)
     is_wrong = len(document.problems) > before or not isinstance(own, str)
-    return None if is_wrong else load_benchmarks(own, places)
+    return None if is_wrong else Benchmarks(found[short_name(own)], found)
 
 
 def _read(path: Path, above: tuple[str, ...] = ()) -> Document:

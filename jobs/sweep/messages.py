@@ -111,10 +111,15 @@ def _unknown_key(path: _Path, model: type[BaseModel]) -> str:
     known = _keys(owner)
     if owner is model:  # the file that `base` names is merged before, and --where gives the filter
         known = sorted({*known, "base"} - {"filter"})
+    return what + hint_for_key(key, known, model, path[:-1])
+
+
+def hint_for_key(key: str, known: Iterable[str], model: type[BaseModel], path: _Path = ()) -> str:
+    """Return a hint on a key that is not one of the `known` ones at a path from a model."""
     for section in known:
-        if any(key in _keys(inner) for inner in _models_at((*path[:-1], section), model)):
-            return f"{what}; it is a key of {section}"
-    return what + nearest(key, known)
+        if any(key in _keys(inner) for inner in _models_at((*path, section), model)):
+            return f"; it is a key of {section}"
+    return nearest(key, list(known))
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
-from jobs.errors import Position, Problem, nearest, shown
-from jobs.sweep.resources import Launch, Resources, Slurm
-from jobs.sweep.schema import AXES, Blocks, Sweep
+from jobs.errors import Position, Problem, shown
+from jobs.sweep.messages import hint_for_key
+from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
-
-SECTIONS: dict[str, type[BaseModel]] = {
-    "resources": Resources,
-    "launch": Launch,
-    "slurm": Slurm,
-    "blocks": Blocks,
-}
 
 
 def apply_override(document: Document, argument: str, fields: list[str]) -> None:
@@ -44,10 +35,9 @@ def apply_override(document: Document, argument: str, fields: list[str]) -> None
         # A parameter in grid keeps its position, so the order of runs is unchanged.
         remove_parameters(document.data, {key}, AXES if path[0] == "fixed" else ("fixed", "zip"))
     elif path[0] not in known:
-        inside = [f"{name}.{key}" for name, keys in SECTIONS.items() if key in keys.model_fields]
         what = f"{path[0]!r} is neither a parameter nor a key of a sweep"
-        hint = f"; did you mean {inside[0]!r}?" if inside else nearest(path[0], known)
-        document.problems.append(Problem(where, what + hint))
+        what += hint_for_key(path[0], known, Sweep)
+        document.problems.append(Problem(where, what))
         return
     for _, case in entries(document.data.get("cases")):  # which would replace the new value
         if path[0] in AXES and len(path) == 2:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from jobs import ROOT
 from jobs.run import Shape
+from jobs.slurm_client import SLURM_VARIABLE
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -19,7 +20,6 @@ _LEAKS = re.compile(
     r"|ROLE_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PMI_.*|PMIX_.*|OMPI_.*"
     r"|SUBMITIT_.*)$"
 )
-_SLURM_LEAKS = re.compile(r"(?!SLURM_CONF$)(SLURM|SBATCH|SRUN|SALLOC|SLURMD)_.*$")
 
 
 def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, str]:
@@ -27,7 +27,7 @@ def without_leaks(environment: dict[str, str], slurm: bool = True) -> dict[str, 
     return {
         name: value
         for name, value in environment.items()
-        if not _LEAKS.match(name) and not (slurm and _SLURM_LEAKS.match(name))
+        if not _LEAKS.match(name) and not (slurm and SLURM_VARIABLE.match(name))
     }
 
 

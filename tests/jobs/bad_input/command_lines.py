@@ -17,7 +17,7 @@ BLOCKS = (
 _OVERRIDES = [
     (["size"], "command line: size: expected key=value"),
     (["sise=5"], "did you mean 'size'?"),
-    (["partition=a"], "did you mean 'slurm.partition'?"),
+    (["partition=a"], "a key of a sweep; it is a key of slurm"),
     (["slrum.partition=a"], "'slrum' is neither a parameter nor a key of a sweep"),
     (["size=[1,large]"], "command line: size=[1,large]: size: got 'large', expected a valid"),
     (["size=[1"], "not valid YAML"),
