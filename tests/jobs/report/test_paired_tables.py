@@ -87,6 +87,13 @@ def test_cells_have_the_interval_over_processes_and_speedups_that_of_the_rounds(
     }
 
 
+def test_the_interval_of_a_time_has_no_negative_end(folder: ResultsFolder) -> None:
+    few = {"fast": [1.0, 9.0, 1.0, 9.0], "exact": [1.0, 9.0]}
+    two_rounds = BLOCKS.replace("5", "2")
+    folder.submit_rounds(TOY + ONE_SIZE + two_rounds, lambda p, n: ok(few[p["mode"]][n]))
+    assert table(folder, **VIEW)[0]["exact"] == "5.000 ±100%"
+
+
 def test_means_over_processes_add_up(folder: ResultsFolder) -> None:
     """The mean of the processes' means, so that the columns of a sum agree with it."""
     folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
