@@ -3,7 +3,8 @@
 Each job runs in a worker process. Two jobs never share a GPU, also those of other queues on this
 machine. A job without GPUs runs alone, because other jobs would disturb its timings, unless
 `--parallel N` allows N jobs at the same time. A job with `resources.exclusive` always runs alone.
-Other queues may run beside both.
+Other queues may run beside both. A job that this machine cannot run takes no GPUs: its worker
+records its runs as unsupported.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jobs import provenance
 from jobs.block import TaskKey
 from jobs.formatting import counted
 from jobs.launch.gpu_claims import POLL_S, WAITS, Claims, claim, release
+from jobs.launch.packing import is_possible
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import surroundings
@@ -38,7 +40,7 @@ STOP_S = 20.0  # grace period in which stopped workers record their runs, in sec
 
 @dataclass
 class _Running:
-    jobs: list[Job]
+    job: Job
     process: subprocess.Popen[bytes]
     claims: Claims  # of its GPUs
     left: int  # number of runs without a result when this worker was started
@@ -53,7 +55,7 @@ class LocalQueue:
         self.parallel = parallel
         self.free = provenance.visible_gpus()
         self.total = len(self.free)
-        self.waiting = [job for job in manifest.jobs if self._can_run(job)]
+        self.waiting = list(manifest.jobs)
         self.running: list[_Running] = []
         self.records: list[Record] = []
         self.told = False  # whether this queue said that it waits for other queues
@@ -72,9 +74,6 @@ class LocalQueue:
         """
         with noted_signals() as self.noted:
             try:
-                impossible = [job for job in self.manifest.jobs if not self._can_run(job)]
-                if impossible:  # a worker records their runs as unsupported
-                    self._start(impossible, {})
                 with self.progress:
                     while (self.waiting or self.running) and not (self.noted or self.unwritable):
                         self._start_what_fits()
@@ -84,7 +83,7 @@ class LocalQueue:
                         self._collect()
                         for one in ended:
                             self._reap(one)
-                        self.progress.update(job for one in self.running for job in one.jobs)
+                        self.progress.update(one.job for one in self.running)
                     self._stop_workers()
                     self._collect()
             finally:
@@ -99,21 +98,21 @@ class LocalQueue:
             raise ResultsUnwritable(words or unwritable.message(folder, None))
         return self.records
 
-    def _can_run(self, job: Job) -> bool:
-        """Return whether this machine has enough GPUs and nodes for a job."""
-        return job.shape.gpus_per_node <= self.total and job.shape.nodes == 1
+    def _gpus(self, job: Job) -> int:
+        """Return how many GPUs a job takes."""
+        return job.shape.gpus_per_node if is_possible(job.shape, self.total) else 0
 
     def _start_what_fits(self) -> None:
         refused = self.total + 1  # number of GPUs that other submissions do not leave
         for job in list(self.waiting):
-            wanted = job.shape.gpus_per_node
+            wanted = self._gpus(job)
             if wanted >= refused or not self._fits(job):
                 continue
             claims = claim(self.free, wanted)
             if claims is not None:
                 self.waiting.remove(job)
                 self.free = [gpu for gpu in self.free if gpu not in claims]
-                self._start([job], claims)
+                self._start(job, claims)
                 continue
             refused = wanted
             if not self.running and not self.told:
@@ -121,23 +120,23 @@ class LocalQueue:
                 self.progress.show(WAITS, "yellow")
 
     def _fits(self, job: Job) -> bool:
-        gpus = job.shape.gpus_per_node
-        running = [other for one in self.running for other in one.jobs]
+        gpus = self._gpus(job)
+        running = [one.job for one in self.running]
         if any(one.shape.exclusive for one in [job, *running]):
             return not running
         if self.parallel is not None:
             return len(self.running) < self.parallel and gpus <= len(self.free)
-        if not gpus or any(not one.shape.gpus_per_node for one in running):
+        if not gpus or any(not self._gpus(one) for one in running):
             return not running
         return gpus <= len(self.free)
 
-    def _start(self, jobs: list[Job], claims: Claims, restarts: int = 0) -> None:
+    def _start(self, job: Job, claims: Claims, restarts: int = 0) -> None:
         cwd, environment = surroundings(self.manifest)
-        if self._can_run(jobs[0]):
+        if is_possible(job.shape, self.total):  # else the worker tells how many are visible
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(claims)
-        with self._log(jobs).open("ab") as log:
+        with self._log(job).open("ab") as log:
             process = subprocess.Popen(
-                self._command(jobs),
+                self._command(job),
                 cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -147,14 +146,14 @@ class LocalQueue:
                 # The claims last as long as the worker.
                 pass_fds=[one.fileno() for one in claims.values()],
             )
-        self.running.append(_Running(jobs, process, claims, len(self._left(jobs)), restarts))
+        self.running.append(_Running(job, process, claims, len(self._left(job)), restarts))
 
-    def _command(self, jobs: list[Job]) -> list[str]:
+    def _command(self, job: Job) -> list[str]:
         worker = [sys.executable, "-u", "-m", "jobs.worker", "--parent", str(os.getpid())]
-        return [*worker, str(self.manifest.path), *(str(job.index) for job in jobs)]
+        return [*worker, str(self.manifest.path), str(job.index)]
 
-    def _log(self, jobs: list[Job]) -> Path:
-        return self.manifest.job_folder(jobs[0].index) / "worker.log"
+    def _log(self, job: Job) -> Path:
+        return self.manifest.job_folder(job.index) / "worker.log"
 
     def _reap(self, one: _Running) -> None:
         self.running.remove(one)
@@ -172,27 +171,26 @@ class LocalQueue:
         Return whether it was started.
         """
         end = WorkerEnd(pid=one.process.pid, exit_code=one.process.returncode, at=time.time())
-        left = len(self._left(one.jobs))
+        left = len(self._left(one.job))
         restarts = 0 if left < one.left else one.restarts
         again = left > 0 and restarts < IDLE_RESTARTS
         if left == 0:
             then = "all its runs have a record"
         elif again:
             then = f"starting it again for {counted(left, 'run')}"
-            self._start(one.jobs, one.claims, restarts + 1)
+            self._start(one.job, one.claims, restarts + 1)
         else:
             then = f"not starting it again after {IDLE_RESTARTS + 1} deaths without a new result"
-            for job in one.jobs:
-                with suppress(OSError):  # a full disk must not stop the other jobs
-                    write_worker_end(self.manifest.job_folder(job.index), end)
-        how = f"{end.text(one.jobs[0].index)};"
-        self.progress.show(how, "red", f" {then}; its log is {self._log(one.jobs)}")
+            with suppress(OSError):  # a full disk must not stop the other jobs
+                write_worker_end(self.manifest.job_folder(one.job.index), end)
+        how = f"{end.text(one.job.index)};"
+        self.progress.show(how, "red", f" {then}; its log is {self._log(one.job)}")
         return again
 
-    def _left(self, jobs: list[Job]) -> set[TaskKey]:
-        """Return the tasks of some jobs that a worker still has to execute."""
+    def _left(self, job: Job) -> set[TaskKey]:
+        """Return the tasks of a job that a worker still has to execute."""
         done = {(r.run, r.repeat) for r in self.records if is_done_in_job(r, self.manifest.id)}
-        return {task for job in jobs for task in job.tasks} - done
+        return set(job.tasks) - done
 
     def _collect(self) -> None:
         for record in self.tail.new():

@@ -35,7 +35,8 @@ def pack(
         runs_per_job: maximum number of tasks in a job, unless a single block has more. None: chosen
             for each `Shape`, from `slots`.
         slots: how many jobs of a `Shape` run at the same time. None: unknown, as on a cluster. If
-            both are None, each task or block is a separate job.
+            both are None, each task or block is a separate job. 0: none can run, and one job
+            records all tasks as unsupported.
         earlier_s: run times of earlier runs in seconds, by run id.
     """
     by_shape: dict[Shape, list[_Group]] = {}
@@ -44,7 +45,8 @@ def pack(
     jobs: list[Job] = []
     for shape, groups in by_shape.items():
         count = sum(len(members) for _, members in groups)
-        size = runs_per_job or _chosen_size(count, slots(shape) if slots else None)
+        at_once = slots(shape) if slots else None
+        size = count if at_once == 0 else runs_per_job or _chosen_size(count, at_once)
         chunks = list(_chunks(groups, size))
         longest_s = max(
             sum(_allowed_s(*group, runs, earlier_s) for group in chunk) for chunk in chunks
@@ -104,12 +106,19 @@ def _chosen_size(count: int, slots: int | None) -> int:
 
 def local_slots(shape: Shape, gpus: int, parallel: int | None) -> int:
     """Return how many jobs of a `Shape` the local queue runs at once, on a machine with GPUs."""
+    if not is_possible(shape, gpus):
+        return 0
     if shape.exclusive:
         return 1
     if not shape.gpus_per_node:
         return parallel or 1
-    fit = max(1, gpus // shape.gpus_per_node)
+    fit = gpus // shape.gpus_per_node
     return fit if parallel is None else min(fit, parallel)
+
+
+def is_possible(shape: Shape, gpus: int) -> bool:
+    """Return whether one machine with some GPUs can run a job of a `Shape`."""
+    return shape.gpus_per_node <= gpus and shape.nodes == 1
 
 
 def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:

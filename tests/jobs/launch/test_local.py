@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.provenance import visible_gpus
+from jobs.results.manifest import Executor
 from tests.jobs.harness import (
     PATIENCE_S,
     ROOT,
@@ -38,7 +39,7 @@ def nvmlDeviceGetName(handle): return "Fake GPU"
 def nvmlDeviceGetUUID(handle): return f"GPU-fake-{handle}"
 """
 
-# A queue whose workers only print their jobs, their GPUs, and the times at which they were started
+# A queue whose workers only print their job, their GPUs, and the times at which they were started
 # and ended.
 QUEUE = """
 import sys, time
@@ -50,15 +51,14 @@ from jobs.results.manifest import read_manifest
 STUB = '''
 import json, os, sys, time
 time.sleep(0.25)
-begun, *jobs = sys.argv[1:]
+begun, job = sys.argv[1:]
 gpus = os.environ["CUDA_VISIBLE_DEVICES"]
-print(json.dumps([jobs, gpus, float(begun), time.monotonic()]))
+print(json.dumps([job, gpus, float(begun), time.monotonic()]))
 '''
 
 class Queue(LocalQueue):
-    def _command(self, jobs):
-        begun = str(time.monotonic())
-        return [sys.executable, "-S", "-c", STUB, begun, *(str(job.index) for job in jobs)]
+    def _command(self, job):
+        return [sys.executable, "-S", "-c", STUB, str(time.monotonic()), str(job.index)]
 
 parallel = int(sys.argv[2]) if len(sys.argv) > 2 else None
 manifest = read_manifest(Path(sys.argv[1]))
@@ -92,12 +92,14 @@ def queue(
     """
     folder.mkdir()
     jobs = cases_of([{"gpus_per_node": n, "exclusive": n == exclusive} for n in sizes])
-    manifest = write_submission(write_sweep(folder, jobs, runs_per_job=1), folder / "out")
+    sweep = write_sweep(folder, jobs, runs_per_job=1)
+    # Planned as for Slurm: this process does not see the fake GPUs.
+    manifest = write_submission(sweep, folder / "out", Executor.slurm)
     done = run_python("-c", QUEUE, manifest.path, *arguments, environment=environment)
     assert done.returncode == 0, done.stdout
     ran: list[Ran] = []
     for log in sorted(manifest.path.glob("jobs/*/worker.log")):
-        (job,), gpus, begun, ended = json.loads(log.read_text())
+        job, gpus, begun, ended = json.loads(log.read_text())
         given = gpus.split(",") if gpus else []
         assert len(set(given)) == manifest.jobs[int(job)].shape.gpus_per_node
         ran.append((given, begun, ended))
@@ -184,7 +186,7 @@ def test_jobs_that_run_alone(tmp_path: Path, fake_gpus: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> None:
+def test_what_this_machine_cannot_give_is_said_by_a_worker_for_each_shape(tmp_path: Path) -> None:
     cases = cases_of([{"gpus_per_node": 1}] * 20 + [{"nodes": 2}])
     path, out = write_sweep(tmp_path, cases, runs_per_job=1), tmp_path / "out"
     nothing = {"CUDA_VISIBLE_DEVICES": ""}  # no GPUs, also if this machine has some
@@ -192,7 +194,7 @@ def test_what_this_machine_cannot_give_is_said_by_one_worker(tmp_path: Path) -> 
     assert done.returncode == 0 and "21 unsupported" in done.stdout
     # One line for each of the two reasons
     assert done.stdout.count("needs 1 GPU") == done.stdout.count("needs 2 nodes") == 1
-    assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 1
+    assert len(list(out.glob("submissions/*/jobs/*/worker.log"))) == 2
     assert Counter(r.failure and "needs 2 nodes" in r.failure.message for r in records(out)) == {
         False: 20,
         True: 1,

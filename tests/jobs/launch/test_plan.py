@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,9 @@ def test_the_local_queue_packs_runs_so_that_its_slots_stay_busy(
     tasks = [(run, 0) for run in runs]
     slots = partial(local_slots, gpus=gpus, parallel=parallel)
     assert [len(job.tasks) for job in pack(tasks, runs, None, slots)] == sizes
-    assert slots(Shape(gpus_per_node=gpus_per_node, exclusive=True)) == 1
+    assert slots(Shape(gpus_per_node=gpus_per_node, exclusive=True)) == (gpus_per_node <= gpus)
+    two_nodes = {run: replace(of, shape=Shape(nodes=2)) for run, of in runs.items()}
+    assert len(pack(tasks, two_nodes, 1, slots)) == 1  # it cannot execute these, either
 
 
 @settings(max_examples=100)
