@@ -18,7 +18,7 @@ class ForkServers:
     """
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str]):
-        self._manifest, self._gpus = manifest, gpus
+        self._manifest, self.gpus = manifest, gpus
         names = dict.fromkeys(manifest.runs[run].benchmark for run, _ in job.tasks)
         self._modules = ["jobs.worker.run_process"]
         self._benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
@@ -36,7 +36,7 @@ class ForkServers:
         return server
 
     def _start(self, checkout: str) -> ForkServer:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         environment, cwd = with_project(dict(os.environ)), None
         if checkout:
             place = self._manifest.checkouts[checkout]

@@ -90,6 +90,7 @@ class Worker:
         self.known = KnownResults(manifest, self.job, self.recorder)
         self.executed = 0
         self.failures: list[Record] = []
+        self._nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
         self._unsupported = self._unsupported_reason(len(visible))
         self._deaths: Counter[str] = Counter()  # of workers of this job, by the run they executed
         self._kept = 0  # number of runs and rounds that need not be executed again
@@ -102,10 +103,9 @@ class Worker:
     def _unsupported_reason(self, visible: int) -> str | None:
         """Return why this machine has too few nodes or GPUs for the job, if it has."""
         shape = self.job.shape
-        nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if self.slurm else 1
-        if shape.nodes > nodes:
+        if shape.nodes > self._nodes:
             where = "Slurm allocated" if self.slurm else "a job that is not under Slurm has only"
-            return f"needs {counted(shape.nodes, 'node')}, but {where} {nodes}"
+            return f"needs {counted(shape.nodes, 'node')}, but {where} {self._nodes}"
         if shape.gpus_per_node > visible:
             offers = f"{counted(visible, 'GPU')} visible on {socket.gethostname()}"
             return f"needs {counted(shape.gpus_per_node, 'GPU')} per node, but {offers}"
@@ -113,14 +113,15 @@ class Worker:
 
     def run(self) -> None:
         """Execute the runs of the job that are not done, or record that they are unsupported."""
-        nodes = self.job.shape.nodes if self._unsupported is None else 1
+        nodes = min(self.job.shape.nodes, self._nodes)
         restarts = self.slurm.get("restart_count", "0")
         name = f"rendezvous-{self.slurm.get('job_id', '0')}-{restarts}.json"
         with scoped_environment(slurm=self.manifest.executor is not Executor.slurm):
             os.environ |= thread_limit(self.job.shape)
             try:
                 if nodes > 1 and self.node_rank > 0:
-                    follow(self.folder / name, self.node_rank, self._servers, self.folder)
+                    meeting, why = self.folder / name, self._unsupported
+                    follow(meeting, self.node_rank, self._servers, self.folder, why)
                 elif self.node_rank == 0:
                     if nodes > 1:
                         self._followers = accept_workers(nodes - 1, self.folder / name)

@@ -16,9 +16,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from jobs.status import Status
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import PAUSE_S, ForkServer, oom_kills
 from jobs.worker.messages import NodeReport, Order, Request
+from jobs.worker.outcome import failed
 from jobs.worker.ranks.node_connections import connect_to_leader, receive, send
 from jobs.worker.scratch import collect, no_scratch, outcomes_in
 from jobs.worker.servers import ForkServers
@@ -148,8 +150,17 @@ def _last_word(connection: Connection, token: str) -> NodeReport:
     return NodeReport(token=token)
 
 
-def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_folder: Path) -> None:
-    """Run the worker of a node other than node 0: it starts the ranks of its node as ordered."""
+def follow(
+    rendezvous_file: Path,
+    node_rank: int,
+    servers: ForkServers,
+    job_folder: Path,
+    unsupported: str | None,
+) -> None:
+    """Run the worker of a node other than node 0: it starts the ranks of its node as ordered.
+
+    If the node does not support the job, it answers each order with this reason instead.
+    """
     leader = connect_to_leader(rendezvous_file)
     servers.get()  # import modules while the leader prepares the first run
     with suppress(OSError):  # the leader has exited, which ends the job
@@ -157,6 +168,12 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
             if order.request is None:
                 continue  # an order to stop that arrived after this node's report was sent
             request = order.request
+            if unsupported is not None:
+                rank = node_rank * (request.nproc_per_node or 1)
+                outcome = failed(Status.unsupported, "Unsupported", unsupported)
+                mine = outcome.model_copy(update={"rank": rank})
+                send(leader, NodeReport(token=request.token, outcomes=[mine]))
+                continue
             server = servers.get(request.checkout)
             try:
                 scratch = tempfile.mkdtemp(prefix="run-")
@@ -164,9 +181,14 @@ def follow(rendezvous_file: Path, node_rank: int, servers: ForkServers, job_fold
                 send(leader, NodeReport(token=request.token, undelivered=no_scratch(error)))
                 continue
             log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
-            mine = request.on(scratch=scratch, node_rank=node_rank, log=request.log and str(log))
+            part = request.on(
+                scratch=scratch,
+                node_rank=node_rank,
+                gpus=servers.gpus,
+                log=request.log and str(log),
+            )
             try:
-                send(leader, _run_here(server, mine, leader))
+                send(leader, _run_here(server, part, leader))
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 

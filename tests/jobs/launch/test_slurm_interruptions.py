@@ -51,6 +51,7 @@ def scenarios(scenarios: Scenarios, fifos: dict[str, Fifo]) -> Scenarios:
         resources={"nodes": 2, "mem_gb": 3},
         launch={"nproc_per_node": 2},
     )
+    submit_to_different_gpus(scenarios)
     preempt(scenarios["preempted"])
     scenarios["warned"].warn(after=1)
     return scenarios
@@ -59,6 +60,24 @@ def scenarios(scenarios: Scenarios, fifos: dict[str, Fifo]) -> Scenarios:
 def block(until: str) -> dict[str, object]:
     """Return the parameters of a block of two runs, of which the second waits."""
     return {"index": [0, 1], "until": ["", until]}
+
+
+def submit_to_different_gpus(scenarios: Scenarios) -> None:
+    """Submit a run on two nodes. On the first one, another job holds GPU 0."""
+    cluster, (first, _, last) = scenarios.cluster, scenarios.cluster.nodes
+    where = (f"--nodelist={first}", f"--gres=gpu:{cluster.gpus[0]}:1", "--mem=99")
+    command = ("sbatch", *where, "--job-name=holder", "--output=/dev/null", "--wrap=sleep 900")
+    held = cluster.client(*command)
+    assert held.returncode == 0, held.stderr
+    running = ("squeue", "-h", "--name=holder", "--states=RUNNING", "-o", "%i")
+    cluster.wait_for(lambda: cluster.client(*running).stdout, "the holder of a GPU")
+    scenarios.submit(
+        "gpus",
+        fixed={"index": 0},
+        resources={"nodes": 2, "gpus_per_node": 1, "mem_gb": 2.5},
+        launch={"nproc_per_node": 1},
+        slurm={"exclude": last},
+    )
 
 
 def preempt(scenario: Scenario) -> None:
@@ -115,6 +134,17 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]
     assert [list(rank) for rank in samples] == [[n, n] for n in (1.0, 2.0, 3.0, 4.0)]
     assert set(artifacts_of(scenario.out, measured)) == {f"trace{rank}" for rank in range(4)}
     assert lost.slurm == measured.slurm  # neither requeued nor submitted again
+
+
+@pytest.mark.slow
+def test_each_node_uses_the_gpus_that_slurm_gave_it(scenarios: Scenarios) -> None:
+    """The GPUs are fictitious, so the ranks fail, and their errors name them."""
+    scenario = scenarios["gpus"]
+    (record,) = scenario.finish()
+    scenario.cluster.client("scancel", "--name=holder")
+    log = scenario.out / str(record.log)
+    logs = [path.read_text() for path in (log, log.with_suffix(".node1.log"))]
+    assert [re.findall(r"CUDA_VISIBLE_DEVICES=(\d)", text) for text in logs] == [["1"], ["0"]]
 
 
 @pytest.mark.slow

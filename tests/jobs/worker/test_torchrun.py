@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
+from jobs.results.manifest import Executor
 from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
-from tests.jobs.harness import artifacts_of, facts, only_record, run, write_sweep
+from tests.jobs.harness import (
+    PATIENCE_S,
+    artifacts_of,
+    facts,
+    only_record,
+    run,
+    start_python,
+    write_submission,
+    write_sweep,
+)
 
 TIMEOUT_S = 12  # timeout of hanging runs, in seconds; enough to start two ranks without torch
 LONG_S = 200  # timeout of the other runs, in seconds
@@ -98,6 +108,31 @@ def test_runs_at_once_do_not_meet(here: Path) -> None:
     assert first.job != second.job
     ports = {facts(record)["environment"]["MASTER_PORT"] for record in (first, second)}
     assert len(ports) == 2
+
+
+WORKER = """
+import sys; from pathlib import Path
+from jobs.results.manifest import read_manifest; from jobs.worker.worker import Worker
+Worker(read_manifest(Path(sys.argv[1])), 0, node_rank=int(sys.argv[2])).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_node_with_too_few_gpus_says_so(tmp_path: Path) -> None:
+    """The first node has a GPU. It must not wait for minutes for the worker of the other one."""
+    shape = {"launch": {"nproc_per_node": 1}, "resources": {"nodes": 2, "gpus_per_node": 1}}
+    sweep = write_sweep(tmp_path, [{"what": "ok"}], **shape)
+    manifest = write_submission(sweep, tmp_path / "out", Executor.slurm)
+    node = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "127.0.0.1"}
+    workers = [
+        start_python("-c", WORKER, manifest.path, str(rank), environment=node | visible)
+        for rank, visible in enumerate([{"CUDA_VISIBLE_DEVICES": gpus} for gpus in ("0", "")])
+    ]
+    said = [worker.communicate(timeout=PATIENCE_S)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    record = only_record(manifest.folder)
+    assert record.status == "unsupported" and record.failure.rank == 1
+    assert "needs 1 GPU per node, but 0 GPUs visible" in record.failure.message
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
