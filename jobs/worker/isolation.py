@@ -95,13 +95,16 @@ class ForkServer:
             )
         self.pid = self._process.pid
         self.connection = Connection(ours.detach())
-        self.alive = bool(wait_for([self.connection], START_S)) and self.receive() == ("ready",)
-        if not self.alive:
+        if not wait_for([self.connection], START_S) or self.receive() != ("ready",):
             self.kill()
             raise ServerDied(
                 f"the fork server was not ready within {START_S:.0f} s, or an import ended it "
                 f"(exit code {self._process.returncode})"
             )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def start(
         self, function: Callable[..., None], *arguments: Any, scratch: str | None = None
@@ -121,7 +124,6 @@ class ForkServer:
             try:
                 return self.connection.recv()
             except (EOFError, OSError):
-                self.alive = False
                 return None
 
     def close(self) -> None:
@@ -134,9 +136,9 @@ class ForkServer:
     def kill(self) -> None:
         """Kill the server and its descendants.
 
-        If it was killed before, this worker has adopted them, and has no other child processes.
+        If the server had died, a worker that adopts orphans has adopted them. It therefore kills
+        all its own descendants, also other servers. They are started again when they are needed.
         """
-        self.alive = False
         for pid in (self.pid, *descendants(self.pid)):
             send_signal(pid, signal.SIGKILL)
         self._process.wait()

@@ -138,6 +138,25 @@ def test_what_is_copied_under_which_name(
     assert files(find(str(theirs))) == {*kept, "new.py", "new.json", "ignored"}
 
 
+KILLS_ITS_SERVER_ONCE = """\
+import os, pathlib, signal, time
+VALUE = "new"
+killed = pathlib.Path(__file__).with_name("killed")
+if not killed.exists():
+    killed.touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_its_server_fails_no_run_of_the_other_code(own: Checkout) -> None:
+    own.commit(helper=KILLS_ITS_SERVER_ONCE)
+    own.call("jobs.submit", "own.yaml", "--local", "--against", "HEAD~2", "blocks.rounds=1")
+    found = [(bool(r.checkout), r.status) for r in records(own.folder / "logs/own")]
+    assert found == [(True, "ok"), (False, "killed"), (True, "ok")]
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
