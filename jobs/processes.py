@@ -1,6 +1,7 @@
 """Handles that identify a process by its host, pid and start time, and names of signals.
 
 The system reuses pids. The start time distinguishes a process from a later one with the same pid.
+Containers may have the name of their host, but pids of their own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -23,15 +25,18 @@ class ProcessHandle:
     host: str
     interrupted: bool = False  # True if the process was asked to stop
     ended: bool = False  # True if the process has stopped running the jobs
+    pids: str | None = None  # see `pid_space`; an earlier version wrote none
 
     @classmethod
     def of_this_process(cls, interrupted: bool = False, ended: bool = False) -> Self:
         pid = os.getpid()
-        return cls(pid, start_ticks(pid), os.uname().nodename, interrupted, ended)
+        host = os.uname().nodename
+        return cls(pid, start_ticks(pid), host, interrupted, ended, pid_space())
 
     @property
     def is_on_this_host(self) -> bool:
-        return self.host == os.uname().nodename
+        """Whether the process is on this host, and not in a container with pids of its own."""
+        return self.host == os.uname().nodename and self.pids in (None, pid_space())
 
     @property
     def is_running(self) -> bool:
@@ -49,6 +54,24 @@ class ProcessHandle:
         except (OSError, OverflowError) as error:
             return isinstance(error, PermissionError)
         return False
+
+
+@cache
+def boot_id() -> str | None:
+    """Return the id that the kernel of this host chose when it booted. None if it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
+
+
+@cache
+def pid_space() -> str | None:
+    """Return what identifies where pids of this process are valid: a boot and a PID namespace."""
+    try:
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
 
 
 def command_line() -> str:

@@ -42,15 +42,6 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-@cache
-def boot_id() -> str | None:
-    """Return the id that the kernel of this host chose when it booted. None if it is unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
-    except OSError:
-        return None
-
-
 def cpu_device() -> str:
     """Return the `device` field for records of CPU runs, for example "cpu: AMD EPYC 9654"."""
     return f"cpu: {processor()}"

@@ -92,7 +92,8 @@ def _stop_process(manifest: Manifest) -> None:
         return
     if not process.is_on_this_host:
         raise CommandError(
-            f"submission {manifest.id} runs on host {process.host}; run this command on that host"
+            f"submission {manifest.id} runs on host {process.host}; run this command on that host, "
+            "and in the same container"
         )
     if process.is_running:
         with suppress(ProcessLookupError):  # it has just ended

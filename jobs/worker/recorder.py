@@ -14,6 +14,7 @@ from typing import Any
 from jobs import provenance
 from jobs.errors import nearest
 from jobs.printing import say
+from jobs.processes import boot_id
 from jobs.results import unwritable
 from jobs.results.manifest import Job, Manifest
 from jobs.results.record import RECORDS, BlockPlace, Failure, Measurements, Record, Seconds
@@ -89,7 +90,7 @@ class Recorder:
         self.device = provenance.device_kind(gpus)
         self._environment = {
             "host": socket.gethostname(),
-            "boot_id": provenance.boot_id(),
+            "boot_id": boot_id(),
             "processor": provenance.processor(),
             "driver": provenance.driver_version(),
             "packages": provenance.packages(),

@@ -47,9 +47,9 @@ def test_the_heartbeat_goes_on_until_the_end(
     assert statuses(submission.folder) == {"ok0": "cancelled"}
 
 
-def belongs_to(submission: Manifest, pid: int, host: str) -> None:
+def belongs_to(submission: Manifest, pid: int, host: str, **more: str) -> None:
     """Make a submission one that a process of a host executes."""
-    handle = {"pid": pid, "started": start_ticks(pid), "host": host, "interrupted": False}
+    handle = {"pid": pid, "started": start_ticks(pid), "host": host, "interrupted": False, **more}
     (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
 
 
@@ -75,6 +75,13 @@ def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
     assert " on elsewhere " in call("jobs", "status", out, "--json").stdout
     plan = call("jobs.submit", out.parent / "sweep.yaml", "--out", out, "--dry-run").stdout
     assert ("1 queued or running" in plan) == (state == "queued"), plan
+
+
+def test_a_queue_in_a_container_with_the_name_of_this_host(submission: Manifest) -> None:
+    """Here, another process has its pid, or none."""
+    (submission.path / HEARTBEAT).touch()
+    belongs_to(submission, 2**22 + 1, os.uname().nodename, pids="of a container")
+    assert statuses(submission.folder) == {"ok0": "queued"}
 
 
 def test_cancel_goes_on_after_a_submission_that_it_cannot_cancel(

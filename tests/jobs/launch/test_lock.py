@@ -70,14 +70,17 @@ def test_takeover_by_a_process_that_is_killed_itself(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
-def test_lock_of_another_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"pids": "of a container"}])
+def test_lock_of_another_host(tmp_path: Path, other: dict[str, str]) -> None:
     """It is valid until its holder has not updated it for a while."""
     lock = SubmitLock(tmp_path).__enter__()
     path = tmp_path / LOCK
-    here = json.dumps(os.uname().nodename)
-    path.write_text(path.read_text().replace(here, '"elsewhere"'))
+    held = json.loads(path.read_text())
+    held["process"] |= {"pid": 2**22 + 1, **other}  # here, no process has this pid
+    path.write_text(json.dumps(held))
     grow_old(path, SubmitLock.STALE_S - 60)
-    with pytest.raises(FolderInUse, match=rf"on elsewhere since .* --force .*{path}"):
+    where = held["process"]["host"]
+    with pytest.raises(FolderInUse, match=rf"on {where} since .* --force .*{path}"):
         SubmitLock(tmp_path).__enter__()
     with SubmitLock(tmp_path, force=True):
         pass
