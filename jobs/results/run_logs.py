@@ -10,19 +10,23 @@ from jobs.results.run_states import Observation, TaskState
 
 
 def logs_of(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of a run on all nodes, those of later attempts last."""
+    """Return the log files of a run on all nodes, in all submissions."""
     key = task.key
     folders = (
         m.job_folder(job.index) for m in seen.manifests for job in m.jobs if key in job.tasks
     )
-    found = [path for one in folders for path in one.glob(f"{key[0]}-{key[1]}-*.log")]
-    return sorted(found, key=lambda path: (attempt_of(path), path.name))
+    return [path for one in folders for path in sorted(one.glob(f"{key[0]}-{key[1]}-*.log"))]
 
 
 def latest_logs(seen: Observation, task: TaskState) -> list[Path]:
-    """Return the log files of the last attempt of a run, one for each node."""
+    """Return the log files of the attempt that `log_of` shows, one for each node."""
+
+    def attempt(log: Path) -> tuple[Path, int]:  # of a submission, which counts its own attempts
+        return log.parent, attempt_of(log)
+
+    shown = log_of(seen, task)
     logs = logs_of(seen, task)
-    return [path for path in logs if attempt_of(path) == attempt_of(logs[-1])]
+    return [path for path in logs if shown is not None and attempt(path) == attempt(shown)]
 
 
 def attempt_of(log: Path) -> int:

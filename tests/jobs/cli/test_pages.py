@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.results.manifest import new_id, write_manifest
+from jobs.processes import ProcessHandle
+from jobs.results.manifest import new_id, write_handles, write_manifest
 from jobs.results.record_writer import RecordWriter
-from tests.jobs.harness import call
+from jobs.results.worker_state import RunningAttempt, WorkerState, write_worker_state
+from tests.jobs.harness import call, grow_old
 from tests.jobs.results_folder import TOY, ResultsFolder, failed, load, ok
 
 
@@ -73,3 +75,20 @@ def test_the_log_of_another_attempt_is_not_shown(folder: ResultsFolder) -> None:
     (manifest.job_folder(0) / f"{run.id}-0-2.log").unlink()
     shown = call("jobs", "logs", run.id, "--in", folder.path).stdout
     assert "-> wrong" in shown and "output of attempt" not in shown, shown
+
+
+def test_the_log_of_a_dead_attempt_is_not_followed(folder: ResultsFolder) -> None:
+    """Attempts without a record are counted anew in each submission."""
+    sweep = TOY + "fixed: {size: 1}\n"
+    dead, live = folder.submit(sweep, None), folder.submit(sweep, None)
+    (run,) = live.runs
+    old, new = dead.job_folder(0) / f"{run}-0-2.log", live.job_folder(0) / f"{run}-0-1.log"
+    old.touch()
+    grow_old(old, 60)
+    new.touch()
+    live.handles[0] = ProcessHandle.of_this_process()
+    write_handles(live)
+    running = RunningAttempt(run=run, repeat=0, attempt=1)
+    write_worker_state(live.job_folder(0), WorkerState(running=running))
+    shown = call("jobs", "logs", run, "--in", folder.path).stdout
+    assert f"tail -F {new}\n# {new}\n" in shown
