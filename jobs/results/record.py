@@ -40,17 +40,10 @@ Samples = Annotated[
 
 
 def _encodable(value: Any) -> Any:
-    """Replace lone surrogates, which UTF-8 cannot encode, by "?" in all strings of a value."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_encodable(k): _encodable(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_encodable(item) for item in value]
-    return value
+    """Escape lone surrogates, e.g. from invalid bytes in a path. UTF-8 cannot encode them."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
-# Messages of a run may contain bytes that are not UTF-8, e.g. in a file name.
 Text = Annotated[str, BeforeValidator(_encodable)]
 
 
@@ -119,7 +112,7 @@ class Measurements(_Part):
     bytes: dict[str, Number] = {}  # number of bytes that one sample moves, for `bandwidth`
     bus_bytes: dict[str, Number] = {}  # number of bytes, for `bus_bandwidth` as in nccl-tests
     tokens: dict[str, Number] = {}  # number of tokens that all ranks together process in one sample
-    facts: Annotated[dict[str, Any], BeforeValidator(_encodable)] = {}
+    facts: dict[str, Any] = {}
     compiling_seconds: Number | None = None  # compile time, if the benchmark reports it
 
 

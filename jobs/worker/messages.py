@@ -21,8 +21,7 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     def encode(self) -> bytes:
-        # pydantic's own serializer rejects lone surrogates and deep nesting, which a dict that a
-        # benchmark returned may contain.
+        # pydantic's own serializer rejects lone surrogates, which a path may contain.
         return json.dumps(dict(self), default=dict).encode()
 
     @classmethod

@@ -41,7 +41,7 @@ def outcome_of(
     failure = Failure(
         type=type(error).__name__,
         message=_message(error)[:4000],
-        traceback=_plain_text(text)[-TEXT:],
+        traceback=text[-TEXT:],
         phase=phase,
     )
     memory = _memory_that_ran_out(error)
@@ -59,14 +59,9 @@ def outcome_of(
 
 def _message(error: BaseException) -> str:
     try:
-        return _plain_text(str(error))
+        return str(error)
     except Exception as second:  # the exception's __str__ raises
         return f"(no message: str() of the exception raised {type(second).__name__})"
-
-
-def _plain_text(text: str) -> str:
-    """Escape lone surrogates, e.g. from invalid bytes in a path. UTF-8 cannot encode them."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _has_lost_peer(error: BaseException) -> bool:

@@ -137,6 +137,7 @@ def _check_plain(fact: Any, name: str, depth: int = 0) -> None:
         for key, value in fact.items():
             if not isinstance(key, str):
                 raise TypeError(f"keys of {name} must be strings, got {key!r}")
+            key.encode()
             _check_plain(value, f"{name}.{key}", depth + 1)
     elif isinstance(fact, (list, tuple)):
         for i, value in enumerate(fact):
@@ -148,7 +149,7 @@ def _check_plain(fact: Any, name: str, depth: int = 0) -> None:
         if fact.bit_length() > MAX_BITS:
             raise ValueError(f"{name} must have at most {MAX_BITS} bits, got {fact.bit_length()}")
     elif isinstance(fact, str):
-        fact.encode()
+        fact.encode()  # raises UnicodeEncodeError for a lone surrogate
     elif fact is not None:
         kind = f"{type(fact).__module__}.{type(fact).__name__}"
         raise TypeError(

@@ -329,12 +329,15 @@ def tensor(params: Params) -> dict[str, Any]:
 
 
 def many_facts(params: Params) -> dict[str, Any]:
-    """Return many samples, and a fact whose name UTF-8 cannot encode."""
-    return {"samples_ms": {"call": [0.125] * 200_000}, "facts": {os.fsdecode(b"\xff"): 1}}
+    return {"samples_ms": {"call": [0.125] * 200_000}}
 
 
 def undecodable_fact(params: Params) -> dict[str, Any]:
     return {"facts": {"path": os.fsdecode(b"\xff")}}
+
+
+def undecodable_name(params: Params) -> dict[str, Any]:
+    return {"facts": {os.fsdecode(b"\xff"): 1}}
 
 
 def misspelt(params: Params) -> dict[str, Any]:

@@ -140,17 +140,14 @@ def test_what_json_or_a_median_cannot_hold_is_no_measurement(facts: dict[str, An
 
 
 def test_what_is_no_text_or_number_is_replaced(tmp_path: Path) -> None:
-    """A fact, or the message of an exception, may quote a file name that is not UTF-8."""
-    facts = {"name": "caf\udce9", "nested": [{"k\udce9": [1, 2.5, None, True]}], "nan": math.nan}
+    """The message of an exception may quote a file name that is not UTF-8."""
     writer = RecordWriter(tmp_path / "records", "a")
-    assert writer.write(record(run(0), ok(1.0, facts=facts)))
+    assert writer.write(record(run(0), ok(1.0, facts={"nan": math.nan})))
     (back,), bad = read_records(tmp_path)
     assert bad == [] and back.measurements is not None
-    assert back.measurements.facts == {
-        "name": "caf?", "nested": [{"k?": [1, 2.5, None, True]}], "nan": None,
-    }  # fmt: skip
+    assert back.measurements.facts == {"nan": None}
     failure = Failure(type="OSError", message="no file 'caf\udce9'", traceback="\udcff")
-    assert (failure.message, failure.traceback) == ("no file 'caf?'", "?")
+    assert (failure.message, failure.traceback) == (r"no file 'caf\udce9'", r"\udcff")
 
 
 # ---- following a file that grows -----------------------------------------------------------------

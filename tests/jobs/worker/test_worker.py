@@ -67,6 +67,7 @@ ENDINGS: dict[str, tuple[str, str, list[str]]] = {
     "deep": ("error", "", ["nested more than"]),
     "tensor": ("error", "", ["got a torch.Tensor"]),
     "undecodable_fact": ("error", "", ["surrogates"]),
+    "undecodable_name": ("error", "", ["surrogates"]),
     "misspelt": ("error", "", ["did you mean 'samples_ms'?"]),
     "many_facts": ("ok", "", []),
     "wrong": ("wrong", "", []),
