@@ -5,6 +5,8 @@ Used by `python -m jobs.submit` and `python -m jobs retry`.
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from pathlib import Path
 
 from jobs import provenance
 from jobs.block import Block, TaskKey
+from jobs.code.measured_files import is_project
+from jobs.code.state import is_tracked, repository_root
 from jobs.errors import CommandError, InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
@@ -79,7 +83,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     Raises:
         InputError, UnreadableResults, CommandError: if that is not possible.
     """
-    expansion, sweep, other = expand(loaded), loaded.sweep, options.against
+    sweep, other = loaded.sweep, options.against
+    expansion = expand(loaded, with_blocks=other is None)
     notes: list[str] = []
     if other is None:
         _require_candidates(loaded, expansion)
@@ -154,6 +159,8 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         )
     if options.snapshot:
         notes += snapshot.check(wanted, folder)
+    else:
+        notes += _untracked_note(wanted)
     is_new = bool(todo) or _is_new(manifest, seen.manifests)
     failed = failed_records(before)
     flying: set[TaskKey] = set()
@@ -165,6 +172,21 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
     return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
+
+
+def _untracked_note(runs: Iterable[Run]) -> list[str]:
+    """Return a note on measured files in a repository that does not track them."""
+    files = snapshot.code_of(runs).values()
+    roots = {path: repository_root(path) for path in files if not is_project(path)}
+    names = [
+        os.path.relpath(path)
+        for path, root in roots.items()
+        if root is not None and not is_tracked(root, str(path.relative_to(root)))
+    ]
+    if not names:
+        return []
+    words = shlex.join(["git", "add", "-N", *names])
+    return [f"git does not track {', '.join(names)}, so records lack their content; run: {words}"]
 
 
 def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:

@@ -39,7 +39,7 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
     """
     sources = _sources(results)
     notes = {}
-    for name, path in _code(runs).items():
+    for name, path in code_of(runs).items():
         found = next((s for s in sources if path.is_relative_to(s.root)), None)
         if found is not None and os.path.isabs(name):
             raise CommandError(
@@ -57,7 +57,7 @@ def check(runs: Iterable[Run], results: Path) -> list[str]:
     return list(notes.values())
 
 
-def _code(runs: Iterable[Run]) -> dict[str, Path]:
+def code_of(runs: Iterable[Run]) -> dict[str, Path]:
     """Return the files of benchmarks and references, also those of this project, by name."""
     names = dict.fromkeys(name for run in runs for name in (run.benchmark, *run.code))
     modules = {n: f"systems.benchmarks.{n}" if n.isidentifier() else n for n in names}

@@ -44,9 +44,12 @@ class Expansion:
     sustained: frozenset[str]  # ids of runs that are measured over seconds, if they are in a block
 
 
-def expand(loaded: LoadedSweep) -> Expansion:
-    """Return the runs of a sweep. Raises InputError with all errors that only the runs show."""
-    return _Expander(loaded).expansion()
+def expand(loaded: LoadedSweep, with_blocks: bool = True) -> Expansion:
+    """Return the runs of a sweep. Raises InputError with all errors that only the runs show.
+
+    With another checkout (--against), which forms other blocks, the sweep's need no baseline.
+    """
+    return _Expander(loaded).expansion(with_blocks)
 
 
 class _Expander:
@@ -74,7 +77,7 @@ class _Expander:
         except ConditionError as error:
             raise InputError([Problem(self.document.at(path), str(error))]) from None
 
-    def expansion(self) -> Expansion:
+    def expansion(self, with_blocks: bool) -> Expansion:
         points = sum(math.prod(map(len, scope.groups)) for scope in self.scopes)
         paired = self.sweep.blocks
         times = self.sweep.repeats if paired is None else paired.most_rounds
@@ -99,7 +102,9 @@ class _Expander:
         sustained = frozenset(self.sustained(ordered))
         if self.problems:
             raise self.error()
-        formed = form_blocks(ordered, self.sweep, sustained, self.document)
+        formed = []
+        if with_blocks:
+            formed = form_blocks(ordered, self.sweep, sustained, self.document)
         counts = (self.excluded, self.filtered, self.duplicates)
         return Expansion(ordered, *counts, formed, sustained)
 

@@ -157,6 +157,15 @@ def test_a_run_that_ends_its_server_fails_no_run_of_the_other_code(own: Checkout
     assert found == [(True, "ok"), (False, "killed"), (True, "ok")]
 
 
+def test_the_baseline_of_the_sweep_may_be_filtered_out(own: Checkout) -> None:
+    """Each run is compared with itself in the other checkout."""
+    blocks = "blocks: {interleave: [index], baseline: {index: 0}}"
+    own.write("own.yaml", f"{{name: own, benchmark: own.bench, grid: {{index: [0, 1]}}, {blocks}}}")
+    options = ("--local", "--dry-run", "--against", "HEAD~1", "--where", "index == 1")
+    told = own.call("jobs.submit", "own.yaml", *options).stdout
+    assert "1 block of 5 rounds" in told, told
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -104,6 +104,15 @@ def test_retry_takes_a_snapshot_again(tmp_path: Path) -> None:
     assert facts(last)["code"] == "mended" and last.environment["code"][0]["snapshot"]
 
 
+def test_code_that_git_does_not_track_is_told(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    own.git("rm", "-q", "--cached", "own/bench.py")
+    command = ("jobs.submit", "own.yaml", "--local", "--dry-run")
+    assert "run: git add -N own/bench.py" in own.call(*command).stdout
+    own.git("add", "-N", "own/bench.py")
+    assert "git add" not in own.call(*command).stdout
+
+
 @pytest.mark.slow
 def test_what_cannot_be_in_a_snapshot(tmp_path: Path, project: Checkout) -> None:
     own = own_repository(tmp_path / "own")
