@@ -14,9 +14,8 @@ from pydantic import create_model
 
 from jobs.cli.output import fail
 from jobs.errors import nearest
-from jobs.results.record import is_stale
 from jobs.results.run_states import Observation, TaskState
-from jobs.results.stale import source_hashes
+from jobs.results.stale import with_hashes
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
@@ -36,11 +35,11 @@ def matching(seen: Observation, where: str | None) -> Observation:
     benchmarks = _benchmarks(runs)
     try:
         condition = Condition(where, names_of(benchmarks, NAMES, _check(benchmarks, runs)))
-        now = source_hashes(runs) if OLDER in condition.recorded else {}
+        seen = with_hashes(seen) if OLDER in condition.recorded else seen
         kept = [
             task
             for task in seen.tasks
-            if condition(_state(task, now) | _values(task.run, benchmarks))
+            if condition(_state(task, seen) | _values(task.run, benchmarks))
         ]
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -81,8 +80,8 @@ def _benchmark(name: str, params: dict[str, Any]) -> Benchmark:
     return Benchmark(name, 0, create_model("Params", **fields), dict.fromkeys(params))
 
 
-def _state(task: TaskState, now: dict[str, str | None]) -> dict[str, Any]:
-    older = task.outcome is not None and is_stale(task.outcome, now)
+def _state(task: TaskState, seen: Observation) -> dict[str, Any]:
+    older = task.key in seen.stale
     return {"run.status": str(task.status), "run.repeat": task.repeat, f"run.{OLDER}": older}
 
 

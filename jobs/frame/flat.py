@@ -111,7 +111,7 @@ def _rows(
     for i, result in enumerate(results):
         key = (result.run.id, result.device, result.status, i if by_process else 0)
         groups.setdefault(key, []).append(result)
-    now = source_hashes(result.run for result in results if result.record is not None)
+    now = source_hashes(result.run for result in results if result.outcome is not None)
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
         measured = _measurements(group)
@@ -119,8 +119,7 @@ def _rows(
         common |= {"run": run_id, "device": device or None, "status": str(status)}
         common |= {_parameter_column(key, by_process): v for key, v in run.params.items()}
         common |= _facts(measured)
-        if not status.is_live:
-            common |= _about([r.record for r in group if r.record is not None], now)
+        common |= _about([r.outcome for r in group if r.outcome is not None], now)
         common["reason"] = _joined([_reason(result) for result in group])
         if by_process:
             common |= _process(group[0])
@@ -157,8 +156,8 @@ def _parameter_column(name: str, by_process: bool) -> str:
 
 def _process(result: Result) -> dict[str, Any]:
     """Return which process a row is about, and when and with which sources it measured."""
-    record = result.record
-    if record is None or result.status.is_live:
+    record = result.outcome
+    if record is None:
         return {"repeat": result.repeat}
     return {
         "repeat": result.repeat,
@@ -206,7 +205,7 @@ def _reason(result: Result) -> str | None:
     """Return why a result has no numbers. None if it is ok."""
     if result.status is Status.ok:
         return None
-    failure = result.record.failure if result.record and not result.status.is_live else None
+    failure = result.outcome.failure if result.outcome else None
     if failure is None:
         return result.detail or ("no record on this device" if result.record is None else None)
     return f"{result.failure_text}: {failure.summary}" if failure.memory else failure.summary

@@ -35,6 +35,11 @@ class Result:
     in_round: bool = False  # whether the record is of a complete round of a block
 
     @property
+    def outcome(self) -> Record | None:
+        """The record, unless the run is queued or runs again."""
+        return None if self.status.is_live else self.record
+
+    @property
     def measurements(self) -> Measurements | None:
         """Measurements of the record. None if there is no record, or if the run failed."""
         return self.record.measurements if self.record else None

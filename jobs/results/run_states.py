@@ -80,9 +80,7 @@ class Observation:
         return frozenset(
             task.key
             for task in self.tasks
-            if task.record is not None
-            and not task.status.is_live
-            and is_stale(task.record, self.source_hashes)
+            if task.outcome is not None and is_stale(task.outcome, self.source_hashes)
         )
 
     def counts(self) -> dict[Status, int]:
@@ -247,9 +245,8 @@ def summary(observation: Observation) -> dict[str, Any]:
                 "detail": task.detail,
                 "stale": task.key in observation.stale,
                 "params": task.run.params,
-                "failure": task.record.failure.model_dump(exclude_none=True, exclude={"traceback"})
-                if task.record and task.record.failure and not task.status.is_live
-                else None,
+                "failure": task.failure
+                and task.failure.model_dump(exclude_none=True, exclude={"traceback"}),
             }
             for task in observation.tasks
         ],

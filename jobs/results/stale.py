@@ -23,16 +23,19 @@ def source_hashes(runs: Iterable[Run]) -> dict[str, str | None]:
     return {id: sources.source_hash(run) for id, run in by_id.items()}
 
 
+def with_hashes(observation: Observation) -> Observation:
+    """Return the state of a results folder with the hashes of the sources of its results."""
+    if observation.source_hashes:
+        return observation
+    runs = (task.run for task in observation.tasks if task.outcome is not None)
+    return replace(observation, source_hashes=source_hashes(runs))
+
+
 def with_stale(observation: Observation) -> Observation:
     """Return the state of a results folder with its stale tasks, and a note that tells them."""
-    measured = {
-        task.key: task
-        for task in observation.tasks
-        if task.record is not None and not task.status.is_live
-    }
-    now = source_hashes(task.run for task in measured.values())
-    found = replace(observation, source_hashes=now)
-    records = [record for key in found.stale if (record := measured[key].record) is not None]
+    found = with_hashes(observation)
+    measured = {task.key: task.outcome for task in found.tasks if task.outcome is not None}
+    records = [measured[key] for key in found.stale]
     if not records:
         return found
     are = "is" if len(records) == 1 else "are"

@@ -94,8 +94,7 @@ def read_side(folder: Path) -> Side:
 
 
 def _times(results: list[Result], wrong: Collection[tuple[str, str, str | None]]) -> Times:
-    # A run that is executed again counts without the record of its earlier attempt.
-    found = [r.record for r in results if r.record is not None and not r.status.is_live]
+    found = [result.outcome for result in results if result.outcome is not None]
     records = [record for record in found if record.status is Status.ok]
     times: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
     for record in records:
