@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from jobs import ROOT
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
+from jobs.results.stale import source_hashes
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources
 from jobs.whole_files import file_hash
@@ -18,16 +20,18 @@ _NOWHERE = {"tracked": False, "repository": None}  # a file in no repository
 
 
 class CodeReader:
-    """Reads the commits and changes of this project and of measured files, or of a snapshot."""
+    """Reads the commits and changes of this project and of measured files, or of a snapshot.
 
-    def __init__(self, manifest: Manifest):
+    `hashes` has the hash of the sources of each run at the start of the job, None if unknown.
+    """
+
+    def __init__(self, manifest: Manifest, runs: Iterable[Run]):
         self._results = manifest.folder
         self._checkouts = manifest.checkouts
         self._saved: dict[Path, dict[str, Any]] = {}  # states of the repositories in the snapshot
         if manifest.snapshot is not None:
             self._saved = _saved_states(manifest.folder / manifest.snapshot.folder, manifest.id)
-        # With the sources at the start of the job, because it imports modules only once.
-        self.hashes: dict[str, str | None] = {}
+        self.hashes = source_hashes(runs)
 
     def environment(self, run: Run) -> dict[str, Any]:
         """Return the keys "git" and "code" of the field `environment` of a record.
@@ -52,7 +56,7 @@ class CodeReader:
         and so may execute old and new code together.
         """
         now = RunSources().source_hash(run)
-        return now if self.hashes.get(run.id, now) == now else None
+        return now if self.hashes[run.id] == now else None
 
     def _of_project(self, states: dict[Path, CodeState]) -> dict[str, Any]:
         """Return the entry of this project for a record. Its state is added to `states`."""

@@ -86,7 +86,9 @@ class Recorder:
         self._folder = manifest.job_folder(job.index)
         self._token: str | None = None
         self._writer = RecordWriter(manifest.folder / RECORDS, f"{manifest.id}-{job.index}")
-        self.code = CodeReader(manifest)
+        # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
+        with blocked_signals():
+            self.code = CodeReader(manifest, [manifest.runs[run] for run, _ in job.tasks])
         self.device = provenance.device_kind(gpus)
         self._environment = {
             "host": socket.gethostname(),
@@ -103,8 +105,7 @@ class Recorder:
         log = self._folder / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
-        # Code that reads sources of benchmarks would take the SystemExit of a handler for theirs.
-        with blocked_signals():
+        with blocked_signals():  # as in __init__
             digest = self.code.source_hash(run)
         before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()

@@ -34,7 +34,6 @@ from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.slurm_job_states import exceeded_memory
-from jobs.results.stale import source_hashes
 from jobs.results.worker_state import WorkerState, read_worker_state, write_worker_state
 from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
@@ -134,9 +133,6 @@ class Worker:
         self.recorder.claim_job()
         unwritable.unmark(self.manifest.path, self.job.index)
         self._deaths = self._count_deaths()
-        with blocked_signals():  # see `Recorder.begin`
-            runs = (self.manifest.runs[run] for run, _ in self.job.tasks)
-            self.recorder.code.hashes = source_hashes(runs)
         for block, tasks in in_blocks(self.job.tasks, self.manifest.blocks):
             if block is None:
                 self._run_single(tasks[0])
