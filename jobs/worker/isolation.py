@@ -28,7 +28,7 @@ from jobs.worker.fork_server import (
 )
 
 SLICE_S = 0.5  # maximum length of one wait, in seconds; signals are handled between waits
-PAUSE_S = 5.0  # a wait of SLICE_S that takes this long was suspended, e.g. by `scontrol suspend`
+PAUSE_S = 5.0  # a short wait that takes this long was suspended, e.g. by `scontrol suspend`
 START_S = 300.0  # timeout of the server's start, in seconds; imports may be slow
 STACKS_S = 1.0  # time in which a hanging run must write its stacks, in seconds
 
@@ -47,6 +47,26 @@ class ServerDied(RuntimeError):
     """Raised if the fork server does not start: an import ended it, or took too long."""
 
 
+class Deadline:
+    """The end of a wait. Time in which the job was suspended does not count."""
+
+    def __init__(self, seconds: float):
+        self._looked = time.monotonic()
+        self._at = self._looked + seconds
+
+    def left(self) -> float:
+        """Return the time that is left, in seconds. Call it often: a long pause is a suspension."""
+        now = time.monotonic()
+        if now - self._looked > PAUSE_S:
+            self._at += now - self._looked
+        self._looked = now
+        return self._at - now
+
+    def shorten(self, seconds: float) -> None:
+        """Leave at most this time."""
+        self._at = min(self._at, time.monotonic() + seconds)
+
+
 def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     """Return which of several objects are ready, after a timeout none.
 
@@ -55,15 +75,10 @@ def wait_for(waiting: list[Any], seconds: float) -> list[Any]:
     of numpy, the main thread continues to wait. This happens under Slurm, which sends SIGCONT with
     other signals.
     """
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while True:
-        began = time.monotonic()
-        left = deadline - began
-        ready = wait(waiting, max(0.0, min(left, SLICE_S)))
-        pause = time.monotonic() - began
-        if pause > PAUSE_S:
-            deadline += pause
-        elif ready or left <= SLICE_S:
+        ready = wait(waiting, max(0.0, min(deadline.left(), SLICE_S)))
+        if ready or deadline.left() <= 0:
             return list(ready)
 
 

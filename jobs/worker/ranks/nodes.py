@@ -18,7 +18,7 @@ from typing import Any
 
 from jobs.status import Status
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import PAUSE_S, ForkServer, oom_kills
+from jobs.worker.isolation import Deadline, ForkServer, oom_kills
 from jobs.worker.messages import NodeReport, Order, Request
 from jobs.worker.outcome import failed
 from jobs.worker.ranks.node_connections import connect_to_leader, receive, send
@@ -42,8 +42,7 @@ class Part:
         self.request = request
         self._kills = oom_kills()
         self._report: NodeReport | None = None
-        self._looked = time.monotonic()
-        self._deadline = self._looked + timeout_s
+        self._deadline = Deadline(timeout_s)
         self.scratch = Path(request.scratch)
         self.failed = False
         self.child = server.start(agent, request, scratch=request.scratch)
@@ -54,21 +53,17 @@ class Part:
             self.child.ended and not self.report().is_ok
         ):
             self.note_failure()
-        now = time.monotonic()
-        if now - self._looked > PAUSE_S:  # the job was suspended
-            self._deadline += now - self._looked
-        self._looked = now
-        return now < self._deadline
+        return self._deadline.left() > 0
 
     def note_failure(self) -> None:
         if not self.failed:
             self.failed = True
-            self._deadline = min(self._deadline, time.monotonic() + CONSEQUENCES_S)
+            self._deadline.shorten(CONSEQUENCES_S)
 
     def ready(self, others: list[Connection]) -> list[Connection]:
         """Wait for a moment, or for this node's part, and return the connections with a message."""
         waiting: list[Any] = others if self.child.ended else [self.child, *others]
-        found = wait(waiting, max(0.0, min(LOOK_S, self._deadline - time.monotonic())))
+        found = wait(waiting, max(0.0, min(LOOK_S, self._deadline.left())))
         self.child.wait(0)
         return [one for one in found if isinstance(one, Connection)]
 

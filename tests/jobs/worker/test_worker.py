@@ -13,15 +13,17 @@ import time
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jobs.processes import start_ticks
 from jobs.results.record import Record
+from jobs.worker import isolation
 from jobs.worker.environment import job_environment
 from jobs.worker.fork_server import _ask_for_stacks, descendants
-from jobs.worker.isolation import ForkServer, ServerDied, wait_for
+from jobs.worker.isolation import Deadline, ForkServer, ServerDied, wait_for
 from jobs.worker.outcome import outcome_of
 from jobs.worker.worker import Worker
 from systems.benchmark import artifacts_folder
@@ -342,6 +344,15 @@ def test_the_name_of_a_process_may_be_any_bytes() -> None:
         assert start_ticks(process.pid) is not None
         _ask_for_stacks()  # must not end the fork server
         process.stdin.close()
+
+
+def test_time_in_which_a_job_is_suspended_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3601.0, 3601.0, 3602.0])
+    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    deadline = Deadline(10.0)
+    assert (deadline.left(), deadline.left()) == (9.0, 9.0)
+    deadline.shorten(3.0)
+    assert deadline.left() == 2.0
 
 
 def test_a_signal_given_to_another_thread_is_handled_while_waiting() -> None:
