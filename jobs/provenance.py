@@ -1,4 +1,4 @@
-"""Provenance of a measurement: package versions, CPU, and the state of the GPUs.
+"""Provenance of a measurement: package versions, CPU, and names and state of the GPUs.
 
 This module neither imports torch nor initializes CUDA. It queries GPUs through NVML.
 """
@@ -87,22 +87,14 @@ def _scaled(value: int | None) -> float | None:
     return None if value is None else value / 1e3
 
 
-def gpu_states(tokens: list[str]) -> list[dict[str, Any]]:
-    """Return name, UUID, SM clock, power, temperature and throttle reasons of each GPU.
+def gpu_names(tokens: list[str]) -> list[dict[str, Any]]:
+    """Return name and UUID of each GPU, None if NVML does not report them.
 
-    Tokens are as in CUDA_VISIBLE_DEVICES. A value that NVML does not report is None. GPUs that it
-    does not find are left out.
+    Tokens are as in CUDA_VISIBLE_DEVICES. GPUs that NVML does not find are left out.
     """
     return [
-        {
-            "name": _ask("nvmlDeviceGetName", handle),
-            "uuid": _ask("nvmlDeviceGetUUID", handle),
-            "sm_clock_mhz": reading.sm_clock_mhz,
-            "power_w": reading.power_w,
-            "temperature_c": reading.temperature_c,
-            "throttle_reasons": _ask(_THROTTLE, handle),
-        }
-        for handle, reading in zip(_handles(tuple(tokens)), read_gpus(tokens), strict=True)
+        {"name": _ask("nvmlDeviceGetName", handle), "uuid": _ask("nvmlDeviceGetUUID", handle)}
+        for handle in _handles(tuple(tokens))
     ]
 
 
@@ -146,14 +138,11 @@ THROTTLE_REASONS = {
 }
 
 
-_THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
-
-
 def read_gpus(tokens: list[str]) -> list[GpuReading]:
     """Return the state of each GPU, by indices or UUIDs. Takes about a millisecond a GPU."""
     readings = []
     for handle in _handles(tuple(tokens)):
-        bits = _ask(_THROTTLE, handle) or 0
+        bits = _ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
         readings.append(
             GpuReading(
                 sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
@@ -176,5 +165,5 @@ def device_kind(tokens: list[str]) -> str:
     """Return the field `device` of records: the first GPU's name, or the CPU's without any."""
     if not tokens:
         return cpu_device()
-    names = [state["name"] for state in gpu_states(tokens[:1])]
+    names = [gpu["name"] for gpu in gpu_names(tokens[:1])]
     return str(next(filter(None, names), "GPU"))

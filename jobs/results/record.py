@@ -159,7 +159,7 @@ class Record(_Part):
     measurements: Measurements | None = None
     failure: Failure | None = None
     environment: Annotated[dict[str, Any], AfterValidator(_readable), AfterValidator(_shared)] = {}
-    gpus: list[dict[str, Any]] = []  # for each GPU: name, uuid, and state before and after the run
+    gpus: list[dict[str, Any]] = []  # name and uuid of each GPU; earlier records have more
     slurm: Annotated[dict[str, str], AfterValidator(_shared)] = {}
     block: BlockPlace | None = None  # None: the run was not measured in a block
     checkout: str = ""  # name of another checkout of the code, see `jobs.run.Run`

@@ -52,7 +52,6 @@ class Attempt:
     number: int  # number of the attempt; the first is 1
     log: Path  # file for the output of the run
     artifacts: Path  # folder for files of the run, created by the benchmark if needed
-    before: list[dict[str, Any]]  # states of the GPUs when the attempt began
     code: dict[str, Any]  # states of the code when the attempt began, as in the record
     started_at: float  # start of the attempt, in seconds since the epoch
     clock: float  # start on the monotonic clock, in seconds; used for durations
@@ -81,7 +80,7 @@ class Recorder:
     """Writes the records of one job to a file that no other job uses."""
 
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
-        self._manifest, self._job, self._gpus, self._slurm = manifest, job, gpus, slurm
+        self._manifest, self._job, self._slurm = manifest, job, slurm
         self._waiting = time.time() - manifest.created_at
         self._folder = manifest.job_folder(job.index)
         self._token: str | None = None
@@ -90,6 +89,7 @@ class Recorder:
         with blocked_signals():
             self.code = CodeReader(manifest, [manifest.runs[run] for run, _ in job.tasks])
         self.device = provenance.device_kind(gpus)
+        self._gpus = provenance.gpu_names(gpus)
         self._environment = {
             "host": socket.gethostname(),
             "boot_id": boot_id(),
@@ -101,15 +101,14 @@ class Recorder:
         }
 
     def begin(self, run: Run, repeat: int, number: int, place: BlockPlace | None = None) -> Attempt:
-        """Return a new attempt with the current time, and the states of the code and the GPUs."""
+        """Return a new attempt with the current time, and the states of the code."""
         log = self._folder / f"{run.id}-{repeat}-{number}.log"
         artifacts = self._manifest.artifacts(run.id, repeat, number)
         code = self.code.environment(run)
         with blocked_signals():  # as in __init__
             digest = self.code.source_hash(run)
-        before = provenance.gpu_states(self._gpus)
         now, clock = time.time(), time.monotonic()
-        return Attempt(run, repeat, number, log, artifacts, before, code, now, clock, digest, place)
+        return Attempt(run, repeat, number, log, artifacts, code, now, clock, digest, place)
 
     def write(
         self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
@@ -171,7 +170,6 @@ class Recorder:
                 status = Status.error
                 failure = Failure(type="ValidationError", message=message)
         compiling = measurements.compiling_seconds if measurements else None
-        after = provenance.gpu_states(self._gpus)
         folder = manifest.folder
         sources = self.code.source_hash(run)
         if sources != attempt.source_hash:  # a benchmark imports modules while it runs
@@ -199,7 +197,7 @@ class Recorder:
             measurements=measurements,
             failure=failure,
             environment=self._environment | attempt.code | {"loaded": outcome.versions},
-            gpus=[_around(*states) for states in zip(attempt.before, after, strict=False)],
+            gpus=self._gpus,
             slurm=self._slurm,
             conditions=conditions,
             block=attempt.place,
@@ -228,13 +226,3 @@ def _holds(folder: Path) -> bool:
         return bool(os.listdir(folder))
     except OSError:
         return False
-
-
-def _around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Combine the states of one GPU before and after a run in one dict."""
-    which = {name: before[name] for name in ("name", "uuid")}
-    states = {"before": before, "after": after}
-    return which | {
-        when: {name: value for name, value in state.items() if name not in which}
-        for when, state in states.items()
-    }

@@ -50,5 +50,4 @@ def test_a_record_says_where_it_was_measured(faults):
     record = faults["ok1"]
     assert record.device.startswith("NVIDIA") and record.gpus[0]["name"] == record.device
     assert record.gpus[0]["uuid"].startswith("GPU-")
-    assert record.gpus[0]["before"]["sm_clock_mhz"] > 0
     assert record.environment["driver"] and record.environment["loaded"]["cuda"]
