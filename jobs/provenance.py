@@ -120,7 +120,6 @@ class GpuReading:
     """State of one GPU at one moment. None means that NVML does not report the value."""
 
     sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
     power_w: float | None
     temperature_c: int | None
     energy_j: float | None  # since the driver was loaded
@@ -146,7 +145,6 @@ def read_gpus(tokens: list[str]) -> list[GpuReading]:
         readings.append(
             GpuReading(
                 sm_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
-                memory_clock_mhz=_ask("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM),
                 power_w=_scaled(_ask("nvmlDeviceGetPowerUsage", handle)),
                 temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
                 energy_j=_scaled(_ask("nvmlDeviceGetTotalEnergyConsumption", handle)),

@@ -32,7 +32,6 @@ class RunningAttempt(BaseModel):
     run: str
     repeat: int
     attempt: int
-    started_at: float | None = None  # in seconds since the epoch
 
 
 class WorkerState(BaseModel):
@@ -41,7 +40,6 @@ class WorkerState(BaseModel):
     running: RunningAttempt | None = None
     # Number of workers that died during a run without writing a record, by "run/repeat".
     deaths: dict[str, int] = {}
-    pid: int | None = None  # of the worker
 
 
 class WorkerEnd(BaseModel):

@@ -76,15 +76,15 @@ def summary(samples: list[Sample], spans: list[tuple[float, float]]) -> dict[str
 
     Returns:
         samples: number of samples.
-        sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: minimum, median and maximum over
-            samples and GPUs. Left out if NVML does not report them.
+        sm_clock_mhz, power_w, temperature_c: minimum, median and maximum over samples and GPUs.
+            Left out if NVML does not report them.
         throttle: share of the samples in which a reason slowed down a GPU, by reason.
         energy_j: energy of all GPUs in the windows, from NVML's energy counter. Left out if it is
             unknown.
     """
     readings = [reading for _, gpus in samples for reading in gpus]
     found: dict[str, Any] = {"samples": len(samples)}
-    for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+    for name in ("sm_clock_mhz", "power_w", "temperature_c"):
         values = [value for r in readings if (value := getattr(r, name)) is not None]
         if values:
             found[name] = [min(values), statistics.median(values), max(values)]

@@ -59,9 +59,7 @@ class Attempt:
     place: BlockPlace | None = None  # where the attempt is executed in its block, if it has one
 
     def as_state(self) -> RunningAttempt:
-        return RunningAttempt(
-            run=self.run.id, repeat=self.repeat, attempt=self.number, started_at=self.started_at
-        )
+        return RunningAttempt(run=self.run.id, repeat=self.repeat, attempt=self.number)
 
 
 def slurm_facts() -> dict[str, str]:

@@ -268,7 +268,7 @@ class Worker:
     def _write_state(self, attempt: Attempt | None) -> None:
         """Write state.json, for `jobs status` and the next worker of the job if this one dies."""
         running = attempt.as_state() if attempt else None
-        state = WorkerState(running=running, deaths=dict(self._deaths), pid=os.getpid())
+        state = WorkerState(running=running, deaths=dict(self._deaths))
         try:
             write_worker_state(self.folder, state)
         except OSError as error:  # a full disk must not end the job

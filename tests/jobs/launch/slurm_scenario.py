@@ -102,8 +102,8 @@ class Scenario:
         self.cluster.wait_for(lambda: not self.queue(), f"{self.name} to end")
         return self.records()
 
-    def wait_until_executing(self, after: int = 0) -> dict[str, Any]:
-        """Wait until a run executes after this number of records. Return its worker's last state.
+    def wait_until_executing(self, after: int = 0) -> None:
+        """Wait until a run executes after this number of records.
 
         Between two runs, a worker that is stopped records none.
         """
@@ -117,7 +117,7 @@ class Scenario:
         def attempt(running: dict[str, Any]) -> tuple[str, int, int]:
             return running["run"], running["repeat"], running["attempt"]
 
-        return self.cluster.wait_for(running, f"{self.name} to execute")[0]
+        self.cluster.wait_for(running, f"{self.name} to execute")
 
     def warn(self, after: int = 0) -> None:
         """Send the warning signal that precedes the end of a job, once a run executes."""

@@ -218,7 +218,8 @@ def test_a_block_goes_on_after_its_worker_is_killed_and_in_another_allocation(
     The second run waits in rounds 1 and 2, but not in the first round of the second worker.
     """
     scenario = scenarios["block"]
-    os.kill(scenario.wait_until_executing(after=6)["pid"], signal.SIGKILL)  # in the second round
+    scenario.wait_until_executing(after=6)  # in the second round
+    os.kill(worker_pid(scenario, 0), signal.SIGKILL)
     scenario.wait_until_executing(after=12)  # in the third round
     twice = scenario.submit()
     assert twice.returncode == 0 and "skipping 9 runs already queued or running" in twice.stdout

@@ -18,7 +18,7 @@ from tests.jobs.harness import PATIENCE_S, records, run
 
 
 def reading(power_w: float, energy_j: float | None = None, *throttle: str) -> GpuReading:
-    return GpuReading(1980, 3201, power_w, 50, energy_j, frozenset(throttle))
+    return GpuReading(1980, power_w, 50, energy_j, frozenset(throttle))
 
 
 def test_summary_has_the_range_over_samples_and_gpus() -> None:
