@@ -35,7 +35,7 @@ def runs_here(manifest: Manifest) -> Iterator[None]:
         manifest.handles.update({job.index: handle for job in manifest.jobs})
         write_handles(manifest)
 
-    with suppress(OSError):  # before the handle: without a heartbeat, it counts for a day
+    with suppress(OSError):  # before the handle, which other hosts believe if the file is new
         file.touch()
     note(ProcessHandle.of_this_process())
     # A thread, because a debug submission executes its runs in the main thread.

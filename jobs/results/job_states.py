@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from jobs.results.heartbeat import DEAD_S, HEARTBEAT
@@ -10,10 +9,6 @@ from jobs.results.manifest import Executor, Manifest
 from jobs.results.slurm_job_states import slurm_job_states
 from jobs.status import JobState, JobStates, Status
 from jobs.whole_files import age_s
-
-# Age from which a submission on another host without a heartbeat counts as ended, in seconds. An
-# earlier version of the project wrote none, and one that starts or ends now has none for a moment.
-UNKNOWN_S = 86400.0
 
 
 def job_states(manifests: list[Manifest], notes: list[str]) -> JobStates:
@@ -37,10 +32,9 @@ def _local_state(manifest: Manifest) -> JobState:
     if process.interrupted:
         return JobState(Status.cancelled, "the submission was interrupted; submit again")
     if not process.ended and not here:
-        silent, limit = age_s(manifest.path / HEARTBEAT), DEAD_S
-        if math.isinf(silent):
-            silent, limit = time.time() - manifest.created_at, UNKNOWN_S
-        if silent < limit:
+        # A network file system may not show the first heartbeat at once.
+        silent = min(age_s(manifest.path / HEARTBEAT), time.time() - manifest.created_at)
+        if silent < DEAD_S:
             detail = f"running on {process.host} in process {process.pid}"
             return JobState(Status.running, detail)
         return JobState(

@@ -58,8 +58,8 @@ def belongs_to(submission: Manifest, pid: int, host: str, **more: str) -> None:
     [
         (True, 60, "queued"),
         (True, 300, "killed"),
-        (False, 300, "queued"),  # it has just started or ended, or is of an old version
-        (False, 86400 * 2, "killed"),
+        (False, 60, "queued"),  # it has just started
+        (False, 300, "killed"),
     ],
 )
 def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
