@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,15 +21,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from jobs import provenance
-from jobs.block import FEWEST_ROUNDS, Block, TaskKey, in_blocks
+from jobs.block import Block, TaskKey, in_blocks
 from jobs.formatting import counted
 from jobs.printing import say
 from jobs.results import unwritable
 from jobs.results.counting import MAX_EXECUTIONS
-from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, Manifest
 from jobs.results.record import BlockPlace, Record
 from jobs.results.slurm_job_states import exceeded_memory
@@ -40,6 +36,7 @@ from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment, thread_limit
 from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Child, blocked_signals, oom_kills
+from jobs.worker.judging import is_decided
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
     died,
@@ -58,7 +55,6 @@ from jobs.worker.scratch import collect, no_scratch, outcome_file
 from jobs.worker.servers import ForkServers
 from jobs.worker.turns import KnownResults, Turns
 
-JUDGING_S = 300.0  # time limit of a process that judges a block
 WARNING_S = 120.0  # time before the limit of a job in which a worker starts no further round
 MAX_DEATHS = 2  # number of workers that may die during a run before the run is skipped
 TERM_S = 0.5  # time in which a SIGTERM to the run also reaches the worker, in seconds
@@ -184,29 +180,9 @@ class Worker:
 
     def _ends_early(self, block: Block, turns: Turns, round_s: float) -> bool:
         """Save what a block says. Return whether it is decided, or no time is left for a round."""
-        done = len(turns.complete())
         self._late |= bool(self.slurm) and self._seconds_left() < 1.2 * round_s
-        found = self._judge(block) if done >= FEWEST_ROUNDS else None
-        if found is None and not self._late:
-            return False
-        if found is None:
-            found = Judgement(rounds=done, cells=0, undecided=["all"], margin=None, phases=[])
-        try:
-            late = found.model_copy(update={"out_of_time": self._late})
-            write_judgement(self.folder, block.id, late)
-        except OSError as error:  # a full disk must not end the job
-            say(f"cannot save what block {block.id} says: {error}", sys.stdout)
-        return found.is_decided or self._late
-
-    def _judge(self, block: Block) -> Judgement | None:
-        """Judge a block in another process, which imports numpy and scipy. None if it fails."""
-        command = [sys.executable, "-m", "jobs.verdicts.decided", str(self.manifest.path), block.id]
-        try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=JUDGING_S)
-            return Judgement.model_validate_json(done.stdout)
-        except (OSError, subprocess.SubprocessError, ValidationError) as error:
-            say(f"cannot judge block {block.id}, so it continues: {error}", sys.stdout)
-            return None
+        done = len(turns.complete())
+        return is_decided(self.manifest, self.folder, block, done, self._late) or self._late
 
     def _seconds_left(self) -> float:
         """Return the time until Slurm warns of the time limit, in seconds."""
