@@ -31,7 +31,6 @@ WITHOUT_SOURCE_HASH = {
     "ddp_buckets",
     "flash_leaderboard",
     "fsdp",
-    "sharded_optimizer",
 }
 
 # Commit whose files were measured, by the commit that records name. The machine had a copy of the

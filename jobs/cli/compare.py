@@ -76,8 +76,8 @@ def compare(
     or unsure. The last lines give the command that measures more rounds of unsure blocks.
 
     With two folders, AFTER is compared with BEFORE, run by run. They were not measured in turn, so
-    a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% if
-    runs have no repeats. What differs between the folders is printed above the table.
+    a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% on
+    CPUs or if runs have no repeats. What differs between the folders is printed above the table.
 
     Runs without times to compare are broken (measured before, but not after), wrong, fixed, new,
     gone or not measured, see docs/verdicts.md.

@@ -47,9 +47,8 @@ def export(
     from jobs.frame.flat import read_frame  # imports pandas, which is slow
 
     bad: list[BadLine] = []
-    found = results_folders(folders, bad)
-    filled = [each for each in found if any((each / SUBMISSIONS).glob("*/manifest.json"))]
-    frame, notes = read_frame(filled or folders, by == "process")
+    inside = [path for place in folders for path in _with_submissions(place, bad) or [place]]
+    frame, notes = read_frame(inside, by == "process")
     note(*bad, *notes)
     if out is None:
         write_csv(frame, sys.stdout)
@@ -58,3 +57,9 @@ def export(
         write_frame(frame, out)
     except OSError as error:
         fail(f"--out: {str(out)!r} cannot be written: {error.strerror or error}")
+
+
+def _with_submissions(place: Path, bad: list[BadLine]) -> list[Path]:
+    """Return the results folders in a folder that hold a submission."""
+    found = results_folders([place], bad)
+    return [each for each in found if any((each / SUBMISSIONS).glob("*/manifest.json"))]

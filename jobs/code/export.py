@@ -53,14 +53,15 @@ def export_revision(root: Path, target: Path, commit: str) -> None:
             git(root, *arguments, environment=environment, timeout_s=TIMEOUT_S)
 
 
-def hash_of(folder: Path, like: Path | None = None) -> str:
+def hash_of(folder: Path, like: Path | None = None, ends: str | tuple[str, ...] = "") -> str:
     """Return a hash of the names, contents and permissions of the files in a folder.
 
-    Those that the folder `like` lacks do not count, such as the bytecode that jobs have written.
+    Those that the folder `like` lacks do not count, such as the bytecode that jobs have written,
+    and those whose names have other `ends`.
     """
     digest = hashlib.sha256()
     for known in sorted((like or folder).rglob("*")):
-        if known.is_symlink() or known.is_file():
+        if known.name.endswith(ends) and (known.is_symlink() or known.is_file()):
             name = known.relative_to(like or folder)
             path = folder / name
             executable = os.access(path, os.X_OK) and not path.is_symlink()

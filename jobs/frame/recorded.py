@@ -24,8 +24,10 @@ def recorded_value(record: Record, name: str) -> str:
     match name:
         case "commit":
             return _commit(record)
-        case "host" | "threads":
-            return str(record.environment.get(name) or UNKNOWN)
+        case "host":
+            return str(record.environment.get("host") or UNKNOWN)
+        case "threads":
+            return str(record.environment.get("threads") or "–")
         case "gpu":
             return _gpu(record)
     # The version of a package that was loaded, or else installed

@@ -9,14 +9,16 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from jobs import provenance
 from jobs.block import Block, TaskKey
+from jobs.code import git
 from jobs.code.measured_files import is_project
-from jobs.code.state import is_tracked, repository_root
+from jobs.code.state import repository_root
 from jobs.errors import CommandError, InputError, Problem
 from jobs.formatting import counted
 from jobs.launch import snapshot
@@ -176,17 +178,17 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
 def _untracked_note(runs: Iterable[Run]) -> list[str]:
     """Return a note on measured files in a repository that does not track them."""
-    files = snapshot.code_of(runs).values()
-    roots = {path: repository_root(path) for path in files if not is_project(path)}
-    names = [
-        os.path.relpath(path)
-        for path, root in roots.items()
-        if root is not None and not is_tracked(root, str(path.relative_to(root)))
-    ]
-    if not names:
+    left = []
+    for path in snapshot.code_of(runs).values():
+        root = None if is_project(path) else repository_root(path)
+        if root is not None:
+            with suppress(git.GitError):  # whether it is tracked is unknown
+                if not git.tracked(root, [str(path.relative_to(root))]):
+                    left.append(os.path.relpath(path))
+    if not left:
         return []
-    words = shlex.join(["git", "add", "-N", *names])
-    return [f"git does not track {', '.join(names)}, so records lack their content; run: {words}"]
+    words = shlex.join(["git", "add", "-N", "-f", *left])  # -f: also if .gitignore has it
+    return [f"git does not track {', '.join(left)}, so records lack their content; run: {words}"]
 
 
 def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:

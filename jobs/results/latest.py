@@ -68,17 +68,22 @@ def results_folders(places: Iterable[Path], bad: list[BadLine] | None = None) ->
     """Return the results folders among some folders and in them. ./logs/replay must be named.
 
     Appends what cannot be read to `bad`. Raises CommandError if a place, other than ./logs, is no
-    folder.
+    folder, or has no results.
     """
     found: dict[Path, Path] = {}
     for place in places:
         if place != LOGS and not place.is_dir():
             what = f"{place} is a file" if place.is_file() else f"there is no folder {place}"
             raise CommandError(f"{what}; give a results folder, or one that contains some")
-        named = (place / SUBMISSIONS).is_dir()
+        named = os.path.lexists(place / SUBMISSIONS)
         inside = {path.resolve(): path for path in ([place] if named else folders_in(place, bad))}
         if not named:
             inside.pop(REPLAY.resolve(), None)
+        if not inside and place != LOGS:
+            raise CommandError(
+                f"{place} is not a results folder and contains none (a results folder has a "
+                "subfolder submissions)"
+            )
         found |= inside
     return list(found.values())
 

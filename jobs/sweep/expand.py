@@ -99,7 +99,10 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        sustained = frozenset(self.sustained(ordered))
+        keys = self.sweep.blocks
+        compared = () if keys is None or not with_blocks else keys.interleave
+        in_blocks = [run for run in ordered if not compared or run.params.keys() & set(compared)]
+        sustained = frozenset(self.sustained(in_blocks))
         if self.problems:
             raise self.error()
         formed = []

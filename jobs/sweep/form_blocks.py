@@ -110,7 +110,8 @@ class _Former:
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
             what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint}"
-            if apart := self.apart_from_baselines(members[0]):
+            cut = self.sweep.exclude or self.sweep.filter  # may have left out the block's baseline
+            if not cut and (apart := self.apart_from_baselines(members[0])):
                 hint = f"; its run also differs in {' and '.join(apart)}: add that to interleave"
         where = f"for {wanted} in the block {here}"
         return f"blocks.baseline must match one run of each block, got {what} {where}{hint}"

@@ -6,7 +6,14 @@ import re
 import unicodedata
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+)
 
 from jobs.sweep.context import STRICT, Name, Positive, Scalar
 from jobs.sweep.messages import expected
@@ -38,11 +45,14 @@ def _no_nul(value: str) -> str:
     return value
 
 
-def _option(name: str) -> str:
-    """Return the name of an option with _ instead of -, as submitit has them."""
+def _option(name: str, info: ValidationInfo) -> str:
+    """Return the name of an option with _ instead of -, as submitit has them.
+
+    An earlier version accepted some that are reserved now. Its manifests must stay readable.
+    """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise ValueError("an option of sbatch without the leading --, such as mail-type")
-    if name.replace("_", "-") in _RESERVED:
+    if info.context is not None and name.replace("_", "-") in _RESERVED:
         raise ValueError("another option; the submit command sets this one")
     return name.replace("-", "_")
 

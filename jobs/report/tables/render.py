@@ -74,4 +74,5 @@ def markdown_image(image: Drawing, folder: Path) -> str:
     results/flash.md refers to results/flash/time.png as flash/time.png.
     """
     title = re.sub(r"([\\\[\]])", r"\\\1", image.title)
-    return f"![{title}]({quote(f'{folder.resolve().name}/{image.name}')})"
+    mark = "" if image.name.endswith(".pdf") else "!"  # Markdown shows no PDF
+    return f"{mark}[{title}]({quote(f'{folder.resolve().name}/{image.name}')})"

@@ -90,7 +90,6 @@ _BLOCKS = [
     ("blocks: {interleave: [mode], baseline: {size: 1}}", "got 'size' (valid: mode)"),
     ("blocks: {interleave: [mode], baseline: {mode: fsat}}", "4:47: blocks.baseline: no run has"),
     ("blocks: {interleave: [mode, causal], baseline: {causal: false}}", "got 2 runs (mode=fast ca"),
-    (BLOCKS % "" + "\nexclude: ['size == 2 and mode == fast']", "its run also differs in size"),
     (BLOCKS % ", rounds: 1, margin: 0.02", "blocks.margin requires at least 2 rounds"),
     (BLOCKS % ", sustained: {seconds: 3, where: sise == 2}", "did you mean 'size'?"),
     (BLOCKS % "" + "\nrepeats: 3", "repeats must be 1 together with blocks"),
@@ -99,6 +98,7 @@ _BLOCKS = [
 _SIZES = str([*range(1, 1001)])
 _CASES = [
     *((GRID + text, message) for text, message in _BLOCKS),
+    ("zip: {size: [1, 2], mode: [fast, exact]}\n" + BLOCKS % "", "its run also differs in size"),
     (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
     (ONE + "filter: size == 1", "sweep.yaml:4:1: 'filter' is not a key of a sweep file"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),

@@ -192,6 +192,8 @@ def test_a_copy_that_was_edited(
     find("HEAD").keep(tmp_path)
     find("HEAD").keep(tmp_path)
     (copy,) = (tmp_path / "snapshots").iterdir()
+    (copy / "own.yaml").write_text("written by the code\n")
+    find("HEAD").keep(tmp_path)
     (copy / "helper.py").write_text("VALUE = 'edited'\n")
     with pytest.raises(CommandError, match="modified after they were copied; remove this folder"):
         find("HEAD").keep(tmp_path)

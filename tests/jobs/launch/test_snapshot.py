@@ -18,6 +18,7 @@ IMPORTS = BENCHMARK.replace("import helper\n", "import helper, jobs, systems\n")
 
 def assert_modes(out: Path, umask: int) -> None:
     """Check that results take the umask, but only the user can write to code and lists of jobs."""
+    assert {"records", "submissions", "snapshots"} <= {path.name for path in out.iterdir()}
     for path in out.rglob("*"):
         own = path.relative_to(out).parts
         if own[2:3] == ("sweeps",):  # as in the repository
@@ -108,7 +109,7 @@ def test_code_that_git_does_not_track_is_told(tmp_path: Path) -> None:
     own = own_repository(tmp_path / "own")
     own.git("rm", "-q", "--cached", "own/bench.py")
     command = ("jobs.submit", "own.yaml", "--local", "--dry-run")
-    assert "run: git add -N own/bench.py" in own.call(*command).stdout
+    assert "run: git add -N -f own/bench.py" in own.call(*command).stdout
     own.git("add", "-N", "own/bench.py")
     assert "git add" not in own.call(*command).stdout
 

@@ -100,6 +100,8 @@ def test_keys_that_a_later_version_adds_are_ignored(
     snapshot = {"folder": "a", "cwd": "b", "python_path": []}
     path = manifest.path / "manifest.json"
     data = json.loads(path.read_text()) | {"snapshot": snapshot, "executor": executor}
+    # An option that was accepted before it was reserved
+    data["sweep"]["slurm"]["additional_parameters"] = {"signal": "B:USR1@60"}
     path.write_text(json.dumps(data))
     before, tasks = read_manifest(manifest.path), observe(folder.path).tasks
 
