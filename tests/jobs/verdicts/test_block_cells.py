@@ -255,6 +255,25 @@ def test_against_another_checkout(tmp_path: Path) -> None:
     assert "# AttributeError: module 'helper' has no attribute 'VALUE'" in shown.stdout
 
 
+def test_gpus_of_interrupted_rounds_are_not_counted(folder: ResultsFolder) -> None:
+    text = TOY + ONE_SIZE + MODES.replace("5", "2")
+    folder.submit_rounds(text, ok(1.0), gpu="GPU-used")
+    last = iter([ok(1.0)])
+    folder.submit_rounds(text, lambda *_: next(last, None), gpu="GPU-interrupted", rounds=[1])
+    assert any(note.startswith("2 rounds, 6 processes, 1 GPU") for note in compared(folder).notes)
+
+
+def test_huge_noise_is_not_shown_with_many_digits(tmp_path: Path) -> None:
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        noisy = repeat > 2 if params["mode"] == "fast" else repeat % 4 == 3
+        return ok(1000.0 if noisy else 1.0)
+
+    shown = call("aggregate", "compare", blocks(tmp_path, outcome).path).stdout
+    assert "0.000" not in shown.split("ratio: ")[1]
+    assert " (noise)" in shown and " to >100x " in shown
+    assert "A/A floor (difference that the same code shows): forward >100%" in shown
+
+
 def test_the_command_for_undecided_cells_measures_just_their_blocks(tmp_path: Path) -> None:
     """It can be run as it is. After a commit, it names the version that HEAD was."""
     text = "grid: {size: [1, 2, 3], mode: [fast, exact]}\n" + MODES
