@@ -30,17 +30,8 @@ SHOWN_FACTS = 30  # maximum number of facts
 # Columns of the attempts that this page shows elsewhere, and those that a narrow terminal lacks
 _ELSEWHERE = {"run", "repeat", "device"}
 _LEAST = (
-    "why",
-    "gpu",
-    "triton",
-    "torch",
-    "threads",
-    "round",
-    "host",
-    "commit",
-    "started (UTC)",
-    "shown",
-)
+    "why", "gpu", "triton", "torch", "threads", "round", "host", "commit", "started (UTC)", "shown",
+)  # fmt: skip
 
 
 def show(run: RunId, folder: In = None) -> None:

@@ -68,7 +68,8 @@ class OtherCode:
 
     def keep(self, results: Path) -> None:
         """Move the code into the results folder, unless it is there already."""
-        store(self.folder, results / SNAPSHOTS / self.stored)
+        # The code may have written its other files, such as caches. It can still be continued.
+        store(self.folder, results / SNAPSHOTS / self.stored, git.CODE)
         Path(self.planned(results).cwd).mkdir(parents=True, exist_ok=True)
 
 

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from jobs import ROOT
 from jobs.code.export import hash_of
-from jobs.code.git import CODE
 from jobs.errors import CommandError
 from jobs.launch.protection import make_own
 
 
-def store(copy: Path, final: Path) -> None:
+def store(copy: Path, final: Path, ends: str | tuple[str, ...] = "") -> None:
     """Move a copy of code to its place in a results folder, unless it is there already.
 
-    Raises CommandError if code of the earlier copy has changed, OSError if it cannot be stored or
-    belongs to another user. Code may have written other files, such as caches.
+    Raises CommandError if files of the earlier copy whose names have these `ends` have changed,
+    OSError if it cannot be stored or belongs to another user.
     """
     if not final.is_dir():
         partial = final.with_name(f".{final.name}-{os.urandom(4).hex()}")
@@ -33,7 +32,7 @@ def store(copy: Path, final: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     make_own(final)
-    if copy.exists() and hash_of(final, copy, CODE) != hash_of(copy, ends=CODE):
+    if copy.exists() and hash_of(final, copy, ends) != hash_of(copy, ends=ends):
         raise CommandError(
             f"files in {final} were modified after they were copied; remove this folder when no "
             "job uses it"

@@ -64,7 +64,7 @@ def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
     return found
 
 
-def results_folders(places: Iterable[Path], bad: list[BadLine] | None = None) -> list[Path]:
+def results_folders(places: Iterable[Path], bad: list[BadLine]) -> list[Path]:
     """Return the results folders among some folders and in them. ./logs/replay must be named.
 
     Appends what cannot be read to `bad`. Raises CommandError if a place, other than ./logs, is no

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -99,17 +99,18 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        keys = self.sweep.blocks
-        compared = () if keys is None or not with_blocks else keys.interleave
-        in_blocks = [run for run in ordered if not compared or run.params.keys() & set(compared)]
+        formed = form_blocks(ordered, self.sweep, self.document) if with_blocks else []
+        compared = {run for block in formed for run in block.runs}
+        in_blocks = [run for run in ordered if run.id in compared or not with_blocks]
         sustained = frozenset(self.sustained(in_blocks))
         if self.problems:
             raise self.error()
-        formed = []
-        if with_blocks:
-            formed = form_blocks(ordered, self.sweep, sustained, self.document)
+        blocks = [
+            replace(block, sustained=tuple(run for run in block.runs if run in sustained))
+            for block in formed
+        ]
         counts = (self.excluded, self.filtered, self.duplicates)
-        return Expansion(ordered, *counts, formed, sustained)
+        return Expansion(ordered, *counts, blocks, sustained)
 
     def sustained(self, runs: list[Run]) -> Iterator[str]:
         """Yield the ids of the runs that satisfy the condition of `blocks.sustained`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jobs.block import Block, block_id
@@ -14,20 +14,15 @@ from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
 
-def form_blocks(
-    runs: Iterable[Run],
-    sweep: Sweep,
-    sustained: Collection[str],
-    document: Document,
-) -> list[Block]:
+def form_blocks(runs: Iterable[Run], sweep: Sweep, document: Document) -> list[Block]:
     """Return the blocks of a sweep, in the order of their first runs.
 
-    Runs whose benchmark has none of the interleaved parameters are in no block. `sustained` has the
-    ids of the runs that are measured over seconds. Raises InputError if runs cannot form a block.
+    Runs whose benchmark has none of the interleaved parameters are in no block. None is sustained.
+    Raises InputError if runs cannot form a block.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
-    former = _Former(sweep, sweep.blocks, sustained, document)
+    former = _Former(sweep, sweep.blocks, document)
     found = former.blocks(runs)
     if former.problems:
         raise InputError(former.problems[:ENOUGH])
@@ -37,9 +32,8 @@ def form_blocks(
 class _Former:
     """Forms the blocks of one sweep, and collects the errors."""
 
-    def __init__(self, sweep: Sweep, keys: Blocks, sustained: Collection[str], document: Document):
-        self.sweep, self.keys = sweep, keys
-        self.sustained, self.document = sustained, document
+    def __init__(self, sweep: Sweep, keys: Blocks, document: Document):
+        self.sweep, self.keys, self.document = sweep, keys, document
         self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
         self.filter_hint = "; the filter must keep the baseline" if sweep.filter else ""
         self.problems: list[Problem] = []
@@ -90,7 +84,6 @@ class _Former:
             runs=tuple(run.id for run in ordered),
             rounds=self.keys.most_rounds,
             aa=self.keys.aa,
-            sustained=tuple(run.id for run in ordered if run.id in self.sustained),
             auto=self.keys.is_auto,
             trial=self.keys.most_rounds > 1,
         )

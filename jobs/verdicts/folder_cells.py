@@ -33,7 +33,7 @@ from jobs.verdicts.pairs import TOO_SHORT
 # Floors as relative differences. With torch's attention on 45 H200 GPUs, two processes differed by
 # at most 4.8% on the same GPU and by 6.6% on others; two training steps by 24%.
 SAME_GPUS, OTHER_GPUS, WITHOUT_REPEATS = 0.05, 0.07, 0.25
-ON_CPUS = 0.25  # unchanged code was 23% slower in a folder that was measured a minute later
+ON_CPUS = 0.25  # chosen: other work on the machine can change times by as much
 ENOUGH = 4  # degrees of freedom from which on repeats tell how much a time varies
 RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
 

@@ -54,9 +54,8 @@ def test_a_condition_selects_the_runs_that_are_measured_over_seconds(tmp_path: P
     chosen = [params[run] for block in found.blocks for run in block.sustained]
     assert [(p["size"], p["mode"]) for p in chosen] == [(2, "fast")]
     # With --against, each run is in a block.
-    alone = expand(
-        load(tmp_path, TOY + GRID + "blocks: {sustained: {seconds: 3, where: size > 1}}")
-    )
+    keys_alone = "blocks: {sustained: {seconds: 3, where: size > 1}}"
+    alone = expand(load(tmp_path, TOY + GRID + keys_alone), with_blocks=False)
     assert {params[run]["size"] for run in alone.sustained} == {2}
     everywhere = expand(load(tmp_path, TOY + GRID + keys + "sustained: {seconds: 3}}\n"))
     assert all(block.sustained == block.runs for block in everywhere.blocks)

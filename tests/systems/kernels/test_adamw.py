@@ -173,7 +173,10 @@ def test_a_state_that_does_not_fit_changes_nothing(kind, options, message):
 
 def test_adam_without_weight_decay_is_adamw():
     p = torch.nn.Parameter(torch.ones(2))
-    FusedAdamW([p]).load_state_dict(torch.optim.Adam([p]).state_dict())
+    optimizer = FusedAdamW([p], lr=0.5)
+    optimizer.load_state_dict(torch.optim.Adam([p], lr=0.25).state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0]["weight_decay"] == 0
 
 
 def test_a_loaded_state_goes_where_the_parameter_is():
