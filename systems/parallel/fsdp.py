@@ -86,8 +86,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     """FSDP wrapper: shards the large weights of a module across the ranks.
 
     All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
-    in the same order, each on a different part of the batch. The modules of a layer have their
-    unsharded weights only while it runs.
+    in the same order, and use the same weights, each on a different part of the batch. The modules
+    of a layer have their unsharded weights only while it runs.
 
     The parameters `weight` of modules are sharded if they have two or more dimensions. The others
     are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
@@ -107,7 +107,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         layers: classes of modules, for example of the Transformer blocks. Each instance is one
             layer together with all of its submodules. Larger layers mean fewer and larger
             collectives. By default, every module that directly has parameters is a layer. A module
-            that uses the weight of a submodule without calling it must be in `layers`.
+            that uses the weight of a submodule without calling it must be in `layers`. Only its own
+            forward may call the submodules of a layer.
         peer_memory: whether the ranks of a host copy weights and gradients through each other's
             memory, on GPUs by copy engines, instead of by collectives (see `peer_layers`). A buffer
             has the shards in compute_dtype and what arrives of the gradients of two layers. Where
@@ -115,8 +116,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks; the message names
-            the rank and the difference. Also if the module is or contains a wrapper, or a parameter
-            was wrapped before.
+            the rank and the difference. Also if the module is or contains a wrapper, a parameter
+            was wrapped before, or an embedding has `max_norm`.
         RuntimeError: if there is no process group.
     """
 
@@ -135,6 +136,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self.compute_dtype = compute_dtype
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
+        for name, inner in module.named_modules():
+            if getattr(inner, "max_norm", None) is not None:
+                raise ValueError(
+                    f"{name or 'the module'} has max_norm, and FSDP frees the weights that it "
+                    "changes in forward; build it without"
+                )
         by_module = self._manage(list(module.parameters()))
         self._layers = find_layers(module, layers, by_module)
         names = {inner: name or "the module" for name, inner in module.named_modules()}
@@ -142,16 +149,28 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._attach(index, layer)
         module.register_state_dict_post_hook(partial(self._unshard))
         module.register_load_state_dict_pre_hook(self._shard)
-        layer_names = [names[layer.module] for layer in self._layers]
-        self._forward_order = LayerOrder(self._meetings, "forward", layer_names)
-        self._backward_layers = LayerOrder(self._meetings, "backward", layer_names)
+        names_of_layers = {
+            index: f"layer {names[layer.module]}" for index, layer in enumerate(self._layers)
+        }
+        self._forward_order = LayerOrder(self._meetings, "forward", names_of_layers)
+        self._backward_layers = LayerOrder(self._meetings, "backward", names_of_layers)
+        # Ranks that do not use the same weights of a layer would mix up their gradients.
+        shards = {weight.shard: weight for weight in self._weights}
+        self._reduced = LayerOrder(
+            self._meetings,
+            "reduction",
+            {
+                shards[p]: f"gradient of {name}"
+                for name, p in module.named_parameters()
+                if p in shards
+            },
+        )
         # Indices in `_layers`, in the order of the forward of the current backward
         self._backward_order: list[int] = []
         self._backward_at = 0  # index in _backward_order of the layer that backward has reached
         self._transfers = self._make_transfers(peer_memory)
         self._reductions: deque[Reduction] = deque()
         copies = {copy.shard: copy.unsharded for copy in self._copies}
-        shards = {weight.shard for weight in self._weights}
         trained = [p for p in module.parameters() if p.requires_grad]
         self._replicate([p for p in trained if p not in shards])
         self._buckets = fill_buckets(self._trained, float("inf"))
@@ -374,13 +393,15 @@ class FullyShardedDataParallel(DataParallelWrapper):
     @not_compiled
     def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         layer = self._layers[index]
+        if not self._in_forward and not in_backward():  # not called by the forward of the wrapper
+            self._refuse_after_error()
+            _refresh([p for p in layer.parameters if not isinstance(p, ShardedWeight)])
+            for weight in layer.weights:
+                weight.release_old()
         if layer.weights:
             self._gather(index, self._next_layers(index))
             if layer.frozen and torch.is_grad_enabled() and not in_backward():
                 self._release_after_backward(index, args, kwargs)
-        if not self._in_forward and not in_backward():  # not called by the forward of the wrapper
-            self._refuse_after_error()
-            _refresh([p for p in layer.parameters if not isinstance(p, ShardedWeight)])
         for parameter in layer.parameters:
             parameter.show_unsharded()
         if self.compute_dtype is not None:
@@ -446,6 +467,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _begin_backward(self) -> None:
         self._backward_layers.begin()
+        self._reduced.begin()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter.grad is not None and parameter.grad.layout is not torch.strided:
@@ -471,19 +493,31 @@ class FullyShardedDataParallel(DataParallelWrapper):
         trained is freed when its own gradient is ready, but a frozen weight has no gradient.
         """
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        awaited = {id(tensor) for tensor in inputs}
+        if any(tensor.is_leaf for tensor in inputs):
+            return  # the hooks of a leaf stay, and would run in the backward of later steps
+        awaited, position = {id(tensor) for tensor in inputs}, self._layers[index].position
         for tensor in inputs:
-            tensor.register_hook(weak_hook(self._release_frozen, index, awaited, id(tensor)))
+            hook = weak_hook(self._release_frozen, index, position, awaited, id(tensor))
+            tensor.register_hook(hook)
 
-    def _release_frozen(self, index: int, awaited: set[int], key: int, grad: Tensor) -> None:
+    def _release_frozen(
+        self, index: int, position: int, awaited: set[int], key: int, grad: Tensor
+    ) -> None:
         awaited.discard(key)
-        if not awaited:
-            for weight in self._layers[index].frozen:
+        if awaited:
+            return
+        needed: list[ShardedWeight] = []  # backward may have reached the layer that made the input
+        if self._backward_order and self._backward_at != position:
+            needed = self._layers[self._backward_order[self._backward_at]].weights
+        for weight in self._layers[index].frozen:
+            if weight not in needed:
                 weight.release()
 
     def _reduce(self, layer: Layer) -> None:
         layer.arrived.clear()
         weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
+        for weight in weights:
+            self._reduced.visit(self._group, weight)
         self._reductions += self._transfers.reduce(weights)
         while len(self._reductions) > MAX_REDUCTIONS:
             self._reductions.popleft().finish()
@@ -492,6 +526,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._end_layers()
         for layer in self._layers:
             self._reduce(layer)  # for layers in which some weights were not used
+        if self._open:
+            self._reduced.end(self._group)
         while self._reductions:
             self._reductions.popleft().finish()
         self._take_gradients_of_copies()

@@ -7,7 +7,7 @@ still works then, so it can tell which rank does something else, and what.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NoReturn, cast
 
@@ -91,17 +91,20 @@ class Meetings:
 class LayerOrder:
     """Checks that all ranks run the same layers in the same order, in each pass of a kind.
 
-    A pass is a forward or a backward. A rank that runs the layers of its previous pass again does
-    not communicate. A rank that runs another layer waits until all ranks say that they run this
-    layer now. For the rest of the pass, and for the whole first pass, each layer takes one message
-    to the store, some 0.1 ms on one machine.
+    A pass is a forward or a backward, or the gradients that a backward reduces. A rank that runs
+    the layers of its previous pass again does not communicate. A rank that runs another layer waits
+    until all ranks say that they run this layer now. For the rest of the pass, and for the whole
+    first pass, each layer takes one message to the store, some 0.1 ms on one machine.
+
+    Args:
+        names: for messages, of everything that may be visited.
     """
 
-    def __init__(self, meetings: Meetings, kind: str, names: Sequence[str]):
+    def __init__(self, meetings: Meetings, kind: str, names: Mapping[Any, str]):
         self._meetings, self._kind, self._names = meetings, kind, names
         self._passes = 0
-        self.expected: list[int] = []  # layers of the previous pass
-        self.visited: list[int] = []  # layers of this pass
+        self.expected: list[Any] = []  # layers of the previous pass
+        self.visited: list[Any] = []  # layers of this pass
         self._known = True  # all ranks know that this pass differs from the previous one
 
     def begin(self) -> None:
@@ -109,8 +112,8 @@ class LayerOrder:
         self._passes += 1
         self.visited = []
 
-    def visit(self, group: dist.ProcessGroup, layer: int) -> None:
-        """Check the next layer of the pass, given by its index in `names`.
+    def visit(self, group: dist.ProcessGroup, layer: Any) -> None:
+        """Check the next layer of the pass, a key of `names`.
 
         Raises:
             RuntimeError: if another rank runs another layer; the message names both.
@@ -118,7 +121,7 @@ class LayerOrder:
         at = len(self.visited)
         self.visited.append(layer)
         if self._known or self.expected[at : at + 1] != [layer]:
-            self._tell(group, at, f"layer {self._names[layer]}")
+            self._tell(group, at, self._names[layer])
 
     def end(self, group: dist.ProcessGroup) -> None:
         """Check that no rank runs a further layer in this pass.
@@ -138,7 +141,7 @@ class LayerOrder:
             )
             return
         self._known = True
-        usual = f"layer {self._names[self.expected[at]]}" if at < len(self.expected) else "the end"
+        usual = self._names[self.expected[at]] if at < len(self.expected) else "the end"
         self._meetings.meet(group, f"{step} of {self._kind}, which was {usual} before")
 
 

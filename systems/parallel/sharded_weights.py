@@ -75,6 +75,7 @@ class ShardedWeight(FSDPParameter):
         unsharded = self.flat.data[: self.numel].view(self.shape)
         self.flat.untyped_storage().resize_(0)
         self.gathering: Any = None  # what is in flight, with a method `wait`
+        self._version = -1  # of the shard, when the memory was allocated
         weight.data, weight.grad = shard, None
         super().__init__(weight, nn.Parameter(unsharded, weight.requires_grad), places)
 
@@ -85,6 +86,7 @@ class ShardedWeight(FSDPParameter):
 
     def allocate(self) -> None:
         """Allocate the memory of the unsharded weight, without values."""
+        self._version = self.shard._version
         self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
 
     def wait(self) -> None:
@@ -128,6 +130,11 @@ class ShardedWeight(FSDPParameter):
             self.wait()
             self.flat.untyped_storage().resize_(0)
         self.show_shard()
+
+    def release_old(self) -> None:
+        """Free the unsharded weight if the shard has changed since."""
+        if self._version != self.shard._version:
+            self.release()
 
 
 def run_hooks(shard: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from systems import checkpointing
@@ -28,7 +28,7 @@ from tests.systems.parallel.parallel_models import (
     transformer,
 )
 from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
-from tests.systems.parallel.situations import Run, Wrapper, compare
+from tests.systems.parallel.situations import Net, Run, Wrapper, compare, plain
 
 # Limit of the relative L2 error of the change of the weights in three steps, compared to float64.
 # It is 16 unit roundoffs, because a step rounds weights, activations, gradients and their means.
@@ -256,3 +256,60 @@ def odd_layers(run: Run) -> None:
 @pytest.mark.parametrize("options", [{}, {"layers": (Branches,)}], ids=["layers", "whole"])
 def test_odd_layers(here, options):
     compare(here, fsdp(**options), odd_layers)
+
+
+# ---- weights that are needed longer, or no more --------------------------------------------------
+
+
+class Chained(nn.Linear):
+    """The gradient of `scale` is complete before that of `x`, which needs the weight again."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(scale * super().forward(x))
+
+
+class Prompted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Chained(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.scale)
+
+
+def twice() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(layer, layer)
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("of_middle", [Prompted, twice])
+def test_frozen_weights_are_there_for_backward(here, of_middle):
+    def build() -> Net:
+        middle = of_middle()
+        for module in middle.children():
+            module.requires_grad_(False)
+        return Net(middle)
+
+    compare(here, fsdp(), partial(plain, build=build))
+
+
+def part_after_a_step(run: Run) -> None:
+    """After a forward without a backward, whose last layer stays whole, weights change."""
+    run.make()
+    run.train(0)
+    run.losses(1)
+    run.optimizer.step()
+    run.results.append(run.made.last(torch.ones_like(run.shares(1)[0][:1])))
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_a_part_uses_the_present_weights(here):
+    compare(here, fsdp(), part_after_a_step)
+
+
+@on_ranks(TWO, repeats=1)
+def test_an_embedding_that_changes_its_weight_is_refused(here):
+    with pytest.raises(ValueError, match=r"embed .*max_norm"):
+        FullyShardedDataParallel(nn.ModuleDict({"embed": nn.Embedding(4, 2, max_norm=1.0)}))

@@ -228,9 +228,12 @@ def test_double_wraps_are_refused(here: RankContext) -> None:
 # ---- ranks that differ ---------------------------------------------------------------------------
 
 
-def ranks_run_different_layers(here: RankContext, first: list[list[int]], then: list[list[int]]):
-    """All ranks may run other layers than before, but not different ones."""
-    wrapped = FullyShardedDataParallel(Branches().to(here.device))
+def ranks_run_different_layers(
+    here: RankContext, first: list[list[int]], then: list[list[int]], whole: bool
+) -> None:
+    """All ranks may run other layers, or parts of a whole layer, than before, but not different."""
+    layers = (Branches,) if whole else ()
+    wrapped = FullyShardedDataParallel(Branches().to(here.device), layers=layers)
     x = torch.ones(2, 3, device=here.device)
     for used in first:
         wrapped(x, used).sum().backward()
@@ -249,9 +252,10 @@ def ranks_run_different_layers(here: RankContext, first: list[list[int]], then: 
     [([], [[0, 1], [0, 2]]), ([[0, 1, 2], [0, 2], [0, 1, 2]], [[0, 1, 2], [0, 2]])],
     ids=["first_pass", "later_pass"],
 )
-def test_an_error_names_the_rank_and_the_layer(first, then):
+@pytest.mark.parametrize("whole", [False, True], ids=["layers", "parts_of_a_layer"])
+def test_an_error_names_the_rank_and_the_layer(first, then, whole):
     with world("gloo", 2) as ranks:
-        outcomes = ranks.outcomes(ranks_run_different_layers, first=first, then=then)
+        outcomes = ranks.outcomes(ranks_run_different_layers, first=first, then=then, whole=whole)
     told = [o.rpartition("Failed: ")[2] for o in outcomes]
     assert any("layers.2" in words and "rank" in words for words in told), told
     assert not any("no error" in words for words in told), told
