@@ -105,10 +105,13 @@ def test_facts_on_a_gpu(given):
     point = Params.model_validate(GPU | {"warmup_steps": 2} | given)
     result = run(point)
     peaks = result["peak_memory_bytes"]
-    assert set(peaks) == {"forward", "backward", "optimizer", "train_step"}
-    assert peaks["train_step"] == max(peaks.values())
-    state = accounting.model_state_bytes(point.model_size, point.precision)
-    assert min(peaks.values()) >= state["weights"] + state["optimizer_state"]
+    if point.cuda_graph:
+        assert peaks == {}  # a replay allocates nothing
+    else:
+        assert set(peaks) == {"forward", "backward", "optimizer", "train_step"}
+        assert peaks["train_step"] == max(peaks.values())
+        state = accounting.model_state_bytes(point.model_size, point.precision)
+        assert min(peaks.values()) >= state["weights"] + state["optimizer_state"]
     limits = TOLERANCE[point.precision]
     errors = result["facts"]["relative_error"]
     assert all(errors[name] <= limit for name, limit in limits.items())
