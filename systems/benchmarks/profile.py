@@ -124,7 +124,7 @@ def run(params: Params) -> dict[str, Any]:
     phases = phases_of(training)
     steps = list(timed_steps(training, phases, params.warmup_steps + params.measure_steps))
     samples = by_phase(steps[params.warmup_steps :])
-    samples["train_step"] = steps_ms(training, params.measure_steps)
+    samples["train_step"], _ = steps_ms(training, params.measure_steps)
     facts = _torch_facts(training, params) if params.profiler == "torch" else {}
     errors = check_training(training)
     if params.profiler == "nsys":

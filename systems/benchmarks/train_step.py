@@ -95,7 +95,7 @@ def run(params: Params) -> dict[str, Any]:
         relative_error: errors of the loss and the gradients, see `check_training`. Missing in
             rounds of a block, see `jobs.block`.
         sustained_calls: number of steps in the phases train_step and train_step_sustained, to
-            divide the energy by.
+            divide the energy by. On a GPU, train_step has one more than it has samples.
         launch_bound: has this phase if the host issued its steps not faster than the GPU executed
             them. Missing otherwise.
         first_step_ms: time of the first step in this process.
@@ -149,8 +149,8 @@ def _measure(params: Params) -> dict[str, Any]:
     samples = by_phase(steps[params.warmup_steps :])
     extra: dict[str, Any] = {}
     if params.passes == "train_step":
-        samples["train_step"] = steps_ms(training, params.measure_steps)
-        extra["sustained_calls"] = {"train_step": len(samples["train_step"])}
+        samples["train_step"], calls = steps_ms(training, params.measure_steps)
+        extra["sustained_calls"] = {"train_step": calls}
     peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
     counts = params.counts(samples)

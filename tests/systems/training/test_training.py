@@ -83,22 +83,27 @@ def test_a_sustained_step_has_times_work_and_calls(monkeypatch):
         assert measured[work][name] == measured[work]["train_step"]
 
 
-def test_the_window_of_consecutive_steps_has_as_many_as_there_are_samples(monkeypatch):
-    """Its energy is divided by the number of samples."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    training = make_training(params(), device)
-    done, inside = [], []
-    step = training.step
-    monkeypatch.setattr(training, "step", lambda: done.append(step()))
+def test_the_energy_of_a_window_is_divided_by_the_steps_that_a_gpu_executes_in_it(monkeypatch):
+    """The simulated GPU executes launched steps as late as it may, when the host waits for it."""
+    launched, executed, inside = [], [], []
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: phases.LEAST_MS / 4)
+
+    def synchronize(device=None):
+        executed.extend(launched)
+        launched.clear()
 
     @contextlib.contextmanager
     def window(phase):
-        before = len(done)
+        before = len(executed)
         yield
-        inside.append(len(done) - before)
+        inside.append(len(executed) - before)
 
+    training = SimpleNamespace(device=torch.device("cuda"), step=lambda: launched.append("step"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(phases, "window", window)
-    assert [len(phases.steps_ms(training, 3))] == inside
+    samples, calls = phases.steps_ms(training, 3)
+    assert inside == [calls] and len(samples) == 4
 
 
 def test_windows_of_phases_do_not_include_warm_up_steps():
