@@ -70,7 +70,11 @@ def predict(params: Params) -> dict[str, Any]:
         interval = params.checkpoint_every if params.checkpointing == "every_k" else 0
         memory = (size, *point, params.precision, kind, interval)
         predicted["activations_bytes"] = accounting.activation_bytes(*memory)
-        predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(params.passes, *memory)
+        peak = accounting.peak_memory_bytes(params.passes, *memory)
+        if params.precision == "bf16_master" and params.passes != "train_step":
+            # The optimizer makes its state with the master weights, before any update.
+            peak += accounting.model_state_bytes(size, params.precision)["optimizer_state"]
+        predicted["peak_memory_bytes"] = peak
     return predicted
 
 
