@@ -72,7 +72,7 @@ def run(params: Params) -> dict[str, Any]:
     from systems.dtypes import TORCH_DTYPES
     from systems.kernels.flash_attention import Call, flash_attention, unsupported_reason
     from systems.measure.latency import latency_ms_in_turn
-    from systems.measure.windows import during, window
+    from systems.measure.windows import during
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -102,10 +102,7 @@ def run(params: Params) -> dict[str, Any]:
         "forward_backward": lambda: forward().backward(dout),
         "torch": lambda: of_torch().backward(dout),
     }
-    with during("forward_backward"), window("forward_backward"):
-        samples = latency_ms_in_turn(
-            functions, device, before=clear_gradients, rounds=params.rounds
-        )
+    samples = latency_ms_in_turn(functions, device, before=clear_gradients, rounds=params.rounds)
     clear_gradients()
     pairs = zip(samples["forward_backward"], samples["torch"], strict=True)
     facts: dict[str, Any] = {

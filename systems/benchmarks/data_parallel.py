@@ -236,7 +236,10 @@ def compared_with_alone(
 
 
 def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTimeline]:
-    """Profile steps with another strategy, on all ranks; return the last one of each rank."""
+    """Profile steps with another strategy, on all ranks; return the last one of each rank.
+
+    They are replayed if `params.cuda_graph` is true, as those of `params.strategy`.
+    """
     import torch.distributed as dist
 
     from systems.measure.ranks import all_gather_objects
@@ -247,6 +250,8 @@ def _step_of(strategy: str, params: Params, device: torch.device) -> list[StepTi
     training = ParallelTraining(
         other, device, dist.get_rank(), lambda module: wrapped(module, other)
     )
+    if params.cuda_graph:
+        training.capture()
     for _ in range(params.warmup_steps):
         training.step()
     return all_gather_objects(profiled_steps(training)[-1])

@@ -122,9 +122,10 @@ def run(params: Params) -> dict[str, Any]:
             raise Unsupported(reason)
     training = make_training(params, device)
     phases = phases_of(training)
-    steps = list(timed_steps(training, phases, params.warmup_steps + params.measure_steps))
+    count = params.warmup_steps + params.measure_steps
+    steps = list(timed_steps(training, phases, count, params.warmup_steps))
     samples = by_phase(steps[params.warmup_steps :])
-    samples["train_step"] = steps_ms(training, params.measure_steps)
+    samples["train_step"], _ = steps_ms(training, params.measure_steps)
     facts = _torch_facts(training, params) if params.profiler == "torch" else {}
     errors = check_training(training)
     if params.profiler == "nsys":

@@ -70,14 +70,18 @@ def predict(params: Params) -> dict[str, Any]:
         interval = params.checkpoint_every if params.checkpointing == "every_k" else 0
         memory = (size, *point, params.precision, kind, interval)
         predicted["activations_bytes"] = accounting.activation_bytes(*memory)
-        predicted["peak_memory_bytes"] = accounting.peak_memory_bytes(params.passes, *memory)
+        peak = accounting.peak_memory_bytes(params.passes, *memory)
+        if params.precision == "bf16_master" and params.passes != "train_step":
+            # The optimizer makes its state with the master weights, before any update.
+            peak += accounting.model_state_bytes(size, params.precision)["optimizer_state"]
+        predicted["peak_memory_bytes"] = peak
     return predicted
 
 
 def run(params: Params) -> dict[str, Any]:
     """Time training steps, measure peak memory, and check the loss and gradients.
 
-    Peak memory is measured on a GPU only.
+    Peak memory is measured on a GPU only, and not with `params.cuda_graph`.
 
     Phases:
         forward, backward, optimizer: timed separately with Python's clock. The GPU is idle at the
@@ -95,7 +99,7 @@ def run(params: Params) -> dict[str, Any]:
         relative_error: errors of the loss and the gradients, see `check_training`. Missing in
             rounds of a block, see `jobs.block`.
         sustained_calls: number of steps in the phases train_step and train_step_sustained, to
-            divide the energy by.
+            divide the energy by. On a GPU, train_step has one more than it has samples.
         launch_bound: has this phase if the host issued its steps not faster than the GPU executed
             them. Missing otherwise.
         first_step_ms: time of the first step in this process.
@@ -149,8 +153,8 @@ def _measure(params: Params) -> dict[str, Any]:
     samples = by_phase(steps[params.warmup_steps :])
     extra: dict[str, Any] = {}
     if params.passes == "train_step":
-        samples["train_step"] = steps_ms(training, params.measure_steps)
-        extra["sustained_calls"] = {"train_step": len(samples["train_step"])}
+        samples["train_step"], calls = steps_ms(training, params.measure_steps)
+        extra["sustained_calls"] = {"train_step": calls}
     peaks = _peaks(phases, training)
     measured = time.perf_counter() - started
     counts = params.counts(samples)
@@ -185,10 +189,13 @@ def _measure(params: Params) -> dict[str, Any]:
 
 
 def _peaks(phases: Phases, training: Training) -> dict[str, int]:
-    """Return the peak bytes of each phase and of the step (train_step); {} on a CPU."""
+    """Return the peak bytes of each phase and of the step (train_step); {} on a CPU.
+
+    {} with CUDA graphs, too: a replay allocates nothing, so the peaks would lack the activations.
+    """
     from systems.measure.peak_memory import peak_memory_by_phase
 
-    if training.device.type != "cuda":
+    if training.device.type != "cuda" or training.params.cuda_graph:
         return {}
     gc.collect()
     peaks = peak_memory_by_phase(phases, training.device)

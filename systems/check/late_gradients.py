@@ -34,7 +34,8 @@ def watch_gradients(training: ParallelTraining) -> None:
         nonlocal kept
         if kept is not None:
             now = _gradients(training)
-            changed = [name for name in kept if not _same(kept[name], now.get(name))]
+            names = {**kept, **now}  # also those that appeared or disappeared
+            changed = [name for name in names if not _same(kept.get(name), now.get(name))]
             by_rank = all_gather_objects(changed)
             kept = None
             if any(by_rank):
@@ -52,7 +53,7 @@ def _gradients(training: ParallelTraining) -> dict[str, Tensor]:
     return {name: p.grad.detach() for name, p in named if p.grad is not None}
 
 
-def _same(before: Tensor, now: Tensor | None) -> bool:
-    if now is None or before.shape != now.shape:
+def _same(before: Tensor | None, now: Tensor | None) -> bool:
+    if before is None or now is None or before.shape != now.shape:
         return False
     return torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from systems.measure.timing import clock_ms, synchronize
+from systems.measure.windows import during, window
 
 WARMUP_ROUNDS = 20
 
@@ -28,14 +29,16 @@ def latency_ms_in_turn(
 
     It is the time from the start of the call until the device is idle again, as it is before the
     call. The order of the functions is reversed after each round. `before` is called before each
-    call and not timed. The first `WARMUP_ROUNDS` rounds do not count among `rounds`.
+    call and not timed. The first `WARMUP_ROUNDS` rounds do not count among `rounds`. Each other
+    call is a window of a phase with the name of its function, see `systems.measure.windows`.
     """
     latencies: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
-    for _ in range(WARMUP_ROUNDS + rounds):
+    for number in range(WARMUP_ROUNDS + rounds):
         for name in order:
             before()
             synchronize(device)
-            latencies[name].append(clock_ms(functions[name], device))
+            with during(name), window(None if number < WARMUP_ROUNDS else name):
+                latencies[name].append(clock_ms(functions[name], device))
         order.reverse()
     return {name: times[WARMUP_ROUNDS:] for name, times in latencies.items()}

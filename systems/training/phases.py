@@ -57,18 +57,20 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
     return samples
 
 
-def steps_ms(training: Training, count: int) -> list[float]:
-    """Return the milliseconds of each of `count` consecutive steps.
+def steps_ms(training: Training, count: int) -> tuple[list[float], int]:
+    """Return the milliseconds of each of `count` consecutive steps, and the steps in the window.
 
     On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
     from the end of the previous step. There are more than `count` steps if these take less than
-    `LEAST_MS`, so that their energy can be measured.
+    `LEAST_MS`, so that their energy can be measured. The window also has one step without a sample.
     """
-    if training.device.type == "cuda":
+    on_gpu = training.device.type == "cuda"
+    if on_gpu:  # idle afterwards, so that no earlier work is in the window, whose energy counts
         count = max(count, math.ceil(LEAST_MS / min(_steps_ms(training, 3))))
-        training.step()  # so that the host is already ahead of the GPU when the first sample starts
     with during("train_step"), window("train_step"):
-        return _steps_ms(training, count)
+        if on_gpu:
+            training.step()  # so that the host is ahead of the GPU when the first sample starts
+        return _steps_ms(training, count), count + on_gpu
 
 
 def _steps_ms(training: Training, count: int) -> list[float]:

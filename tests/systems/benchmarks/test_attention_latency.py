@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 
 import pytest
 import torch
 
 from systems.benchmarks.attention_latency import Params, run
+from systems.measure import windows
 from systems.measure.latency import WARMUP_ROUNDS, latency_ms_in_turn
 
 CPU = torch.device("cpu")
@@ -25,6 +27,16 @@ def test_functions_take_turns_and_the_order_is_reversed() -> None:
     assert calls == (turn * (WARMUP_ROUNDS + 3))[: 4 * (WARMUP_ROUNDS + 3)]
     assert {name: len(times) for name, times in latencies.items()} == {"first": 3, "second": 3}
     assert all(ms > 0 for times in latencies.values() for ms in times)
+
+
+def test_a_window_has_one_timed_call() -> None:
+    """So that conditions of a function are not those of the other one, or of the warm-up."""
+    windows.forget()
+    calls = {name: lambda: None for name in ("first", "second")}
+    latency_ms_in_turn(calls, CPU, before=lambda: None, rounds=2)
+    spans = sorted((span, name) for name, each in windows.windows().items() for span in each)
+    assert [name for _, name in spans] == ["first", "second", "second", "first"]
+    assert all(end <= start for ((_, end), _), ((start, _), _) in pairwise(spans))
 
 
 @pytest.mark.parametrize("implementation", ["torch", "auto", "naive"])

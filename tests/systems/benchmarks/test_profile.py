@@ -14,6 +14,7 @@ import torch
 
 from systems.accounting import softmax_over_matmul_flops
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
+from systems.measure import windows
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
 from systems.measure.profiler.nsys import run_under_nsys
 from systems.training.profiling import has_attention_ranges
@@ -59,8 +60,11 @@ def check(measured: dict[str, Any]) -> None:
 
 @no_gpu
 def test_ranges_of_a_training_on_a_processor(artifacts):
+    windows.forget()
     measured = run(params(trace=True))
     check(measured)
+    noted = windows.windows()
+    assert {len(noted[phase]) for phase in PHASES} == {TINY["measure_steps"]}  # without warm-up
     calls = {
         name: {row["kernel"]: row["calls"] for row in rows}
         for name, rows in measured["facts"]["kernels"].items()

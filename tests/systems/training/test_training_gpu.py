@@ -105,10 +105,13 @@ def test_facts_on_a_gpu(given):
     point = Params.model_validate(GPU | {"warmup_steps": 2} | given)
     result = run(point)
     peaks = result["peak_memory_bytes"]
-    assert set(peaks) == {"forward", "backward", "optimizer", "train_step"}
-    assert peaks["train_step"] == max(peaks.values())
-    state = accounting.model_state_bytes(point.model_size, point.precision)
-    assert min(peaks.values()) >= state["weights"] + state["optimizer_state"]
+    if point.cuda_graph:
+        assert peaks == {}  # a replay allocates nothing
+    else:
+        assert set(peaks) == {"forward", "backward", "optimizer", "train_step"}
+        assert peaks["train_step"] == max(peaks.values())
+        state = accounting.model_state_bytes(point.model_size, point.precision)
+        assert min(peaks.values()) >= state["weights"] + state["optimizer_state"]
     limits = TOLERANCE[point.precision]
     errors = result["facts"]["relative_error"]
     assert all(errors[name] <= limit for name, limit in limits.items())
@@ -130,4 +133,4 @@ def test_the_series_of_steps_lasts_long_enough_to_measure_its_energy():
     measured = run(Params.model_validate(GPU | {"measure_steps": 2}))
     samples = measured["samples_ms"]["train_step"]
     assert sum(samples) > 1000 and len(samples) > 2
-    assert measured["facts"]["sustained_calls"] == {"train_step": len(samples)}
+    assert measured["facts"]["sustained_calls"] == {"train_step": len(samples) + 1}
