@@ -166,12 +166,7 @@ def errors_of(
             total[name] = rows[name] = math.sqrt(wrong.sum().item()) / scale
             continue
         total[name] = math.sqrt(wrong.sum().item()) / norm
-        # A few rows may be zero, too: those of queries that see no key or only one, and those of
-        # keys that no query sees. Then divide by the root mean square of as many rows of `dout`.
-        of_rows = _by_rows(right)
-        usual = scale**2 / of_rows.numel()
-        of_rows = of_rows.where(of_rows > 1e-18 * usual, usual)
-        rows[name] = (_by_rows(wrong) / of_rows).max().sqrt().item()
+        rows[name] = (_by_rows(wrong) / _by_rows(right)).max().sqrt().item()
     return AttentionErrors(total, rows)
 
 
