@@ -73,9 +73,8 @@ def _forget_other_folders(root: Path) -> None:
                 is_installed = "site-packages" in str(file)
                 if file and not is_installed and Path(file).is_relative_to(folder):
                     del sys.modules[name]
-    was_added = root in _folders
     _folders.clear()
-    if root != Path.cwd() and (was_added or str(root) not in sys.path):
+    if root != Path.cwd() and str(root) not in sys.path:
         _folders.add(root)
 
 
