@@ -6,7 +6,6 @@ import gc
 import os
 from functools import partial
 from statistics import mean, stdev
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,11 +16,9 @@ from systems.benchmark import ROUND, WrongOutput
 from systems.benchmarks import data_parallel
 from systems.benchmarks.data_parallel import BUCKETED, Params, compared_with_alone, measure, predict
 from systems.check.parallel_training import TOLERANCE, check_parallel
-from systems.measure import ranks
 from systems.measure.windows import failed_phase
 from systems.parallel import NaiveDDP, OverlappedDDP
 from systems.plot_data import read_figure
-from systems.training import parallel_timing, parallel_training
 from systems.training.parallel_timing import (
     alternating_rounds,
     exposed_facts,
@@ -77,19 +74,6 @@ def test_every_strategy_is_measured_and_leaves_a_timeline(here: RankContext, str
         assert facts.get("model", {}).get("buckets") == buckets
         if here.rank == 0:
             assert read_figure(tmp_path / strategy / "timeline.plot.json").rows
-
-
-@pytest.mark.parametrize("graphed", [True, False])
-def test_the_step_beside_is_captured_if_the_other_is(graphed, monkeypatch):
-    training = MagicMock(is_captured=False)
-    training.capture.side_effect = partial(setattr, training, "is_captured", True)
-    monkeypatch.setattr(parallel_training, "ParallelTraining", lambda *_: training)
-    monkeypatch.setattr(parallel_timing, "profiled_steps", lambda made: [made.is_captured])
-    monkeypatch.setattr(ranks, "all_gather_objects", lambda value: [value])
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
-    point = params("overlapped", beside="naive", cuda_graph=graphed)
-    assert data_parallel._step_of("naive", point, torch.device("cpu")) == [graphed]
-    assert training.step.call_count == point.warmup_steps
 
 
 @on_ranks(TWO, GPUS, repeats=1)

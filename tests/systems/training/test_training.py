@@ -19,7 +19,7 @@ from systems.benchmarks import train_step, training_loss
 from systems.benchmarks.train_step import Params, predict, run
 from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
-from systems.measure import peak_memory, windows
+from systems.measure import windows
 from systems.measure.memory.state_memory import state_bytes
 from systems.training import phases
 from systems.training import training as training_module
@@ -317,16 +317,6 @@ def test_a_training_that_blows_up_has_no_deviation(precision):
 
 
 # ---- memory and caches ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("graphed", "expected"), [(False, {"forward": 7}), (True, {})])
-def test_a_captured_step_has_no_peak_memory(graphed, expected, monkeypatch):
-    """A replay allocates nothing, so a peak would lack the activations."""
-    monkeypatch.setattr(peak_memory, "peak_memory_by_phase", lambda phases, device: {"forward": 7})
-    training = SimpleNamespace(
-        params=params(cuda_graph=graphed), device=torch.device("cuda"), zero_grad=lambda: None
-    )
-    assert train_step._peaks({}, training) == expected
 
 
 def test_zero_grad_lets_go_of_a_forward_without_backward():
