@@ -84,3 +84,12 @@ def test_default_dtype_and_device_change_nothing():
 @pytest.mark.parametrize("change", MISFITS)
 def test_a_tensor_that_does_not_fit_its_parameter_is_named(change):
     assert_misfit_is_refused(change)
+
+
+def test_a_backward_with_the_weights_of_before_a_step_is_refused():
+    weight = torch.nn.Parameter(randn(4, 0, F32))
+    loss = weight.square().sum()
+    weight.grad = torch.ones(4)
+    FusedAdamW([weight]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -170,6 +170,8 @@ class FusedAdamW(Optimizer):
         for device, params in self._operands().items():
             if runs_kernels(device):
                 self._tables_for(device, params).launch()
+                # Kernels do not tell autograd that they write, but a backward would be wrong.
+                torch.autograd.graph.increment_version([operands.param for operands in params])
                 continue
             self._require_fit(params)
             for operands in params:
