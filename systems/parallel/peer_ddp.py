@@ -17,6 +17,7 @@ from systems.parallel.buckets import ALIGNMENT, packed_bytes, places, strides_of
 from systems.parallel.ddp import BucketedDDP, Exchange
 from systems.parallel.peer_means import PeerMeans
 from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
+from systems.parallel.wrapper import mark_own
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
 
@@ -33,7 +34,7 @@ class PeerDDP(BucketedDDP):
     A `ShardedOptimizer` with shard_gradients lets each rank keep only the gradients of the
     parameters that it updates, and there is no such buffer. Then clip gradients by the method
     `clip_grad_norm_`, and scale the loss with torch's `ShardedGradScaler`, because a rank does not
-    see the other gradients.
+    see the other gradients. A rank that updates none has a gradient of zeros after backward.
     """
 
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
@@ -110,10 +111,16 @@ class PeerDDP(BucketedDDP):
 
     def _average_replicated(self) -> None:
         self._begin_backward()  # if there was none
+        arrived = [p for p, ready in zip(self._trained, self._ready, strict=True) if ready]
         super()._average_replicated()
         if self._sharded_parameters():
             self._add_kept()
             self._note_means(self._trained)
+            if arrived and all(parameter.grad is None for parameter in self._trained):
+                # This rank owns nothing that was used. A gradient of zeros shows, as the means of
+                # other ranks do, whether this step is over: then the user removes or zeroes it.
+                smallest = min(arrived, key=Tensor.numel)
+                smallest.grad = mark_own(torch.zeros_like(smallest))
 
     @torch.no_grad()
     def _add_kept(self) -> None:

@@ -126,6 +126,18 @@ def test_a_rank_without_a_batch_adds_zeros(here, name, set_to_none):
     compare(here, WRAPPERS[name], partial(missing_batches, set_to_none=set_to_none))
 
 
+@on_ranks(THREE, repeats=1)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_rank_that_owns_nothing_may_have_no_batch(here, set_to_none):
+    """Its step before was averaged, too, which must not count for this one."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 1))
+
+    situation = partial(missing_batches, set_to_none=set_to_none, build=build)
+    compare(here, WRAPPERS["sharded_gradients"], situation)
+
+
 def _several_forwards(model: Any, x: torch.Tensor) -> torch.Tensor:
     """Return a loss of two forwards, after one in evaluation mode and a backward under no_sync."""
     model.eval()
