@@ -197,4 +197,6 @@ def _grad(parameter: nn.Parameter) -> Tensor:
             f"gradients must be dense, got {grad.layout} of shape {tuple(grad.shape)}; build the "
             "embedding with sparse=False"
         )
+    if grad.is_neg() or grad.is_conj():  # communication reads memory as it is
+        grad = parameter.grad = grad.resolve_conj().resolve_neg()
     return grad

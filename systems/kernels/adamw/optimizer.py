@@ -161,7 +161,7 @@ class FusedAdamW(Optimizer):
                 on that device is updated. After `p.data` has got another shape, delete
                 optimizer.state[p]. During a capture, also if `prepare` was not called before, if
                 tensors, their addresses or hyperparameters have changed since, or if a gradient is
-                not contiguous, which is copied.
+                not contiguous or lazily negated, which is copied.
         """
         loss = None
         if closure is not None:
@@ -319,7 +319,7 @@ class FusedAdamW(Optimizer):
                 if hyper is None:
                     hyper = hypers[device] = self._hyper_on(place, device)
                 operands = Operands(
-                    param, grad.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+                    param, grad.resolve_neg().contiguous(), state["exp_avg"], state["exp_avg_sq"],
                     state.get("master"), state["step"], hyper, stream(seed, index), stochastic,
                 )  # fmt: skip
                 found.setdefault(device, []).append(operands)
@@ -490,5 +490,6 @@ def _described(tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"layout {tensor.layout}"
     strides = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+    negated = " lazily negated" if tensor.is_neg() else ""
     freed = " without memory" if tensor.untyped_storage().nbytes() < tensor.nbytes else ""
-    return _plain(tensor.dtype, tensor.shape, tensor.device) + strides + freed
+    return _plain(tensor.dtype, tensor.shape, tensor.device) + strides + negated + freed
