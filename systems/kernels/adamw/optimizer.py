@@ -133,12 +133,8 @@ class FusedAdamW(Optimizer):
         self.__dict__.setdefault("_captured", [])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Called by pickle, deepcopy and load_state_dict. Groups of torch.optim.AdamW lack options.
-        super().__setstate__(state)
+        super().__setstate__(state)  # called by pickle, deepcopy and load_state_dict
         self._init_caches()
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group.
@@ -224,7 +220,8 @@ class FusedAdamW(Optimizer):
         State tensors are cast to the dtypes that the loaded options require. (torch would cast them
         to the dtype of the parameter.) They are copied into those that exist, so a captured graph
         continues with the loaded state. If the state dict has no master weights, they are
-        initialized from the parameters, so load the model first.
+        initialized from the parameters, so load the model first. Options that a group of the state
+        dict lacks, as those of torch.optim.AdamW, stay as they are.
 
         Raises:
             ValueError: if any option or tensor is invalid; the message names all of them, and
@@ -234,9 +231,12 @@ class FusedAdamW(Optimizer):
 
         def take_state(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             errors, owners = [], self._owners()
+            groups = list(given["param_groups"])
             # torch checks afterwards that there are as many groups and parameters in both.
-            for mine, theirs in zip(self.param_groups, given["param_groups"], strict=False):
-                group = {**self.defaults, **theirs, "params": mine["params"]}
+            for index, (mine, theirs) in enumerate(zip(self.param_groups, groups, strict=False)):
+                own = {name: mine[name] for name in self.defaults if name in mine}
+                groups[index] = {**own, **theirs}
+                group = {**groups[index], "params": mine["params"]}
                 errors += self._errors_of(group)
                 for param, i in zip(mine["params"], theirs["params"], strict=False):
                     if not (state := given["state"].get(i)):
@@ -252,7 +252,7 @@ class FusedAdamW(Optimizer):
                             errors.append(f"{what} must have shape {tuple(form[1])}, got {got}")
             if errors:
                 raise ValueError("; ".join(errors))
-            return {**given, "state": {}}
+            return {**given, "state": {}, "param_groups": groups}
 
         before = self.state
         # This hook runs last, so it receives the state dict after all other hooks have changed it.
