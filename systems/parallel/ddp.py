@@ -54,8 +54,8 @@ class DataParallel(DataParallelWrapper):
 
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
     Subclasses define when and how gradients are averaged over the ranks. Persistent buffers, such
-    as the statistics of BatchNorm, get the values of rank 0 before each forward that follows a
-    forward in training mode, as with torch's DistributedDataParallel.
+    as the statistics of BatchNorm, get the values of rank 0 when gradients are averaged, and before
+    a forward in evaluation mode that follows one in training mode without a backward.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
@@ -197,4 +197,6 @@ def _grad(parameter: nn.Parameter) -> Tensor:
             f"gradients must be dense, got {grad.layout} of shape {tuple(grad.shape)}; build the "
             "embedding with sparse=False"
         )
+    if grad.is_neg() or grad.is_conj():  # communication reads memory as it is
+        grad = parameter.grad = grad.resolve_conj().resolve_neg()
     return grad

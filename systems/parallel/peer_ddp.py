@@ -17,6 +17,7 @@ from systems.parallel.buckets import ALIGNMENT, packed_bytes, places, strides_of
 from systems.parallel.ddp import BucketedDDP, Exchange
 from systems.parallel.peer_means import PeerMeans
 from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
+from systems.parallel.wrapper import mark_own
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
 
@@ -33,7 +34,7 @@ class PeerDDP(BucketedDDP):
     A `ShardedOptimizer` with shard_gradients lets each rank keep only the gradients of the
     parameters that it updates, and there is no such buffer. Then clip gradients by the method
     `clip_grad_norm_`, and scale the loss with torch's `ShardedGradScaler`, because a rank does not
-    see the other gradients.
+    see the other gradients. A rank that updates none has a gradient of zeros after backward.
     """
 
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
@@ -43,6 +44,8 @@ class PeerDDP(BucketedDDP):
     _kept: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
     # Versions of the gradients of a backward under `no_sync` beside which means are kept
     _versions: Mapping[nn.Parameter, int] = MappingProxyType({})
+    _before: tuple[Any, Any, Any] = ({}, {}, {})  # these three, before the backward in progress
+    _arrived = False  # whether it has computed a gradient of a parameter
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -79,8 +82,10 @@ class PeerDDP(BucketedDDP):
                 )
             self._means = {p: mean for p, mean in self._means.items() if p is not parameter}
         super()._gradient(index, parameter)
+        self._arrived = True
 
     def _begin_backward(self) -> None:
+        self._before = self._means, self._kept, self._versions
         kept = dict(self._kept)
         for parameter, version in self._versions.items():
             if parameter.grad is not None and parameter.grad._version != version:
@@ -94,7 +99,7 @@ class PeerDDP(BucketedDDP):
         self._versions = {}
         for parameter in self._means:
             if parameter.grad is not None:
-                kept[parameter] = parameter.grad.clone()
+                kept[parameter] = parameter.grad
                 parameter.grad = torch.zeros_like(parameter)
         # After a backward under `no_sync`, the user may have set a gradient to None.
         self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
@@ -102,18 +107,28 @@ class PeerDDP(BucketedDDP):
 
     def _end_backward(self) -> None:
         super()._end_backward()
-        if self._synchronizing:  # and no parameter got a gradient, else there is nothing to add
-            self._add_kept()
-        else:
+        if not self._arrived:  # it was for gradients of inputs, and changes nothing
+            moved, (means, self._kept, self._versions) = self._kept, self._before
+            self._means = {p: mean for p, mean in means.items() if p in moved}
+            for parameter in self._means:
+                parameter.grad = moved[parameter]
+        elif not self._synchronizing:
             found = ((parameter, parameter.grad) for parameter in self._kept)
             self._versions = {p: grad._version for p, grad in found if grad is not None}
+        self._arrived = False
 
     def _average_replicated(self) -> None:
         self._begin_backward()  # if there was none
+        arrived = [p for p, ready in zip(self._trained, self._ready, strict=True) if ready]
         super()._average_replicated()
         if self._sharded_parameters():
             self._add_kept()
             self._note_means(self._trained)
+            if arrived and all(parameter.grad is None for parameter in self._trained):
+                # This rank owns nothing that was used. A gradient of zeros shows, as the means of
+                # other ranks do, whether this step is over: then the user removes or zeroes it.
+                smallest = min(arrived, key=Tensor.numel)
+                smallest.grad = mark_own(torch.zeros_like(smallest))
 
     @torch.no_grad()
     def _add_kept(self) -> None:

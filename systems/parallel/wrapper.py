@@ -1,9 +1,9 @@
 """Base class of the DDP and FSDP wrappers: owner of their hooks, their state and their steps.
 
-    forward     refuse parameters that have changed, broadcast buffers, and run the module
+    forward     refuse parameters that have changed, and run the module
                 hook the outputs, so that the wrapper notices when backward starts and ends
     backward    a hook of each parameter tells that its gradient is complete
-                at the end, finish the averages of all gradients
+                at the end, finish the averages of all gradients, and broadcast buffers
     finish_gradient_synchronization
                 average what backward did not: gradients of `no_sync`, or of a rank without backward
 
@@ -64,7 +64,8 @@ class DataParallelWrapper(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
         self._meetings = Meetings(str(number))
         self._has_buffers = any(True for _ in _persistent_buffers(module))
-        self._buffers_differ = False  # a forward in training mode may have changed buffers
+        # A forward in training mode may have changed buffers since they were broadcast.
+        self._buffers_differ = False
         self._synchronizing = True  # False in `no_sync`
         # One of the gradients that the last backward has averaged, as (parameter, reference to the
         # gradient, version), or () if this rank owns none. None: they are not averaged.
@@ -109,7 +110,7 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         if not self._are_averaged():
             self._refuse_changes()
-            self._complete()
+            self._complete_all()
         self._averaged, self._open = None, False
 
     @contextmanager
@@ -177,13 +178,10 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         self._refuse_changes()
         self._in_forward = True
-        if torch.is_grad_enabled():
-            self._averaged = None
-        if self._buffers_differ and self._synchronizing:
-            broadcast_from_first(_persistent_buffers(self.module), self._group)
-            self._buffers_differ = False
-        if self._has_buffers:
-            self._buffers_differ |= any(module.training for module in self.module.modules())
+        if self._has_buffers and any(module.training for module in self.module.modules()):
+            self._buffers_differ = True
+        elif self._buffers_differ and self._synchronizing:  # there was no backward
+            self._broadcast_buffers()
 
     @not_compiled
     def _end_forward(self, output: Any) -> None:
@@ -218,14 +216,26 @@ class DataParallelWrapper(nn.Module):
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        if not self._synchronizing:
-            self._averaged = None
-        elif self._open:
-            self._complete()
+        if self._open:
+            self._complete_all()
             grads = ((p, p.grad) for p in self._wrapped)
             found = ((p, weakref.ref(g), g._version) for p, g in grads if g is not None)
             self._averaged = next(found, ())
         self._open, self._backward = False, None
+
+    def _complete_all(self) -> None:
+        """Average all gradients that this step has left, and broadcast buffers.
+
+        Buffers are broadcast here, whether or not they differ, because all ranks average, also
+        those without a batch. These run no forward, and do not know those of the others.
+        """
+        self._complete()
+        if self._has_buffers:
+            self._broadcast_buffers()
+
+    def _broadcast_buffers(self) -> None:
+        broadcast_from_first(_persistent_buffers(self.module), self._group)
+        self._buffers_differ = False
 
     def _are_averaged(self) -> bool:
         """Return whether the gradients are as the last backward has averaged them.
@@ -243,6 +253,7 @@ class DataParallelWrapper(nn.Module):
             if _shares_memory(parameter.grad):  # but averages are written in place
                 parameter.grad = parameter.grad.clone()
             mark_own(parameter.grad)
+        self._averaged = None
         self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 

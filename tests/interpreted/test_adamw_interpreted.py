@@ -66,6 +66,15 @@ def test_step_takes_mixed_dtypes_moving_gradients_and_groups(monkeypatch):
     assert len(ours._tables[CPU].updates) == 4
 
 
+def test_a_lazily_negated_gradient_is_taken_as_it_is_meant():
+    ours, known = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    known.grad = randn(3, 1, F32)
+    ours.grad = torch._neg_view(-known.grad)
+    FusedAdamW([ours]).step()
+    FusedAdamW([known]).step()
+    assert torch.equal(ours, known)
+
+
 def test_default_dtype_and_device_change_nothing():
     optimizers = []
     for dtype, device in ((F32, "cpu"), (BF16, "meta")):

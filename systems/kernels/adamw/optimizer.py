@@ -133,12 +133,8 @@ class FusedAdamW(Optimizer):
         self.__dict__.setdefault("_captured", [])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Called by pickle, deepcopy and load_state_dict. Groups of torch.optim.AdamW lack options.
-        super().__setstate__(state)
+        super().__setstate__(state)  # called by pickle, deepcopy and load_state_dict
         self._init_caches()
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group.
@@ -161,7 +157,7 @@ class FusedAdamW(Optimizer):
                 on that device is updated. After `p.data` has got another shape, delete
                 optimizer.state[p]. During a capture, also if `prepare` was not called before, if
                 tensors, their addresses or hyperparameters have changed since, or if a gradient is
-                not contiguous, which is copied.
+                not contiguous or lazily negated, which is copied.
         """
         loss = None
         if closure is not None:
@@ -226,7 +222,8 @@ class FusedAdamW(Optimizer):
         State tensors are cast to the dtypes that the loaded options require. (torch would cast them
         to the dtype of the parameter.) They are copied into those that exist, so a captured graph
         continues with the loaded state. If the state dict has no master weights, they are
-        initialized from the parameters, so load the model first.
+        initialized from the parameters, so load the model first. Options that a group of the state
+        dict lacks, as those of torch.optim.AdamW, stay as they are.
 
         Raises:
             ValueError: if any option or tensor is invalid; the message names all of them, and
@@ -236,9 +233,12 @@ class FusedAdamW(Optimizer):
 
         def take_state(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             errors, owners = [], self._owners()
+            groups = list(given["param_groups"])
             # torch checks afterwards that there are as many groups and parameters in both.
-            for mine, theirs in zip(self.param_groups, given["param_groups"], strict=False):
-                group = {**self.defaults, **theirs, "params": mine["params"]}
+            for index, (mine, theirs) in enumerate(zip(self.param_groups, groups, strict=False)):
+                own = {name: mine[name] for name in self.defaults if name in mine}
+                groups[index] = {**own, **theirs}
+                group = {**groups[index], "params": mine["params"]}
                 errors += self._errors_of(group)
                 for param, i in zip(mine["params"], theirs["params"], strict=False):
                     if not (state := given["state"].get(i)):
@@ -254,7 +254,7 @@ class FusedAdamW(Optimizer):
                             errors.append(f"{what} must have shape {tuple(form[1])}, got {got}")
             if errors:
                 raise ValueError("; ".join(errors))
-            return {**given, "state": {}}
+            return {**given, "state": {}, "param_groups": groups}
 
         before = self.state
         # This hook runs last, so it receives the state dict after all other hooks have changed it.
@@ -321,7 +321,7 @@ class FusedAdamW(Optimizer):
                 if hyper is None:
                     hyper = hypers[device] = self._hyper_on(place, device)
                 operands = Operands(
-                    param, grad.contiguous(), state["exp_avg"], state["exp_avg_sq"],
+                    param, grad.resolve_neg().contiguous(), state["exp_avg"], state["exp_avg_sq"],
                     state.get("master"), state["step"], hyper, stream(seed, index), stochastic,
                 )  # fmt: skip
                 found.setdefault(device, []).append(operands)
@@ -492,5 +492,6 @@ def _described(tensor: Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"layout {tensor.layout}"
     strides = "" if tensor.is_contiguous() else f" with strides {tensor.stride()}"
+    negated = " lazily negated" if tensor.is_neg() else ""
     freed = " without memory" if tensor.untyped_storage().nbytes() < tensor.nbytes else ""
-    return _plain(tensor.dtype, tensor.shape, tensor.device) + strides + freed
+    return _plain(tensor.dtype, tensor.shape, tensor.device) + strides + negated + freed

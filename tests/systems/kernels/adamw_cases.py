@@ -162,6 +162,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
         r"parameter 1 \(w\) must be contiguous, with a dtype in .* got torch.float64",
     ),
     "data transposed": (lambda p, s: _set_data(p, p.data.t()), r"with strides \(1, 4\)"),
+    "data negated": (lambda p, s: _set_data(p, torch._neg_view(-p.data)), "lazily negated"),
     "data freed": (lambda p, s: p.data.untyped_storage().resize_(0), "without memory"),
     "gradient shrank": (lambda p, s: _change_grad(p, lambda g: g[:2]), r"gradient .* \(2, 4\)"),
     "gradient sparse": (

@@ -116,13 +116,14 @@ def test_the_state_of_torchs_adamw_loads():
     other = torch.optim.AdamW(theirs, **HYPER)
     take_steps(other, [0])
     ours = [torch.nn.Parameter(p.detach().bfloat16()) for p in theirs]
-    optimizer = FusedAdamW(ours)
+    optimizer = FusedAdamW([{"params": ours, "seed": 7}])
     optimizer.load_state_dict(other.state_dict())
     for p, q in zip(ours, theirs, strict=True):
         assert torch.equal(optimizer.state[p]["exp_avg"], other.state[q]["exp_avg"])
         assert torch.equal(optimizer.state[p]["master"], p.float())
         assert int(optimizer.state[p]["step"]) == 1
     assert optimizer.param_groups[0]["lr"] == HYPER["lr"]
+    assert optimizer.param_groups[0]["seed"] == 7  # an option that torch's does not have
 
 
 THEIRS = {

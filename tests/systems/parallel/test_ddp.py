@@ -82,6 +82,30 @@ def test_gradients_that_share_memory(here: RankContext, name: str, sharded: bool
 
 
 @on_ranks(TWO, GPUS)
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("name", [*DDP, "sharded_gradients"])
+def test_gradients_that_are_lazily_negated(here: RankContext, name: str, by_hand: bool) -> None:
+    """Their memory has other values than the gradients, on one rank only."""
+    run = Run(here, OURS[name])
+    run.make(lambda: nn.Linear(3, 1, bias=False))
+    weight = run.made.weight
+    gradient = torch.full_like(weight, 1.0 + here.rank)
+
+    def lazy(given: torch.Tensor) -> torch.Tensor:
+        return torch._neg_view(-given) if here.rank == 0 else given
+
+    if by_hand:
+        weight.grad = lazy(gradient)
+    else:
+        weight.register_hook(lazy)
+        run.model(gradient).sum().backward()
+    run.finish()
+    if name != "sharded_gradients" or here.rank == 0:  # which owns it
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [[(1 + here.world_size) / 2] * 3]
+
+
+@on_ranks(TWO, GPUS)
 @pytest.mark.parametrize("name", ["naive", "overlapped", "bucketed"])
 def test_gradients_are_averaged_in_place(here: RankContext, name: str) -> None:
     """Neither new gradients nor those that were zeroed in place are copied."""

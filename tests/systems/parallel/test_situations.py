@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import pickle
@@ -96,20 +97,25 @@ def test_situation_on_three_ranks(here, name, situation):
 # ---- ranks without a batch -----------------------------------------------------------------------
 
 
-def missing_batches(run: Run, set_to_none: bool) -> None:
+def missing_batches(
+    run: Run, set_to_none: bool, build: Callable[[], nn.Module] = Net, of: Any = None
+) -> None:
     """Train 4 steps. From the second on, another rank in turn has no batch, and only finishes."""
-    run.make()
+    run.make(build)
     for step in range(4):
         run.zero_grad(set_to_none)
         absent = step % run.here.world_size if step else None
         if run.alone:
-            for rank, loss in enumerate(run.losses(step)):
+            kept = [(buffer, buffer.clone()) for buffer in run.made.buffers() if absent == 0]
+            for rank, loss in enumerate(run.losses(step, of)):
                 if rank != absent:
                     (loss / run.here.world_size).backward()
+            for buffer, value in kept:
+                buffer.copy_(value)
         elif run.here.rank == absent:
             run.finish()
         else:
-            run.backward(step)
+            run.backward(step, of)
         run.optimizer.step()
 
 
@@ -118,6 +124,60 @@ def missing_batches(run: Run, set_to_none: bool) -> None:
 @pytest.mark.parametrize("name", ["naive", "flat", "overlapped", "bucketed", "peer"])
 def test_a_rank_without_a_batch_adds_zeros(here, name, set_to_none):
     compare(here, WRAPPERS[name], partial(missing_batches, set_to_none=set_to_none))
+
+
+@on_ranks(THREE, repeats=1)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_rank_that_owns_nothing_may_have_no_batch(here, set_to_none):
+    """Its step before was averaged, too, which must not count for this one."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 1))
+
+    situation = partial(missing_batches, set_to_none=set_to_none, build=build)
+    compare(here, WRAPPERS["sharded_gradients"], situation)
+
+
+def _several_forwards(model: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss of two forwards, after one in evaluation mode and a backward under no_sync."""
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+    with getattr(model, "no_sync", contextlib.nullcontext)():
+        (0 * model(x).sum()).backward()
+    return (model(x) - model(2 * x)).square().mean()
+
+
+@on_ranks(THREE, repeats=1)
+@pytest.mark.parametrize("of", [None, _several_forwards])
+@pytest.mark.parametrize("name", ["naive", "bucketed", "peer"])
+def test_a_rank_without_a_batch_gets_the_buffers(here, name, of):
+    """They are those of the first rank after every step, whatever forwards the others ran."""
+
+    def build() -> nn.Module:
+        return Net(nn.BatchNorm1d(6))
+
+    compare(here, WRAPPERS[name], partial(missing_batches, set_to_none=True, build=build, of=of))
+
+
+def forwards_of_one_rank(run: Run) -> None:
+    """Before the gradients are finished, one rank runs forwards, as for a log."""
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        run.backward(step)
+        if not run.alone and run.here.rank == 1:
+            x = run.shares(7)[0].requires_grad_()
+            torch.autograd.grad(run.model(x).sum(), x)
+            run.losses(8)
+        run.update()
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("name", ["naive", "bucketed", "sharded_gradients"])
+def test_a_rank_may_run_more_forwards(here, name):
+    compare(here, WRAPPERS[name], forwards_of_one_rank)
 
 
 # ---- changes after wrapping ----------------------------------------------------------------------
