@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from systems.parallel.buckets import MB, fill_buckets
 from systems.parallel.collectives import ReducedBuckets, start_average
-from systems.parallel.wrapper import DataParallelWrapper, mark_own
+from systems.parallel.wrapper import DataParallelWrapper, gradient_of, mark_own
 
 
 class Exchange(Protocol):
@@ -79,7 +79,7 @@ class NaiveDDP(DataParallel):
 
     def _average(self) -> None:
         for parameter in self._trained:
-            start_average([_grad(parameter)], self._group).wait()
+            start_average([gradient_of(parameter)], self._group).wait()
 
 
 class FlatDDP(DataParallel):
@@ -94,7 +94,7 @@ class FlatDDP(DataParallel):
 
     def _average(self) -> None:
         for bucket in self._buckets:
-            flat = torch.cat([_grad(parameter).reshape(-1) for parameter in bucket])
+            flat = torch.cat([gradient_of(parameter).reshape(-1) for parameter in bucket])
             for parameter in bucket:
                 parameter.grad = None  # frees memory before the all-reduce
             start_average([flat], self._group).wait()
@@ -170,7 +170,7 @@ class BucketedDDP(DataParallel):
 
     def _send_next(self) -> None:
         bucket = self._buckets[self._next]
-        gradients = self._exchange.start(self._next, [_grad(parameter) for parameter in bucket])
+        gradients = self._exchange.start(self._next, [gradient_of(p) for p in bucket])
         for parameter, gradient in zip(bucket, gradients, strict=True):
             parameter.grad = None if gradient is None else mark_own(gradient)
         self._next += 1
@@ -187,16 +187,3 @@ class OverlappedDDP(BucketedDDP):
 
     def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, 1 / MB, process_group)
-
-
-def _grad(parameter: nn.Parameter) -> Tensor:
-    grad = parameter.grad
-    assert grad is not None
-    if grad.layout is not torch.strided:
-        raise RuntimeError(
-            f"gradients must be dense, got {grad.layout} of shape {tuple(grad.shape)}; build the "
-            "embedding with sparse=False"
-        )
-    if grad.is_neg() or grad.is_conj():  # communication reads memory as it is
-        grad = parameter.grad = grad.resolve_conj().resolve_neg()
-    return grad

@@ -66,6 +66,7 @@ from systems.parallel.sharded_weights import (
 )
 from systems.parallel.wrapper import (
     DataParallelWrapper,
+    gradient_of,
     in_backward,
     not_compiled,
     tensors_in,
@@ -91,7 +92,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     The parameters `weight` of modules are sharded if they have two or more dimensions. The others
     are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
-    before each forward that follows a forward in training mode.
+    when gradients are averaged, and before a forward in evaluation mode that follows one in
+    training mode without a backward.
     `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,
     call the method `clip_grad_norm_`. With float16, use torch's `ShardedGradScaler`, which agrees
     over the ranks. `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` see only one shard.
@@ -470,11 +472,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._reduced.begin()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise RuntimeError(
-                f"gradients must be dense, got {parameter.grad.layout} of shape "
-                f"{tuple(parameter.shape)}; build the embedding with sparse=False"
-            )
         hooked = self._hooked[index]
         if hooked is None:  # a replicated parameter
             return
@@ -550,7 +547,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _average(self) -> None:
         for bucket in self._buckets:
-            start_average([p.grad for p in bucket if p.grad is not None], self._group).wait()
+            start_average([gradient_of(parameter) for parameter in bucket], self._group).wait()
 
     @torch.no_grad()
     def _take_gradients_of_copies(self) -> None:

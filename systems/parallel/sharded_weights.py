@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ReduceScatterOptions
 
 from systems.parallel.collectives import GroupOf, mean_operation, start_gather
+from systems.parallel.wrapper import gradient_of
 
 # These modules of torch compute with weights of submodules that they do not call.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -97,8 +98,7 @@ class ShardedWeight(FSDPParameter):
 
     def take_gradient(self) -> Tensor:
         """Return the gradient of the unsharded weight, and set it to None."""
-        gradient = self.unsharded.grad
-        assert gradient is not None
+        gradient = gradient_of(self.unsharded)
         self.unsharded.grad = None
         return gradient
 

@@ -386,6 +386,24 @@ def tensors_in(value: Any) -> list[Tensor]:
     return found
 
 
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return the gradient, in a form in which other ranks can read its memory.
+
+    Raises:
+        RuntimeError: if it is sparse.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is not torch.strided:
+        raise RuntimeError(
+            f"gradients must be dense, got {gradient.layout} of shape {tuple(gradient.shape)}; "
+            "build the embedding with sparse=False"
+        )
+    if gradient.is_neg() or gradient.is_conj():  # its memory has other values
+        gradient = parameter.grad = gradient.resolve_conj().resolve_neg()
+    return gradient
+
+
 def mark_own(gradient: Tensor) -> Tensor:
     """Note that a gradient is of a wrapper, and shares no memory with that of another parameter."""
     setattr(gradient, _OWN, True)
