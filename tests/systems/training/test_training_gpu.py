@@ -117,7 +117,7 @@ def test_facts_on_a_gpu(given):
     assert all(errors[name] <= limit for name, limit in limits.items())
     made_once = point.mode != "eager" or point.cuda_graph
     assert (result["compiling_seconds"] is not None) == made_once
-    assert len(result["samples_ms"]["train_step"]) == 5
+    assert len(result["samples_ms"]["train_step"]) >= 5
 
 
 def test_the_peak_of_a_forward_holds_one_graph():
