@@ -57,6 +57,11 @@ class CodeState:
         return entry if why is None else entry | {"why": why}
 
 
+def is_installed(path: Path) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return any(part in _INSTALLED for part in path.parts)
+
+
 def repository_root(path: Path) -> Path | None:
     """Return the nearest folder around a file that is a git repository or a carried copy, or None.
 

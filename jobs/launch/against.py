@@ -24,7 +24,8 @@ from jobs import ROOT
 from jobs.block import Block
 from jobs.code import git
 from jobs.code.export import export_revision, export_working_tree, hash_of
-from jobs.code.state import CodeState, ignored_in, repository_root
+from jobs.code.measured_files import measured_files
+from jobs.code.state import CodeState, ignored_in, is_installed, repository_root
 from jobs.errors import CommandError
 from jobs.launch.copies import import_paths, store
 from jobs.results.manifest import SNAPSHOTS, Checkout
@@ -127,7 +128,10 @@ def _copy_folder(folder: Path, root: Path, target: Path, results: list[str]) -> 
         )
     inside = ROOT.resolve().relative_to(root.resolve()) if ROOT.is_relative_to(root) else None
     if inside is not None and not (folder / inside / "systems").is_dir():
-        raise CommandError(f"--against must be a checkout of {root}, got {folder} without systems/")
+        hint = "" if repository_root(Path.cwd()) else f"; {Path.cwd()} is in no git repository"
+        raise CommandError(
+            f"--against must be a checkout of {root}, got {folder} without systems/{hint}"
+        )
     why = f"copied from the folder {folder.name}"
     if (folder / ".git").exists():
         try:
@@ -178,9 +182,21 @@ def _hash(text: str, name: str, digits: int) -> str:
 
 
 def require_benchmarks(other: OtherCode, runs: Iterable[Run]) -> None:
-    """Check that the other checkout has the benchmarks of runs, and accepts their parameters."""
+    """Check that the other checkout has the benchmarks of runs, and accepts their parameters.
+
+    Files of the user that are not in the repository would be the same in both.
+    """
     wanted: dict[str, dict[str, Any]] = {}
     for run in runs:
+        for name, path in measured_files(run).items():
+            if path is None or is_installed(path):
+                continue
+            if os.path.isabs(name) or not path.resolve().is_relative_to(other.root.resolve()):
+                raise CommandError(
+                    f"--against compares two versions of {other.root}, and both would measure the "
+                    f"same {name}; submit in the git repository of that file (git init makes one) "
+                    "with its relative path, or leave its runs out with --where"
+                )
         entry = wanted.setdefault(run.benchmark, {"version": run.version, "params": []})
         entry["params"].append(run.params)
     cwd, python_path, _ = import_paths({other.root: other.folder})

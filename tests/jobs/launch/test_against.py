@@ -185,6 +185,20 @@ def test_wrong_values(own: Checkout) -> None:
     assert not (own.folder / "logs").exists()
 
 
+def test_a_file_that_would_be_the_same_in_both(own: Checkout, tmp_path: Path) -> None:
+    """It is not in the repository whose versions are compared."""
+    for name in ("attention.py", "../beside/attention.py"):
+        own.write(name, "def mine(q, k, v, is_causal): return q\n")
+    own.commit()
+    sizes = "seq_len: 16, head_dim: 16, dtype: fp32"
+    for given in ("attention.py", str(tmp_path / "beside/attention.py"), "../beside/attention.py"):
+        fixed = f"{{implementation: '{given}:mine', {sizes}}}"
+        own.write("own.yaml", f"{{name: own, benchmark: attention, fixed: {fixed}}}")
+        done = own.call("jobs.submit", "own.yaml", "--dry-run", "--against", "HEAD")
+        refused = "both would measure the same" in done.stdout and given in done.stdout
+        assert refused == ("beside" in given) == (done.returncode == 2), done.stdout
+
+
 def test_a_copy_that_was_edited(
     own: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
