@@ -339,3 +339,14 @@ def test_plots_show_the_interval_of_each_point(folder: ResultsFolder) -> None:
     lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
     np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])
+
+
+def test_intervals_are_inside_the_axis(folder: ResultsFolder) -> None:
+    """Also one that is much higher than the point."""
+    skewed = [1.0, 1.0, 1.0, 1.5, 1.5]
+    folder.submit_rounds(
+        TOY + ONE_SIZE + BLOCKS, lambda p, n: ok(1.0 if p["mode"] == "fast" else skewed[n])
+    )
+    for x, series in (("size", ["mode"]), ("mode", [])):  # lines and bars
+        (axes,) = plot_of(folder, x=x, series=series).axes
+        assert axes.get_ylim()[1] > interval(skewed)[1] > 1.05 * max(np.median(skewed), 1.0)
