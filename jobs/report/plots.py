@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ImageFormat = Literal["png", "svg", "pdf"]
 _STYLE: Any = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "figure",
+    "pdf.fonttype": 42,  # TrueType: conferences refuse Type 3, the default
     "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 8,
     "xtick.labelsize": 8, "ytick.labelsize": 8,
 }  # fmt: skip
