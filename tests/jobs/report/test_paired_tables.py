@@ -191,7 +191,7 @@ def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: Resul
     in_csv = make_report_table(seen, Table(name="t", **VIEW), list_results(seen), for_programs=True)
     assert in_csv is not None
     assert list(in_csv.columns)[1:-1] == ["fast", "exact", "exact vs fast"]  # no intervals
-    assert in_csv.columns["exact vs fast"] == ["1.00x"] * 3
+    assert in_csv.columns["exact vs fast"] == ["1.00000"] * 3
     assert in_csv.columns["exact vs fast paired"] == ["no", "no: different GPUs or hosts", "no"]
 
 
@@ -318,11 +318,28 @@ def test_csv_has_the_ends_of_intervals_in_columns(folder: ResultsFolder) -> None
         "exact": 1.01,
         "exact low": pytest.approx(interval(EXACT)[0], rel=1e-3),
         "exact high": pytest.approx(interval(EXACT)[1], rel=1e-3),
-        "exact vs fast": f"{ratio:.2f}x",
-        "exact vs fast low": pytest.approx(low, abs=1e-4),
-        "exact vs fast high": pytest.approx(high, abs=1e-4),
+        "exact vs fast": pytest.approx(ratio, rel=1e-5),
+        "exact vs fast low": pytest.approx(low, rel=1e-5),
+        "exact vs fast high": pytest.approx(high, rel=1e-5),
         "exact vs fast paired": "yes",
+        "exact vs fast verdict": "faster",
     }
+
+
+@pytest.mark.parametrize("value", ["time", "tflops"])
+@pytest.mark.parametrize(("baseline", "verdict"), [("fast", "faster"), ("exact", "slower")])
+def test_csv_has_the_verdict_on_the_column(
+    folder: ResultsFolder, value: str, baseline: str, verdict: str
+) -> None:
+    folder.submit_rounds(
+        TOY + ONE_SIZE + BLOCKS, lambda p, n: ok(times(p, n), flops={"forward": 4e9})
+    )
+    seen = observe(folder.path)
+    view = Table(name="t", **VIEW | {"baseline": {"mode": baseline}, "value": value})
+    made = make_report_table(seen, view, list_results(seen), for_programs=True)
+    assert made is not None
+    ((cell,),) = (cells for name, cells in made.columns.items() if name.endswith("verdict"))
+    assert cell == verdict
 
 
 def test_a_comparison_is_printed_as_latex(folder: ResultsFolder) -> None:
