@@ -17,7 +17,7 @@ from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.tables.list_table import make_list_table
 from jobs.report.tables.pivot import Pivot, make_pivot, names_in
-from jobs.report.tables.speedup import DIGITS, Speedup, speedup_column, speedup_notes
+from jobs.report.tables.speedup import DIGITS, Speedup, speedup_column, speedup_notes, text_notes
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
@@ -97,7 +97,8 @@ def make_report_table(
             if (found := speedup_column(pivot, column, baseline)) is not None
         }
         notes = [*pivot.notes, *_absent_baseline(pivot, baseline)]
-        notes += speedup_notes(speedup for found in speedups.values() for speedup in found)
+        every = [speedup for found in speedups.values() for speedup in found]
+        notes += speedup_notes(every) + ([] if for_programs else text_notes(every))
         table = ReportTable(heading, pivot.row_names, pivot.row_keys, notes, pivot.warnings)
         columns = _pivot_columns(pivot, baseline, speedups, for_programs)
     if not table.keys:

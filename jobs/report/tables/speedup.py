@@ -22,11 +22,17 @@ from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import sweep_margin, verdicts_of
-from jobs.verdicts.judge import Round, Verdict, judge
+from jobs.verdicts.judge import LEVEL, Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
 DIGITS = 6  # significant ones of a speedup in CSV
+_MEANINGS = {  # by the end of a text
+    "]": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
+    "same": "same: equal within the margin",
+    "unsure": "unsure: not decided",
+    "(noise)": "noise: not decided, and the interval is wider than the speedup",
+}
 _Measured = list[tuple[Record, float]]  # in one execution of a round
 
 
@@ -128,11 +134,16 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups with an interval are of {format_range(rounds, 'round')}")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
-    if any(speedup.word and speedup.interval for speedup in timed):
-        notes.append("same: equal within the margin; unsure: not decided, see docs/verdicts.md")
     if any(speedup.elsewhere for speedup in unpaired):
         notes.append(ELSEWHERE)
     return notes
+
+
+def text_notes(speedups: Iterable[Speedup]) -> list[str]:
+    """Return a note on what the texts of paired speedups in a table mean."""
+    texts = [speedup.text for speedup in speedups if speedup.interval]
+    found = [text for end, text in _MEANINGS.items() if any(t.endswith(end) for t in texts)]
+    return [f"{'; '.join(found)}, see docs/verdicts.md"] if found else []
 
 
 def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observation) -> Speedup:

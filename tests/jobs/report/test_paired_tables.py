@@ -156,6 +156,7 @@ def test_notes_tell_what_a_table_rests_on(folder: ResultsFolder) -> None:
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
         "30 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 24 power-capped; "
         "6 of 24 throttled by heat or hardware",
+        "an interval without a word: faster or slower, significant at 0.5%, see docs/verdicts.md",
     ]
 
 
@@ -170,6 +171,21 @@ def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> No
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"] == ["1.000x [1.000, 1.000] same"]
     assert made.notes[-1].startswith("same:")
+
+
+def test_a_note_explains_the_words_in_the_table_and_no_others(folder: ResultsFolder) -> None:
+    """Size 1 is the same, size 2 faster and size 3 unsure."""
+    unsure = [1.0, 1.1, 1.0, 1.1, 0.9]
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        if params["mode"] == "fast" or params["size"] == 1:
+            return ok(1.0)
+        return ok(0.5 if params["size"] == 2 else unsure[repeat])
+
+    folder.submit_rounds(TOY + "grid: {size: [1, 2, 3], mode: [fast, exact]}\n" + BLOCKS, outcome)
+    for sizes, words in (([1, 2], {"same", "without"}), ([2], {"without"}), ([3], {"unsure"})):
+        last = report_table(folder, **VIEW, where=f"size in {sizes}").notes[-1]
+        assert {each for each in ("same", "unsure", "without") if each in last} == words
 
 
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
@@ -225,8 +241,9 @@ def test_a_table_may_have_paired_and_other_speedups(folder: ResultsFolder) -> No
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"][1] == "1.00x"
     assert made.columns["exact"][1] == "1.000"
-    assert note(made).endswith(
+    assert (
         "speedups without an interval are not paired: the runs were not measured in the same blocks"
+        in made.notes
     )
     assert "not in blocks: median of 2 samples" in note(made)
     assert "17 processes on 1 GPU (15 in 5 rounds)" in note(made)
