@@ -151,6 +151,10 @@ def compare_folders(
             "The folders were not measured in turn, so only a difference above the floor of "
             f"{' to '.join(ends)} counts. To find smaller ones, submit with --against."
         )
+        notes.append(
+            "before, after: geometric means over processes of the median of each, of several "
+            "allocations over their means; ratio: after / before."
+        )
     if repeated := sum(a == b for a, b in measured):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
