@@ -147,5 +147,6 @@ def _draw(
     for drawing in drawn:
         print(folder / drawing.name, file=sys.stderr)
     if not drawn and not plots:
-        note(f"sweep {sweep.name} has no plots, and no run produced images")
+        how = "add the key plots to a sweep file, and name the file with --views"
+        note(f"sweep {sweep.name} has no plots, and no run produced images: {how}")
     return drawn
