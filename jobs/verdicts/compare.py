@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jobs.errors import CommandError
 from jobs.formatting import counted, format_range, relative
-from jobs.frame.recorded import recorded_value
+from jobs.frame.recorded import commit_or_reason
 from jobs.results.record import is_stale
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
@@ -233,7 +233,7 @@ def _broken(cells: list[Compared], folder: Path) -> list[str]:
 
 def _commits(observation: Observation, runs: set[str]) -> str:
     found = dict.fromkeys(
-        recorded_value(record, "commit")
+        commit_or_reason(record)
         for record in observation.records
         if record.run in runs and record.block is not None
     )

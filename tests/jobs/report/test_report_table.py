@@ -163,6 +163,19 @@ def test_older_code_is_counted_by_device(folder: ResultsFolder) -> None:
     assert "4 processes; 2 of 4 with older code" in call("aggregate", folder.path).stdout
 
 
+def test_a_note_tells_why_a_commit_is_unknown(folder: ResultsFolder) -> None:
+    loose = {
+        "file": "/home/a/att.py",
+        "commit": None,
+        "why": "/home/a/att.py is in no git repository",
+    }
+    known = {"environment": {"git": {"commit": "4bb999b0123"}}}
+    unknown = {"environment": known["environment"] | {"code": [loose]}}
+    folder.submit(TOY + "grid: {size: [1, 2]}\n", [ok(1.0) | known, ok(1.0) | unknown])
+    (note,) = (note for note in report_table(folder).notes if "commit" in note)
+    assert "4bb999b (1)" in note and "unknown: att.py is in no git repository (1)" in note
+
+
 # ---- rows and columns ----------------------------------------------------------------------------
 
 
