@@ -22,13 +22,15 @@ from jobs.report.plots import ImageFormat
 from jobs.report.run_pictures import run_pictures
 from jobs.report.tables.render import Format, markdown_image, render
 from jobs.report.tables.report_table import make_report_table
-from jobs.report.views import plots_of, tables_of
+from jobs.report.views import Shown, plots_of, tables_of
 from jobs.results.run_states import Observation
 from jobs.results.stale import with_stale
+from jobs.run import varying
 from jobs.sweep.benchmarks import short_name
 from jobs.sweep.schema import Sweep
 from jobs.user_files import not_a_folder
 
+MOST_LISTED = 5  # runs without a point
 EXAMPLES = "logs/flash --format latex --plot plots"
 
 
@@ -139,6 +141,8 @@ def _draw(
             folder.mkdir(parents=True, exist_ok=True)
             (folder / drawing.name).write_bytes(drawing.content)
             drawn.append(drawing)
+            if isinstance(figure.content, Shown):
+                note(*_without_points(figure.name, figure.content.results))
     except TableError as error:
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
@@ -147,5 +151,18 @@ def _draw(
     for drawing in drawn:
         print(folder / drawing.name, file=sys.stderr)
     if not drawn and not plots:
-        note(f"sweep {sweep.name} has no plots, and no run produced images")
+        how = "add the key plots to a sweep file, and name the file with --views"
+        note(f"sweep {sweep.name} has no plots, and no run produced images: {how}")
     return drawn
+
+
+def _without_points(plot: str, results: list[Result]) -> list[str]:
+    """Return a note on the runs that have no result, so that a plot does not show them."""
+    measured = {(each.run.id, each.device) for each in results if each.status == "ok"}
+    absent = {(each.run.id, each.device): each for each in results}
+    absent = {key: each for key, each in absent.items() if key not in measured}
+    names = varying([each.run for each in results])
+    texts = [f"{each.run.label(names)} ({each.failure_text})" for each in absent.values()]
+    more = len(texts) - MOST_LISTED
+    listed = ", ".join(texts[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return [f"plot {plot} has no point of {listed}"] if listed else []

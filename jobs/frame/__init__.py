@@ -31,7 +31,8 @@ def load(
     - the parameters of the runs. One with the name of another column is `param.NAME`;
     - `processes`, `samples`: how many of them the row summarizes;
     - `median_ms`, `mean_ms`, `std_ms`, `min_ms`, `max_ms`: times of the samples in milliseconds;
-    - `low_ms`, `high_ms`: ends of the 95% interval of runs in blocks, in milliseconds;
+    - `low_ms`, `high_ms`: ends of the 95% interval that tables and plots show with `median_ms` for
+      runs in blocks, in milliseconds. `mean_ms` may lie outside;
     - `tflops` in TFLOP/s, `bandwidth` and `bus_bandwidth` in GB/s, `mfu` in percent,
       `tokens_per_second`, `peak_memory_bytes`, `compiling_seconds`: medians;
     - `fact.NAME`: other values that the benchmark returned, such as `fact.relative_error.out`;

@@ -6,6 +6,7 @@ Only the records contain these values, so they are unknown before a run has been
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Any
 
 from jobs.results.record import Record
@@ -41,9 +42,23 @@ def _commit(record: Record) -> str:
     This is the last entry of `environment.code`, or without one this project (`environment.git`).
     The first digits of the hash of their diff tell uncommitted changes apart.
     """
+    entry = _code_entry(record)
+    diff = str(entry.get("diff") or "")[:_DIFF_DIGITS]
+    return shown_commit(entry) + (f"+{diff}" if diff else "")
+
+
+def commit_or_reason(record: Record) -> str:
+    """Return the commit, or `unknown: att.py is in no git repository` if the reason is known."""
+    entry, commit = _code_entry(record), _commit(record)
+    if commit != UNKNOWN or not entry.get("why"):
+        return commit
+    file = str(entry.get("file") or "")
+    return f"{commit}: {str(entry['why']).replace(file, PurePath(file).name)}"
+
+
+def _code_entry(record: Record) -> dict[str, Any]:
     entries = record.environment.get("code") or [record.environment.get("git") or {}]
-    diff = str(entries[-1].get("diff") or "")[:_DIFF_DIGITS]
-    return shown_commit(entries[-1]) + (f"+{diff}" if diff else "")
+    return dict(entries[-1])
 
 
 def shown_commit(state: dict[str, Any]) -> str:

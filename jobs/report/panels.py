@@ -51,7 +51,7 @@ class Line:
     color: str
     x: list[Any] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
-    intervals: list[Interval | None] = field(default_factory=list)  # confidence intervals of y
+    intervals: list[Interval | None] = field(default_factory=list)  # confidence intervals to draw
     labels: list[str] = field(default_factory=list)  # of the points; "" if x tells it
 
 
@@ -218,6 +218,8 @@ def _add_points(line: Line, pivot: Pivot, across: Pivot | None, facet: Key, x_in
         text, interval = _text(pivot, (row[x_index],)), cell.interval
         if interval is not None and cell.number > 0:  # a quantity that is not negative
             interval = max(interval[0], 0.0), interval[1]
+        if interval is not None and interval[1] - interval[0] >= abs(cell.number):
+            interval = None  # of few processes: its line would fill the panel
         if across is None:
             points.append((row[x_index] if numeric else text, cell.number, interval, ""))
             continue

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ImageFormat = Literal["png", "svg", "pdf"]
 _STYLE: Any = {
     "text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "figure",
+    "pdf.fonttype": 42,  # TrueType: conferences refuse Type 3, the default
     "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 8,
     "xtick.labelsize": 8, "ytick.labelsize": 8,
 }  # fmt: skip
@@ -183,9 +184,9 @@ def _room_of_names(plot: Panels) -> tuple[float, float]:
 
 
 def _draw_intervals(axes: Axes, xs: Sequence[float], line: Line, color: str) -> None:
-    """Draw the intervals of a line, but not those of few processes, wider than the value."""
-    points = zip(xs, line.y, line.intervals, strict=True)
-    found = [(x, *ends) for x, y, ends in points if ends is not None and ends[1] - ends[0] < abs(y)]
+    """Draw the intervals of a line."""
+    points = zip(xs, line.intervals, strict=True)
+    found = [(x, *ends) for x, ends in points if ends is not None]
     if found:
         axes.vlines(*zip(*found, strict=True), color=color, linewidth=1)
 
@@ -199,7 +200,9 @@ def _scale_y(axes: Axes, plot: Panels, panel: Panel) -> None:
         is_short = max(heights) / min(heights) < 100
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_short else (1,)))
     else:
-        axes.set_ylim(min(0.0, 1.05 * min(heights)), 1.05 * max(heights) if max(heights) > 0 else 1)
+        ends = [end for line in panel.lines for each in line.intervals if each for end in each]
+        low, high = min(heights + ends), max(heights + ends)
+        axes.set_ylim(min(0.0, 1.05 * low), 1.05 * high if high > 0 else 1)
     axes.yaxis.set_major_formatter("{x:,g}")
 
 

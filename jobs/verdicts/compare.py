@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jobs.errors import CommandError
 from jobs.formatting import counted, format_range, relative
-from jobs.frame.recorded import recorded_value
+from jobs.frame.recorded import commit_or_reason
 from jobs.results.record import is_stale
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
@@ -151,6 +151,10 @@ def compare_folders(
             "The folders were not measured in turn, so only a difference above the floor of "
             f"{' to '.join(ends)} counts. To find smaller ones, submit with --against."
         )
+        notes.append(
+            "before, after: geometric means over processes of the median of each, of several "
+            "allocations over their means; ratio: after / before."
+        )
     if repeated := sum(a == b for a, b in measured):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
@@ -229,7 +233,7 @@ def _broken(cells: list[Compared], folder: Path) -> list[str]:
 
 def _commits(observation: Observation, runs: set[str]) -> str:
     found = dict.fromkeys(
-        recorded_value(record, "commit")
+        commit_or_reason(record)
         for record in observation.records
         if record.run in runs and record.block is not None
     )

@@ -157,6 +157,7 @@ def folder_cells(
                 noise = noises[phase, device]
                 floor = noise.floor(device, same_gpus)
                 judged = _judge(ours, theirs, noise, floor, margin)
+                why = judged.why_unsure if judged.verdict == "unsure" else []
                 cell = Compared(
                     run,
                     device,
@@ -164,7 +165,7 @@ def folder_cells(
                     judged.verdict,
                     before=math.exp(fmean(ours.logs)),
                     after=math.exp(fmean(theirs.logs)),
-                    detail=_reasons(b),
+                    detail="; ".join(filter(None, [_reasons(b), *why])),
                     judged=judged,
                 )
                 cells.append(cell)

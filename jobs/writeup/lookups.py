@@ -161,7 +161,7 @@ class AnswerLookups:
         elif not interval:
             said = "(one round)"
         else:
-            said = f"({speedup.verdict})" if speedup.verdict else ""
+            said = f"({speedup.word})" if speedup.word else ""
         text = " ".join(filter(None, [ratio, interval, said]))
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
 

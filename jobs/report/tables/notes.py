@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from jobs.formatting import counted, format_range, plural
-from jobs.frame.recorded import UNKNOWN, environment_value, loaded_version, recorded_value
+from jobs.frame.recorded import UNKNOWN, commit_or_reason, environment_value, loaded_version
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
 from jobs.frame.statistics import over_processes, statistic
@@ -80,7 +80,7 @@ def several_of(records: Sequence[Record], least: int = 1) -> list[str]:
         place = code[-1].get("repository") if code[-1].get("commit") != project else None
         commit = f"commit of {place}" if place else "commit"
         for name, value in (
-            (commit, recorded_value(record, "commit")),
+            (commit, commit_or_reason(record)),
             ("torch", loaded_version(record, "torch")),
             ("Triton", loaded_version(record, "triton")),
             ("untested", environment_value(record, "loaded", "untested")),

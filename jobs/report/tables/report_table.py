@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.tables.list_table import make_list_table
 from jobs.report.tables.pivot import Pivot, make_pivot, names_in
-from jobs.report.tables.speedup import Speedup, speedup_column, speedup_notes
+from jobs.report.tables.speedup import DIGITS, Speedup, speedup_column, speedup_notes, text_notes
 from jobs.report.views import select
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
@@ -97,7 +97,8 @@ def make_report_table(
             if (found := speedup_column(pivot, column, baseline)) is not None
         }
         notes = [*pivot.notes, *_absent_baseline(pivot, baseline)]
-        notes += speedup_notes(speedup for found in speedups.values() for speedup in found)
+        every = [speedup for found in speedups.values() for speedup in found]
+        notes += speedup_notes(every) + ([] if for_programs else text_notes(every))
         table = ReportTable(heading, pivot.row_names, pivot.row_keys, notes, pivot.warnings)
         columns = _pivot_columns(pivot, baseline, speedups, for_programs)
     if not table.keys:
@@ -121,7 +122,8 @@ def _pivot_columns(
 
     If the table declares a baseline, a column of speedups follows each column of results. The
     baseline column has no column of speedups. For programs, intervals are in columns of their own,
-    instead of in the text of a cell, and a further column tells whether a speedup is paired.
+    instead of in the text of a cell, and further columns tell whether a speedup is paired, and the
+    verdict.
     """
     for i, name in enumerate(pivot.row_names):
         yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys], None
@@ -132,28 +134,28 @@ def _pivot_columns(
         yield header, [cell.text(not for_programs) if cell else "" for cell in cells], records
         if for_programs:
             intervals = [cell.interval if cell else None for cell in cells]
-            yield from _ends(header, intervals, format_number)
+            yield from _ends(header, intervals)
         found = speedups.get(column)
         if found is None:
             continue
         against = [_column_text(pivot, name, value) for name, value in baseline.items()]
         header = f"{header} vs {' '.join(against)}"
-        yield header, [speedup.text(not for_programs) for speedup in found], records
+        texts = [speedup.number if for_programs else speedup.text for speedup in found]
+        yield header, texts, records
         if for_programs:
-            yield from _ends(header, [speedup.interval for speedup in found], "{:.4f}".format)
+            yield from _ends(header, [speedup.interval for speedup in found], DIGITS)
             if any(speedup.pairing for speedup in found):
                 yield f"{header} paired", [speedup.pairing for speedup in found], None
-            if any(speedup.verdict for speedup in found):
-                yield f"{header} undecided", [speedup.verdict for speedup in found], None
+            if any(speedup.paired for speedup in found):
+                yield f"{header} verdict", [speedup.verdict for speedup in found], None
 
 
-def _ends(
-    header: str, intervals: list[Interval | None], text: Callable[[float], str]
-) -> Iterator[Column]:
+def _ends(header: str, intervals: list[Interval | None], digits: int = 4) -> Iterator[Column]:
     """Yield columns with the lower and the upper ends of intervals, if there is an interval."""
     if any(intervals):
         for i, end in enumerate(("low", "high")):
-            yield f"{header} {end}", [text(each[i]) if each else "" for each in intervals], None
+            texts = [format_number(each[i], digits) if each else "" for each in intervals]
+            yield f"{header} {end}", texts, None
 
 
 def _absent_baseline(pivot: Pivot, baseline: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from jobs.formatting import format_range, format_ratio
+from jobs.formatting import format_number, format_range, format_ratio
 from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
@@ -22,10 +22,17 @@ from jobs.results.counting import allocation_of, place_of
 from jobs.results.record import Record
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import sweep_margin, verdicts_of
-from jobs.verdicts.judge import Round, Verdict, judge
+from jobs.verdicts.judge import LEVEL, Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
+DIGITS = 6  # significant ones of a speedup in CSV
+_MEANINGS = {  # by the end of a text
+    "]": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
+    "same": "same: equal within the margin",
+    "unsure": "unsure: not decided",
+    "(noise)": "noise: not decided, and the interval is wider than the speedup",
+}
 _Measured = list[tuple[Record, float]]  # in one execution of a round
 
 
@@ -43,26 +50,34 @@ class Speedup:
     spread: float = 0.0  # without an interval: the larger relative spread of the two cells
     rounds: int = 0  # number of rounds of a block whose ratio it is; 0: not paired
     elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
-    verdict: str = ""  # same or unsure, if this is what the rounds say
+    verdict: str = ""  # faster, slower, same or unsure, by the rounds
     is_timed: bool = True  # False: the value does not depend on where it was measured
 
-    def text(self, with_details: bool = True) -> str:
-        """Return the speedup as text, such as `1.95x`.
+    @property
+    def text(self) -> str:
+        """The speedup as text, such as `1.95x`.
 
-        Details are the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or
-        unsure, or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. They are
-        also the word noise instead of an interval, see `format_ratio`.
+        It has the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or unsure,
+        or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. The word noise
+        may stand instead of an interval, see `format_ratio`.
         """
         if self.ratio is None:
             return self.instead
         low, high = self.interval or (0.0, self.spread * abs(self.ratio))
-        spread = high - low if with_details else 0.0
-        if self.interval is None or (spread > abs(self.ratio) and self.verdict):
-            mark = "*" if self.elsewhere and with_details else ""
-            return format_ratio(self.ratio, spread) + mark
+        if self.interval is None or (high - low > abs(self.ratio) and self.word):
+            return format_ratio(self.ratio, high - low) + ("*" if self.elsewhere else "")
         ratio, interval = self.texts
-        word = f" {self.verdict}" if self.verdict else ""
-        return f"{ratio}x {interval}{word}" if with_details else f"{ratio}x"
+        return " ".join(filter(None, [f"{ratio}x", interval, self.word]))
+
+    @property
+    def number(self) -> str:
+        """The speedup as a number for CSV, or the reason why there is none."""
+        return self.instead if self.ratio is None else format_number(self.ratio, DIGITS)
+
+    @property
+    def word(self) -> str:
+        """The verdict if it is same or unsure. The number tells the others."""
+        return self.verdict if self.verdict in ("same", "unsure") else ""
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -119,11 +134,16 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups with an interval are of {format_range(rounds, 'round')}")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
-    if any(speedup.verdict and speedup.interval for speedup in timed):
-        notes.append("same: equal within the margin; unsure: not decided, see docs/verdicts.md")
     if any(speedup.elsewhere for speedup in unpaired):
         notes.append(ELSEWHERE)
     return notes
+
+
+def text_notes(speedups: Iterable[Speedup]) -> list[str]:
+    """Return a note on what the texts of paired speedups in a table mean."""
+    texts = [speedup.text for speedup in speedups if speedup.interval]
+    found = [text for end, text in _MEANINGS.items() if any(t.endswith(end) for t in texts)]
+    return [f"{'; '.join(found)}, see docs/verdicts.md"] if found else []
 
 
 def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observation) -> Speedup:
@@ -158,7 +178,9 @@ def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observati
         verdict = verdict.inverse
     low, high = verdict.low, verdict.high
     interval = None if low is None or high is None else (low, high)
-    word = "" if verdict.verdict in ("faster", "slower") else verdict.verdict
+    word: str = verdict.verdict
+    if word in ("faster", "slower"):  # of a time; of a speedup or a rate, more is better
+        word = "faster" if verdict.ratio > 1 else "slower"
     return Speedup(verdict.ratio, interval=interval, rounds=verdict.rounds, verdict=word)
 
 

@@ -65,3 +65,18 @@ def test_a_folder_without_images_says_so(tmp_path: Path, folder: ResultsFolder) 
     assert (code, links(out)) == (0, {})
     assert "has no plots, and no run produced images" in err
     assert not (tmp_path / "p").exists()
+
+
+def test_runs_without_a_point_are_told(tmp_path: Path, folder: ResultsFolder) -> None:
+    plots = "repeats: 2\nplots: [{name: line, x: size, series: [mode]}]\n"
+    sizes = "grid: {size: [1, 2, 3], mode: [fast, exact]}\n"
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        if params["mode"] == "exact" and params["size"] > 1:
+            # of size 2 a repeat has a time
+            return ok(1.0) if params["size"] == 2 and repeat else failed("timeout")
+        return ok(1.0)
+
+    folder.submit(TOY + sizes + plots, outcome)
+    err = cli(folder.path, "--plot", tmp_path / "p")[2]
+    assert "size=3 mode=exact (timeout)\n" in err and "size=2" not in err

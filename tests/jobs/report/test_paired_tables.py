@@ -156,6 +156,7 @@ def test_notes_tell_what_a_table_rests_on(folder: ResultsFolder) -> None:
         # 6 processes a round. Power: rounds 0 and 4. Heat: round 1. Round 3 has no conditions.
         "30 processes on 1 GPU in 5 rounds; commit 4bb999b; 12 of 24 power-capped; "
         "6 of 24 throttled by heat or hardware",
+        "an interval without a word: faster or slower, significant at 0.5%, see docs/verdicts.md",
     ]
 
 
@@ -170,6 +171,21 @@ def test_a_speedup_says_that_the_times_are_the_same(folder: ResultsFolder) -> No
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"] == ["1.000x [1.000, 1.000] same"]
     assert made.notes[-1].startswith("same:")
+
+
+def test_a_note_explains_the_words_in_the_table_and_no_others(folder: ResultsFolder) -> None:
+    """Size 1 is the same, size 2 faster and size 3 unsure."""
+    unsure = [1.0, 1.1, 1.0, 1.1, 0.9]
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        if params["mode"] == "fast" or params["size"] == 1:
+            return ok(1.0)
+        return ok(0.5 if params["size"] == 2 else unsure[repeat])
+
+    folder.submit_rounds(TOY + "grid: {size: [1, 2, 3], mode: [fast, exact]}\n" + BLOCKS, outcome)
+    for sizes, words in (([1, 2], {"same", "without"}), ([2], {"without"}), ([3], {"unsure"})):
+        last = report_table(folder, **VIEW, where=f"size in {sizes}").notes[-1]
+        assert {each for each in ("same", "unsure", "without") if each in last} == words
 
 
 def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: ResultsFolder) -> None:
@@ -191,7 +207,7 @@ def test_speedups_of_runs_outside_of_blocks_are_told_as_not_paired(folder: Resul
     in_csv = make_report_table(seen, Table(name="t", **VIEW), list_results(seen), for_programs=True)
     assert in_csv is not None
     assert list(in_csv.columns)[1:-1] == ["fast", "exact", "exact vs fast"]  # no intervals
-    assert in_csv.columns["exact vs fast"] == ["1.00x"] * 3
+    assert in_csv.columns["exact vs fast"] == ["1.00000"] * 3
     assert in_csv.columns["exact vs fast paired"] == ["no", "no: different GPUs or hosts", "no"]
 
 
@@ -225,8 +241,9 @@ def test_a_table_may_have_paired_and_other_speedups(folder: ResultsFolder) -> No
     made = report_table(folder, **VIEW)
     assert made.columns["exact vs fast"][1] == "1.00x"
     assert made.columns["exact"][1] == "1.000"
-    assert note(made).endswith(
+    assert (
         "speedups without an interval are not paired: the runs were not measured in the same blocks"
+        in made.notes
     )
     assert "not in blocks: median of 2 samples" in note(made)
     assert "17 processes on 1 GPU (15 in 5 rounds)" in note(made)
@@ -318,11 +335,28 @@ def test_csv_has_the_ends_of_intervals_in_columns(folder: ResultsFolder) -> None
         "exact": 1.01,
         "exact low": pytest.approx(interval(EXACT)[0], rel=1e-3),
         "exact high": pytest.approx(interval(EXACT)[1], rel=1e-3),
-        "exact vs fast": f"{ratio:.2f}x",
-        "exact vs fast low": pytest.approx(low, abs=1e-4),
-        "exact vs fast high": pytest.approx(high, abs=1e-4),
+        "exact vs fast": pytest.approx(ratio, rel=1e-5),
+        "exact vs fast low": pytest.approx(low, rel=1e-5),
+        "exact vs fast high": pytest.approx(high, rel=1e-5),
         "exact vs fast paired": "yes",
+        "exact vs fast verdict": "faster",
     }
+
+
+@pytest.mark.parametrize("value", ["time", "tflops"])
+@pytest.mark.parametrize(("baseline", "verdict"), [("fast", "faster"), ("exact", "slower")])
+def test_csv_has_the_verdict_on_the_column(
+    folder: ResultsFolder, value: str, baseline: str, verdict: str
+) -> None:
+    folder.submit_rounds(
+        TOY + ONE_SIZE + BLOCKS, lambda p, n: ok(times(p, n), flops={"forward": 4e9})
+    )
+    seen = observe(folder.path)
+    view = Table(name="t", **VIEW | {"baseline": {"mode": baseline}, "value": value})
+    made = make_report_table(seen, view, list_results(seen), for_programs=True)
+    assert made is not None
+    ((cell,),) = (cells for name, cells in made.columns.items() if name.endswith("verdict"))
+    assert cell == verdict
 
 
 def test_a_comparison_is_printed_as_latex(folder: ResultsFolder) -> None:
@@ -339,3 +373,14 @@ def test_plots_show_the_interval_of_each_point(folder: ResultsFolder) -> None:
     lines = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     ends = [segment[:, 1] for each in lines for segment in each.get_segments()]
     np.testing.assert_allclose(ends, [interval(FAST), interval(EXACT)])
+
+
+def test_intervals_are_inside_the_axis(folder: ResultsFolder) -> None:
+    """Also one that is much higher than the point."""
+    skewed = [1.0, 1.0, 1.0, 1.5, 1.5]
+    folder.submit_rounds(
+        TOY + ONE_SIZE + BLOCKS, lambda p, n: ok(1.0 if p["mode"] == "fast" else skewed[n])
+    )
+    for x, series in (("size", ["mode"]), ("mode", [])):  # lines and bars
+        (axes,) = plot_of(folder, x=x, series=series).axes
+        assert axes.get_ylim()[1] > interval(skewed)[1] > 1.05 * max(np.median(skewed), 1.0)

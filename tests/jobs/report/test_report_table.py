@@ -123,7 +123,7 @@ def test_a_speed_up_of_scattered_samples_is_noise(folder: ResultsFolder) -> None
     rows = table(folder, rows=["size"], columns=["mode"], baseline={"mode": "fast"})
     assert [row["exact vs fast"] for row in rows] == ["0.25x (noise)", "0.25x", "225.00x"]
     as_csv = call("aggregate", folder.path, "--format", "csv").stdout
-    assert "0.25x" in as_csv and "noise" not in as_csv
+    assert "1,1.000,4.000,0.250000,no\n" in as_csv and "noise" not in as_csv
 
 
 # ---- repeats, attempts, devices ------------------------------------------------------------------
@@ -161,6 +161,19 @@ def test_older_code_is_counted_by_device(folder: ResultsFolder) -> None:
     for device, older in ((H200, {}), ("NVIDIA H100", {"source_hash": "0123"})):
         folder.submit(TOY + "grid: {size: [1, 2]}\n", ok(1.0) | older, device)
     assert "4 processes; 2 of 4 with older code" in call("aggregate", folder.path).stdout
+
+
+def test_a_note_tells_why_a_commit_is_unknown(folder: ResultsFolder) -> None:
+    loose = {
+        "file": "/home/a/att.py",
+        "commit": None,
+        "why": "/home/a/att.py is in no git repository",
+    }
+    known = {"environment": {"git": {"commit": "4bb999b0123"}}}
+    unknown = {"environment": known["environment"] | {"code": [loose]}}
+    folder.submit(TOY + "grid: {size: [1, 2]}\n", [ok(1.0) | known, ok(1.0) | unknown])
+    (note,) = (note for note in report_table(folder).notes if "commit" in note)
+    assert "4bb999b (1)" in note and "unknown: att.py is in no git repository (1)" in note
 
 
 # ---- rows and columns ----------------------------------------------------------------------------

@@ -73,6 +73,16 @@ def test_a_difference_must_exceed_the_noise_and_the_floor(
         assert (judged.low, judged.high) == pytest.approx(ends)
 
 
+def test_an_interval_without_1_that_is_unsure_has_a_reason(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, REPEATED)
+    pair.fill(spread(1.0, 0.03), spread(1.12, 0.03))
+    cell = only(pair.compared())
+    judged = cell.judged
+    assert judged is not None and judged.low is not None and judged.p is not None
+    assert (cell.verdict, judged.low > 1) == ("unsure", True)
+    assert cell.detail == f"p {100 * judged.p:.2g}%"
+
+
 def test_one_process_beside_repeated_ones_is_judged_by_their_noise(tmp_path: Path) -> None:
     """Runs 1 to 3 have repeats before, and run 4 has none."""
     pair = Pair(tmp_path, "grid: {size: [1, 2, 3, 4]}\nrepeats: 3\n")
