@@ -26,7 +26,10 @@ from jobs.report import load
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python load_results.py RESULTS_FOLDER, such as logs/growth")
-    results = load(sys.argv[1])
+    try:
+        results = load(sys.argv[1])
+    except FileNotFoundError as error:
+        sys.exit(str(error))
     chosen = results[results["phase"] == "forward_backward"]
     times = chosen.pivot_table(index="seq_len", columns="implementation", values="median_ms")
     print("Median time of forward and backward in milliseconds", times.round(3), sep="\n")

@@ -75,8 +75,14 @@ def pid_space() -> str | None:
 
 
 def command_line() -> str:
-    """Return the command of this process as text, with `python` as the interpreter."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    """Return the command of this process as text, with `python` as the interpreter.
+
+    The console script `sweeps` becomes `-m jobs`, as in all commands that are printed.
+    """
+    words = sys.orig_argv[1:]
+    if words and os.path.basename(words[0]) == "sweeps":
+        words = ["-m", "jobs", *words[1:]]
+    return shlex.join(["python", *words])
 
 
 def signal_name(number: int) -> str:

@@ -63,6 +63,12 @@ def test_the_examples_of_cluster_files_are_valid(tmp_path: Path) -> None:
             assert given[name].items() <= section.model_dump().items()
 
 
+def test_the_example_of_a_prediction_prints_what_it_says(capsys: pytest.CaptureFixture) -> None:
+    (example,) = blocks(DOCS / "measurement.md", "python")
+    exec(example)
+    assert capsys.readouterr().out.strip() == example.rpartition("# ")[2].strip()
+
+
 @pytest.mark.parametrize(
     ("model", "prefix"),
     [(Sweep, ""), (Table, ""), (Plot, ""), (Resources, "resources."), (Launch, "launch."),

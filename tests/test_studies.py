@@ -59,6 +59,7 @@ def test_studies_on_a_processor(tmp_path: Path) -> None:
         submit(path, out)
         assert [manifest.jobs for manifest in read_manifests(out)] == [[]]
         check_tables(out)
+    assert "is empty" not in call("aggregate", tmp_path / "profile").stdout
 
 
 @pytest.mark.slow

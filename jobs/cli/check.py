@@ -22,7 +22,8 @@ from systems.triton_faults import TRITON_FAULT
 
 EXAMPLES = "my_kernels/flash.py:MyFlash"
 
-SHOWN_REASONS = 5  # maximum number of different reasons for refused cases
+SHOWN_REASONS = 5  # maximum number of different reasons for refused and crashed cases
+CRASHED = "crashed or hung"  # a case whose process ended, or did not end in time
 Kind = Literal["attention", "ddp", "fsdp", "optimizer"]
 
 
@@ -164,20 +165,32 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
 
 
 def _counts(checked: Sequence[Checked]) -> str:
-    counts = Counter(item.status for item in checked)
-    return ", ".join(f"{counts[s]} {s}" for s in ("right", "wrong", "refused") if counts[s])
+    counts = Counter(map(_kind_of, checked))
+    return ", ".join(
+        f"{counts[k]} {k}" for k in ("right", "wrong", "refused", CRASHED) if counts[k]
+    )
+
+
+def _kind_of(item: Checked) -> str:
+    """Return the status, but not `refused` for a case that raised no exception."""
+    return CRASHED if item.crashed else item.status
 
 
 def _show(checked: Sequence[Checked]) -> int:
-    """Print the smallest wrong case with details and the reasons of refusals. Return the code."""
+    """Print the smallest wrong case with details, and why others were refused or crashed.
+
+    Return the exit code.
+    """
     wrong = [item for item in checked if item.status == "wrong"]
     if wrong:
         of = f"{len(wrong)} of {counted(len(checked), 'case')}"
         print("\n  ".join([f"wrong: {of}; the smallest: {wrong[0].case}", *wrong[0].wrong]))
-    first = {item.refused: item.case for item in reversed(checked)}
+    first = {item.refused: item for item in reversed(checked)}
     reasons = Counter(item.refused for item in checked if item.refused)
     for reason, count in reasons.most_common(SHOWN_REASONS):
-        print(f"refused: {counted(count, 'case')}: {reason}; the smallest: {first[reason]}")
+        smallest = first[reason]
+        kind, case = _kind_of(smallest), smallest.case
+        print(f"{kind}: {counted(count, 'case')}: {reason}; the smallest: {case}")
     right = any(item.status == "right" for item in checked)
     if not right:
         print("no case is right")

@@ -21,7 +21,7 @@ from jobs.frame.recorded import RECORDED, UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
 from jobs.frame.rows import Cell, rows_of
 from jobs.frame.statistics import statistic
-from jobs.results.record import Measurements, Record, is_stale
+from jobs.results.record import Measurements, Record, is_stale, is_without_code
 from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import observe
 from jobs.results.stale import source_hashes
@@ -192,7 +192,8 @@ def _about(records: list[Record], now: dict[str, str | None]) -> dict[str, Any]:
         name: _joined([_known(recorded_value(record, name)) for record in records])
         for name in RECORDED
     }
-    about["stale"] = any(is_stale(record, now) for record in records)
+    unknown = any(is_without_code(record, now) for record in records)
+    about["stale"] = None if unknown else any(is_stale(record, now) for record in records)
     about["attempt"] = max(record.attempt for record in records)
     return about
 

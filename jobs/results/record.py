@@ -208,3 +208,12 @@ def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
     """Return whether a record is from older code, from the present hashes by run id."""
     now = source_hashes.get(record.run)
     return now is not None and record.source_hash != now
+
+
+def is_without_code(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
+    """Return whether the present code of a record is not found, so it may be from older code.
+
+    That is not so for a record of another checkout, whose code is never compared.
+    """
+    now = source_hashes.get(record.run, "")  # "": not determined
+    return now is None and not record.checkout

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jobs.formatting import counted, relative
-from jobs.results.record import Record
+from jobs.results.record import Record, is_without_code
 from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.sweep.run_sources import RunSources
@@ -32,20 +32,29 @@ def with_hashes(observation: Observation) -> Observation:
 
 
 def with_stale(observation: Observation) -> Observation:
-    """Return the state of a results folder with its stale tasks, and a note that tells them."""
+    """Return the state of a results folder with its stale tasks, and notes that tell them.
+
+    A note also tells of how many results the code is not found.
+    """
     found = with_hashes(observation)
     measured = {task.key: task.outcome for task in found.tasks if task.outcome is not None}
     records = [measured[key] for key in found.stale]
-    if not records:
-        return found
-    are = "is" if len(records) == 1 else "are"
-    folder = shlex.quote(str(relative(observation.folder)))
-    note = (
-        f"{len(records)} of {counted(len(measured), 'result')} {are} from older code"
-        f"{without_hash(records)}; submitting the sweep again measures them, "
-        f"python -m jobs status {folder} --where 'older_code == true' lists them"
-    )
-    return replace(found, notes=[*found.notes, note])
+    notes = []
+    if records:
+        are = "is" if len(records) == 1 else "are"
+        folder = shlex.quote(str(relative(observation.folder)))
+        notes.append(
+            f"{len(records)} of {counted(len(measured), 'result')} {are} from older code"
+            f"{without_hash(records)}; submitting the sweep again measures them, "
+            f"python -m jobs status {folder} --where 'older_code == true' lists them"
+        )
+    lost = sum(is_without_code(record, found.source_hashes) for record in measured.values())
+    if lost:
+        notes.append(
+            f"the code of {lost} of {counted(len(measured), 'result')} is not found from this "
+            "folder, so these may be from older code"
+        )
+    return replace(found, notes=[*found.notes, *notes])
 
 
 def without_hash(records: Iterable[Record]) -> str:

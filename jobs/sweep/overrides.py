@@ -24,6 +24,8 @@ def apply_override(document: Document, argument: str, fields: list[str]) -> None
     key, equals, text = argument.partition("=")
     if not equals or not key:
         what = "expected key=value, for example seq_len=[128,256]"
+        if argument.endswith((".yaml", ".yml")):
+            what += "; a submission has one sweep, so submit this one by itself"
         document.problems.append(Problem(where, what))
         return
     given = parse(text, where.source)

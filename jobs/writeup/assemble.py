@@ -206,8 +206,10 @@ def _state_of_sweep(study: Study) -> State:
         return State.missing
     if any(result.status not in ("ok", "oom", "unsupported") for result in study.results):
         return State.partly
-    stale = any(r.record is not None and study.is_stale(r.record) for r in measured)
-    return State.stale if stale else State.answered
+    records = [result.record for result in measured if result.record is not None]
+    if any(map(study.is_without_code, records)):
+        return State.unknown
+    return State.stale if any(map(study.is_stale, records)) else State.answered
 
 
 def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:

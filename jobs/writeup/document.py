@@ -33,6 +33,7 @@ class State(StrEnum):
     answered = "answered"
     derived = "no measurement needed"
     stale = "stale"
+    unknown = "code not found"
     partly = "partly"
     missing = "not measured"
 
@@ -46,6 +47,7 @@ _MEANINGS = {
     State.answered: "All cells are measured with the present code, on one kind of GPU or more.",
     State.derived: "The answer is code, arithmetic or a derivation.",
     State.stale: "All cells are measured, some with code that has changed since.",
+    State.unknown: "All cells are measured, but code is not found from here: it may have changed.",
     State.partly: "Some cells or numbers are not measured, or not as often as the problem asks.",
     State.missing: "There are no results. The command measures them.",
 }
@@ -94,6 +96,8 @@ class DeviceView:
             return State.derived if is_derived else State.missing
         if answer.missing:
             return State.partly
+        if answer.without_code:
+            return State.unknown
         return State.stale if answer.stale else State.answered
 
     @property
@@ -225,8 +229,8 @@ class ProblemResult:
             states.discard(State.derived)
         if len(states) == 1:
             return states.pop()
-        if states == {State.answered, State.stale}:
-            return State.stale
+        if states <= {State.answered, State.stale, State.unknown}:
+            return max(states, key=list(State).index)
         return State.partly
 
     @property

@@ -20,9 +20,11 @@ def details(study: Study, record: Record) -> dict[str, Any]:
     """Return what the document shows of a record, as JSON values. All texts are plain texts."""
     folder = str(relative(study.folder_of(record)))
     environment = record.environment
+    older = " (older code)" if study.is_stale(record) else ""
+    older = " (code not found)" if study.is_without_code(record) else older
     facts: dict[str, str] = {
         "study": study.name,
-        "status": record.status + (" (older code)" if study.is_stale(record) else ""),
+        "status": record.status + older,
         "device": record.device,
         "GPUs": ", ".join(str(gpu.get("uuid", "")) for gpu in record.gpus),
         "host": str(environment.get("host", "")),

@@ -11,7 +11,7 @@ from jobs import ROOT
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
-from jobs.results.record import Record, is_stale
+from jobs.results.record import Record, is_stale, is_without_code
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.stale import source_hashes
 from jobs.results.unreadable import UnreadableResults
@@ -50,6 +50,10 @@ class Study:
     def is_stale(self, record: Record) -> bool:
         """Return whether a record is of older code than the present one."""
         return is_stale(record, self.observation.source_hashes)
+
+    def is_without_code(self, record: Record) -> bool:
+        """Return whether the present code of a record is not found."""
+        return is_without_code(record, self.observation.source_hashes)
 
     def folder_of(self, record: Record) -> Path:
         """Return the results folder of a record."""

@@ -67,6 +67,11 @@ def link_bandwidth(device_name: str | None) -> float | None:
 
 
 def memory_bytes(device_name: str | None) -> float | None:
-    """Return the size of the memory of a device (see `peak_flops`) in bytes, or None if unknown."""
+    """Return the size of the memory of a device (see `peak_flops`) in bytes, or None if unknown.
+
+    This is the rounded size of the datasheet. CUDA reports more: in the messages of records that
+    ran out of memory, 79.18 GiB (8.50e10 bytes) on an H100 SXM and 139.80 GiB (1.501e11) on an
+    H200.
+    """
     device = _DEVICES.get(device_name or "")
     return device.memory if device else None

@@ -72,16 +72,20 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results"
             results.touch()
-            why = _start_ranks([kind, reference, backend, str(results)], world_size)
+            why, crashed = _start_ranks([kind, reference, backend, str(results)], world_size)
             done = [_read(line) for line in results.read_text().splitlines()]
         yield from done
         left = cases(kind, world_size)[len(done) :]
         if left:
-            yield Checked(left[0], refused=why or "the ranks ended without a result")
+            refused = why or "the ranks ended without a result"
+            yield Checked(left[0], refused=refused, crashed=crashed)
 
 
-def _start_ranks(arguments: list[str], world_size: int) -> str:
-    """Run this module under torchrun. Return the first error, or "" if there is none."""
+def _start_ranks(arguments: list[str], world_size: int) -> tuple[str, bool]:
+    """Run this module under torchrun. Return the first error, and if the ranks crashed or hung.
+
+    The error is "" if there is none.
+    """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.wrappers", *arguments]
     process = subprocess.Popen(
@@ -92,12 +96,18 @@ def _start_ranks(arguments: list[str], world_size: int) -> str:
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun then stops its ranks
         process.communicate()
-        return f"not finished after {TIMEOUT_S} s; does every rank call the same collectives?"
+        why = f"not finished after {TIMEOUT_S} s; does every rank call the same collectives?"
+        return why, True
     if process.returncode == 0:
-        return ""
+        return "", False
+    # Not SIGABRT and SIGTERM, which may come from torch after an exception. The other ranks raise
+    # an exception because they lost this one, so it is no reason.
+    if killed := re.search(r"exitcode\s*: (-(?!6\b|15\b)\d+)", stderr):
+        return f"a rank ended with exit code {killed[1]}", True
     lines = [line.partition("]:")[2] or line for line in stderr.splitlines()]
     errors = [line.strip() for line in lines if re.match(r"\s*[\w.]*Error\b", line)]
-    return errors[0] if errors else f"a rank ended with an error: {lines[-1] if lines else ''}"
+    why = errors[0] if errors else f"a rank ended with an error: {lines[-1] if lines else ''}"
+    return why, False
 
 
 def _read(line: str) -> Checked:

@@ -29,7 +29,7 @@ def render(table: ReportTable, to: Format, width: int = UNLIMITED) -> str:
     """
     notes = ". ".join(table.notes)
     if to == "md":
-        see = "--format csv or python aggregate.py export FOLDER"
+        see = "--format csv or python -m jobs export FOLDER"
         cells = markdown_table(table.columns, "right", width, _least(table), see)
         parts = [wrapped(f"### {table.heading}", width), cells, wrapped(notes, width)]
         return "\n\n".join(part for part in parts if part) + "\n"

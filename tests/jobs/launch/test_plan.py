@@ -191,6 +191,7 @@ def test_a_job_asks_for_the_time_that_its_runs_may_take(
     sweep = write(tmp_path, TOY + text + blocks)
     plan = call("jobs.submit", sweep, "--dry-run", *overrides).stdout
     assert f"  1 job of 1 node, at most {minutes} min each\n" in plan, plan
+    assert "GPU-hours" not in plan  # the sweep needs no GPU
 
 
 def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from jobs.processes import ProcessHandle
+from jobs.report import load
 from jobs.results.manifest import Executor, read_manifest, write_handles, write_manifest
 from jobs.results.record_reader import RecordTail
 from jobs.results.run_states import observe
 from jobs.results.slurm_job import SlurmJob
 from jobs.status import Status
 from jobs.sweep.load import load_sweep
+from jobs.writeup.assemble import make_document
+from jobs.writeup.document import State
+from jobs.writeup.studies import read_studies
 from tests.jobs.harness import ROOT, call
 from tests.jobs.results_folder import TOY, Outcome, ResultsFolder, failed, ok
 
@@ -84,6 +91,33 @@ def test_status_tells_results_of_older_code(folder: ResultsFolder) -> None:
     wrong = status("--where", "older_code == 1")
     assert "older_code: got 1, expected true or false" in wrong
     assert sum(task["stale"] for task in json.loads(status("--json"))["tasks"]) == 2
+
+
+def test_code_that_is_not_found_is_told(
+    folder: ResultsFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found from one folder and not from another, and is neither older nor the present."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "own.py").write_text("def f(q, k, v, is_causal): return v\n")
+    monkeypatch.chdir(home)
+    fixed = "fixed: {implementation: own.py:f, seq_len: 128, head_dim: 64}\n"
+    folder.submit(f"name: own\nbenchmark: attention\n{fixed}", ok(1.0) | {"source_hash": "0" * 16})
+
+    def shown() -> tuple[list[str], Any, State]:
+        """Return what the commands print, the value in an export, and the state in a report."""
+        told = [call(*each, folder.path).stdout for each in (["jobs", "status"], ["aggregate"])]
+        studies, _ = read_studies([folder.path])
+        (own,) = make_document([], studies, [], []).problems
+        return told, load(folder.path)["stale"].iloc[0], own.state
+
+    told, *others = shown()
+    assert all("from older code" in text and "not found" not in text for text in told)
+    assert others == [True, State.stale]
+    monkeypatch.chdir(tmp_path)
+    told, stale, state = shown()
+    assert all("the code of 1 of 1 result is not found" in text for text in told)
+    assert stale is pd.NA and state is State.unknown
 
 
 LATER = {"added_later": {"a": [1]}}

@@ -132,7 +132,7 @@ def test_exponentials_that_overflow_are_found() -> None:
 @pytest.mark.slow
 def test_code_that_ends_the_process(folder: Path) -> None:
     told = check("crash", "--seq-len", "16", "--seq-len", "17", "--dtype", "fp32")
-    assert "2 right, 2 refused" in told and "the process ended with exit code 3" in told
+    assert "2 right, 2 crashed" in told and "the process ended with exit code 3" in told
     (folder / "leaves.py").write_text("import sys\nsys.exit(0)\ndef f(q, k, v): ...")
     done = call("jobs", "check", "leaves.py:f", "--cpu")
     assert done.returncode == 2 and "cannot be imported: SystemExit: 0" in done.stdout

@@ -15,6 +15,8 @@ from tests.jobs.harness import ROOT, call
 from tests.systems.parallel.ranks import TWO, RankContext, on_ranks
 
 CODE = """
+import os
+import signal
 import torch
 import torch.distributed as dist
 from systems.parallel import FullyShardedDataParallel, NaiveDDP, ShardedOptimizer
@@ -46,6 +48,12 @@ class Raises(Sums):
     def finish_gradient_synchronization(self):
         if dist.get_world_size() == 3:
             raise ValueError("no bucket is ready")
+        super().finish_gradient_synchronization()
+
+class Killed(Sums):
+    def finish_gradient_synchronization(self):
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
         super().finish_gradient_synchronization()
 
 class NotAwaited(Sums):
@@ -184,3 +192,11 @@ def test_the_command_tells_what_is_wrong_and_what_ends_the_ranks(
     assert "the smallest: 2 ranks, fp32, model with 1 block and d_model 8" in told
     assert "it looks as if gradients are summed over the ranks" in told
     assert "refused: 1 case: ValueError: no bucket is ready" in told
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_did_not_refuse(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers, "WORLD_SIZES", (2,))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (found,) = wrappers.check_parallel_code("ddp", f"{own}:Killed", "gloo")
+    assert found.crashed and "exit code -11" in found.refused  # not that rank 0 lost its peer
