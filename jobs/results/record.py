@@ -211,9 +211,9 @@ def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
 
 
 def is_without_code(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
-    """Return whether the present code of a record is not found, so it may be from older code.
+    """Return whether the code of a record was found and is not now, so it may be older code.
 
     That is not so for a record of another checkout, whose code is never compared.
     """
     now = source_hashes.get(record.run, "")  # "": not determined
-    return now is None and not record.checkout
+    return now is None and record.source_hash is not None and not record.checkout
