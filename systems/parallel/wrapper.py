@@ -178,6 +178,8 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         self._refuse_changes()
         self._in_forward = True
+        if torch.is_grad_enabled():
+            self._averaged = None
         if self._has_buffers and any(module.training for module in self.module.modules()):
             self._buffers_differ = True
         elif self._buffers_differ and self._synchronizing:  # there was no backward
@@ -216,7 +218,9 @@ class DataParallelWrapper(nn.Module):
             Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        if self._open:
+        if not self._synchronizing:
+            self._averaged = None
+        elif self._open:
             self._complete_all()
             grads = ((p, p.grad) for p in self._wrapped)
             found = ((p, weakref.ref(g), g._version) for p, g in grads if g is not None)
@@ -253,7 +257,6 @@ class DataParallelWrapper(nn.Module):
             if _shares_memory(parameter.grad):  # but averages are written in place
                 parameter.grad = parameter.grad.clone()
             mark_own(parameter.grad)
-        self._averaged = None
         self._open = self._open or self._synchronizing
         self._on_gradient(index, parameter)
 

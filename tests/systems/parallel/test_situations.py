@@ -161,25 +161,6 @@ def test_a_rank_without_a_batch_gets_the_buffers(here, name, of):
     compare(here, WRAPPERS[name], partial(missing_batches, set_to_none=True, build=build, of=of))
 
 
-def forwards_of_one_rank(run: Run) -> None:
-    """Before the gradients are finished, one rank runs forwards, as for a log."""
-    run.make()
-    for step in range(2):
-        run.zero_grad()
-        run.backward(step)
-        if not run.alone and run.here.rank == 1:
-            x = run.shares(7)[0].requires_grad_()
-            torch.autograd.grad(run.model(x).sum(), x)
-            run.losses(8)
-        run.update()
-
-
-@on_ranks(TWO, GPUS, repeats=1)
-@pytest.mark.parametrize("name", ["naive", "bucketed", "sharded_gradients"])
-def test_a_rank_may_run_more_forwards(here, name):
-    compare(here, WRAPPERS[name], forwards_of_one_rank)
-
-
 # ---- changes after wrapping ----------------------------------------------------------------------
 
 
