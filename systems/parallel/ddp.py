@@ -54,8 +54,8 @@ class DataParallel(DataParallelWrapper):
 
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
     Subclasses define when and how gradients are averaged over the ranks. Persistent buffers, such
-    as the statistics of BatchNorm, get the values of rank 0 when gradients are averaged, and before
-    a forward in evaluation mode that follows one in training mode without a backward.
+    as the statistics of BatchNorm, get the values of rank 0 before each forward in
+    training mode, and before the first one after it.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of

@@ -92,8 +92,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     The parameters `weight` of modules are sharded if they have two or more dimensions. The others
     are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
-    when gradients are averaged, and before a forward in evaluation mode that follows one in
-    training mode without a backward.
+    before each forward in training mode, and before the first one after it.
     `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,
     call the method `clip_grad_norm_`. With float16, use torch's `ShardedGradScaler`, which agrees
     over the ranks. `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` see only one shard.
@@ -139,7 +138,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
         for name, inner in module.named_modules():
-            if getattr(inner, "max_norm", None) is not None:
+            if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.max_norm is not None:
                 raise ValueError(
                     f"{name or 'the module'} has max_norm, and FSDP frees the weights that it "
                     "changes in forward; build it without"
@@ -492,20 +491,23 @@ class FullyShardedDataParallel(DataParallelWrapper):
         inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
         if any(tensor.is_leaf for tensor in inputs):
             return  # the hooks of a leaf stay, and would run in the backward of later steps
-        awaited, position = {id(tensor) for tensor in inputs}, self._layers[index].position
+        awaited = {id(tensor) for tensor in inputs}
+        place = self._forward_order.visited, self._layers[index].position
         for tensor in inputs:
-            hook = weak_hook(self._release_frozen, index, position, awaited, id(tensor))
+            hook = weak_hook(self._release_frozen, index, place, awaited, id(tensor))
             tensor.register_hook(hook)
 
     def _release_frozen(
-        self, index: int, position: int, awaited: set[int], key: int, grad: Tensor
+        self, index: int, place: tuple[list[int], int], awaited: set[int], key: int, grad: Tensor
     ) -> None:
         awaited.discard(key)
         if awaited:
             return
-        needed: list[ShardedWeight] = []  # backward may have reached the layer that made the input
-        if self._backward_order and self._backward_at != position:
-            needed = self._layers[self._backward_order[self._backward_at]].weights
+        needed: list[ShardedWeight] = []
+        order, at = self._backward_order, self._backward_at
+        # Backward may have reached the layer that made the input, also of an earlier forward.
+        if order and not (order is place[0] and at == place[1]):
+            needed = self._layers[order[at]].weights
         for weight in self._layers[index].frozen:
             if weight not in needed:
                 weight.release()
@@ -559,7 +561,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if new:
             torch._foreach_zero_([copy.shard.grad for copy in new])
         if copies:
-            gradients = [copy.unsharded.grad for copy in copies]
+            gradients = [gradient_of(copy.unsharded) for copy in copies]
             torch._foreach_add_([copy.shard.grad for copy in copies], gradients)
         for copy in copies:
             copy.unsharded.grad = None

@@ -1,9 +1,9 @@
 """Base class of the DDP and FSDP wrappers: owner of their hooks, their state and their steps.
 
-    forward     refuse parameters that have changed, and run the module
+    forward     refuse parameters that have changed, broadcast buffers, and run the module
                 hook the outputs, so that the wrapper notices when backward starts and ends
     backward    a hook of each parameter tells that its gradient is complete
-                at the end, finish the averages of all gradients, and broadcast buffers
+                at the end, finish the averages of all gradients
     finish_gradient_synchronization
                 average what backward did not: gradients of `no_sync`, or of a rank without backward
 
@@ -64,9 +64,9 @@ class DataParallelWrapper(nn.Module):
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
         self._meetings = Meetings(str(number))
         self._has_buffers = any(True for _ in _persistent_buffers(module))
-        # A forward in training mode may have changed buffers since they were broadcast.
-        self._buffers_differ = False
+        self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
+        self._ran_forward = False  # outside of `no_sync`, since gradients were averaged
         # One of the gradients that the last backward has averaged, as (parameter, reference to the
         # gradient, version), or () if this rank owns none. None: they are not averaged.
         self._averaged: tuple[Any, ...] | None = None
@@ -110,8 +110,10 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         if not self._are_averaged():
             self._refuse_changes()
-            self._complete_all()
-        self._averaged, self._open = None, False
+            if not self._ran_forward:  # as the others did in forward
+                self._synchronize_buffers()
+            self._complete()
+        self._averaged, self._open, self._ran_forward = None, False, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -180,10 +182,8 @@ class DataParallelWrapper(nn.Module):
         self._in_forward = True
         if torch.is_grad_enabled():
             self._averaged = None
-        if self._has_buffers and any(module.training for module in self.module.modules()):
-            self._buffers_differ = True
-        elif self._buffers_differ and self._synchronizing:  # there was no backward
-            self._broadcast_buffers()
+            self._ran_forward |= self._synchronizing
+        self._synchronize_buffers()
 
     @not_compiled
     def _end_forward(self, output: Any) -> None:
@@ -193,6 +193,16 @@ class DataParallelWrapper(nn.Module):
             for tensor in tensors_in(output):
                 if tensor.requires_grad and not tensor.is_leaf:
                     tensor.register_hook(hook)
+
+    def _synchronize_buffers(self) -> None:
+        """Broadcast buffers before a forward in training mode, or the first one after it."""
+        if not self._has_buffers:
+            return
+        is_training = any(module.training for module in self.module.modules())
+        if self._synchronizing and (is_training or self._buffers_differ):
+            broadcast_from_first(_persistent_buffers(self.module), self._group)
+            self._buffers_differ = False
+        self._buffers_differ |= is_training
 
     def _refuse_after_error(self) -> None:
         if self._in_forward or self._backward is not None:
@@ -221,25 +231,12 @@ class DataParallelWrapper(nn.Module):
         if not self._synchronizing:
             self._averaged = None
         elif self._open:
-            self._complete_all()
+            self._complete()
             grads = ((p, p.grad) for p in self._wrapped)
             found = ((p, weakref.ref(g), g._version) for p, g in grads if g is not None)
             self._averaged = next(found, ())
+            self._ran_forward = False
         self._open, self._backward = False, None
-
-    def _complete_all(self) -> None:
-        """Average all gradients that this step has left, and broadcast buffers.
-
-        Buffers are broadcast here, whether or not they differ, because all ranks average, also
-        those without a batch. These run no forward, and do not know those of the others.
-        """
-        self._complete()
-        if self._has_buffers:
-            self._broadcast_buffers()
-
-    def _broadcast_buffers(self) -> None:
-        broadcast_from_first(_persistent_buffers(self.module), self._group)
-        self._buffers_differ = False
 
     def _are_averaged(self) -> bool:
         """Return whether the gradients are as the last backward has averaged them.

@@ -295,6 +295,26 @@ def test_frozen_weights_are_there_for_backward(here, of_middle):
     compare(here, fsdp(), partial(plain, build=build))
 
 
+class Cell(nn.Module):
+    """One layer, with a frozen weight, whose output may be its next input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.trained = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.trained(self.frozen(x)))
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_frozen_weights_are_there_for_the_forward_before(here):
+    def of(cell: Any, x: Tensor) -> Tensor:
+        return cell(cell(cell(x))).square().mean()
+
+    compare(here, fsdp(layers=(Cell,)), partial(plain, build=Cell, of=of))
+
+
 def part_after_a_step(run: Run) -> None:
     """After a forward without a backward, whose last layer stays whole, weights change."""
     run.make()
