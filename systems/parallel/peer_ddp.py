@@ -44,6 +44,8 @@ class PeerDDP(BucketedDDP):
     _kept: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
     # Versions of the gradients of a backward under `no_sync` beside which means are kept
     _versions: Mapping[nn.Parameter, int] = MappingProxyType({})
+    _before: tuple[Any, Any, Any] = ({}, {}, {})  # these three, before the backward in progress
+    _arrived = False  # whether it has computed a gradient of a parameter
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -80,8 +82,10 @@ class PeerDDP(BucketedDDP):
                 )
             self._means = {p: mean for p, mean in self._means.items() if p is not parameter}
         super()._gradient(index, parameter)
+        self._arrived = True
 
     def _begin_backward(self) -> None:
+        self._before = self._means, self._kept, self._versions
         kept = dict(self._kept)
         for parameter, version in self._versions.items():
             if parameter.grad is not None and parameter.grad._version != version:
@@ -95,7 +99,7 @@ class PeerDDP(BucketedDDP):
         self._versions = {}
         for parameter in self._means:
             if parameter.grad is not None:
-                kept[parameter] = parameter.grad.clone()
+                kept[parameter] = parameter.grad
                 parameter.grad = torch.zeros_like(parameter)
         # After a backward under `no_sync`, the user may have set a gradient to None.
         self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
@@ -103,11 +107,15 @@ class PeerDDP(BucketedDDP):
 
     def _end_backward(self) -> None:
         super()._end_backward()
-        if self._synchronizing:  # and no parameter got a gradient, else there is nothing to add
-            self._add_kept()
-        else:
+        if not self._arrived:  # it was for gradients of inputs, and changes nothing
+            moved, (means, self._kept, self._versions) = self._kept, self._before
+            self._means = {p: mean for p, mean in means.items() if p in moved}
+            for parameter in self._means:
+                parameter.grad = moved[parameter]
+        elif not self._synchronizing:
             found = ((parameter, parameter.grad) for parameter in self._kept)
             self._versions = {p: grad._version for p, grad in found if grad is not None}
+        self._arrived = False
 
     def _average_replicated(self) -> None:
         self._begin_backward()  # if there was none

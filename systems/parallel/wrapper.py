@@ -66,7 +66,7 @@ class DataParallelWrapper(nn.Module):
         self._has_buffers = any(True for _ in _persistent_buffers(module))
         self._buffers_differ = False  # a forward in training mode may have changed buffers
         self._synchronizing = True  # False in `no_sync`
-        self._ran_forward = False  # outside of `no_sync`, since gradients were averaged
+        self._sent_buffers = False  # for a training forward whose gradients are not averaged
         # One of the gradients that the last backward has averaged, as (parameter, reference to the
         # gradient, version), or () if this rank owns none. None: they are not averaged.
         self._averaged: tuple[Any, ...] | None = None
@@ -110,10 +110,10 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         if not self._are_averaged():
             self._refuse_changes()
-            if not self._ran_forward:  # as the others did in forward
+            if not self._sent_buffers:  # as the others did in forward
                 self._synchronize_buffers()
             self._complete()
-        self._averaged, self._open, self._ran_forward = None, False, False
+        self._averaged, self._open, self._sent_buffers = None, False, False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -182,7 +182,6 @@ class DataParallelWrapper(nn.Module):
         self._in_forward = True
         if torch.is_grad_enabled():
             self._averaged = None
-            self._ran_forward |= self._synchronizing
         self._synchronize_buffers()
 
     @not_compiled
@@ -202,6 +201,7 @@ class DataParallelWrapper(nn.Module):
         if self._synchronizing and (is_training or self._buffers_differ):
             broadcast_from_first(_persistent_buffers(self.module), self._group)
             self._buffers_differ = False
+            self._sent_buffers |= is_training and torch.is_grad_enabled()
         self._buffers_differ |= is_training
 
     def _refuse_after_error(self) -> None:
@@ -235,7 +235,7 @@ class DataParallelWrapper(nn.Module):
             grads = ((p, p.grad) for p in self._wrapped)
             found = ((p, weakref.ref(g), g._version) for p, g in grads if g is not None)
             self._averaged = next(found, ())
-            self._ran_forward = False
+            self._sent_buffers = False
         self._open, self._backward = False, None
 
     def _are_averaged(self) -> bool:

@@ -324,6 +324,19 @@ def accumulated(run: Run, quiet: int) -> None:
         run.update()
 
 
+def inputs_differentiated_while_accumulating(run: Run) -> None:
+    """The gradients of inputs come after averaged backwards, and after one under no_sync."""
+    run.make()
+    for step in range(2):
+        run.zero_grad()
+        for part in range(3):
+            with run.no_sync(part == 1):
+                run.backward(3 * step + part)
+            for x in run.shares(7):
+                torch.autograd.grad(run.model(x.requires_grad_()).sum(), x)
+        run.update()
+
+
 def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
     """Change gradients of a backward under no_sync that were added to averaged ones."""
     run.make()
@@ -630,6 +643,7 @@ _NAMED: tuple[Callable[[Run], None], ...] = (
     two_backwards_of_one_forward, frozen_and_unused, optimizer_before_wrapping,
     options_by_dimensions, gradients_set_by_hand, head_outside_forward, output_is_a_dataclass,
     overflow_in_one_shard, nested_state, state_of_one_process, is_freed,
+    inputs_differentiated_while_accumulating,
 )  # fmt: skip
 SITUATIONS: dict[str, Callable[[Run], None]] = {
     **{situation.__name__: situation for situation in _NAMED},
