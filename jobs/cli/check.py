@@ -74,7 +74,7 @@ def check(
     on 2 and 3 ranks. Without a GPU, Triton kernels run in Triton's interpreter.
 
     Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
-    or hangs, if no case is right, or if some were not checked in time; 2 if the input is invalid.
+    or hangs, if no case is right, or if some were not checked; 2 if the input is invalid.
     """
     on_gpu = bool(visible_gpus()) and not cpu
     dtypes = [str(one) for one in dtype or ()] or None
@@ -148,7 +148,7 @@ def _attention(
 
 def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
     """Check a wrapper or an optimizer like `_attention`."""
-    from systems.check.wrappers import WORLD_SIZES, check_parallel_code
+    from systems.check.wrappers import WORLD_SIZES, cases, check_parallel_code
 
     enough = len(visible_gpus()) >= max(WORLD_SIZES)
     backend = "nccl" if on_gpu and enough else "gloo"
@@ -161,7 +161,10 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
             errors[name] = max(error, errors.get(name, 0.0))
     largest = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     print(f"  {_counts(checked)}" + (f"; largest errors: {largest}" if errors else ""))
-    return _show(checked)
+    left = sum(len(cases(kind, size)) for size in WORLD_SIZES) - len(checked)
+    if left:
+        print(f"  {counted(left, 'case')} not checked, because the ranks ended")
+    return _show(checked) or int(left > 0)
 
 
 def _counts(checked: Sequence[Checked]) -> str:

@@ -177,11 +177,10 @@ def _failed(
 
 def _options(slurm: Slurm, document: Document) -> str:
     """Return a line for each of `_OPTIONS` that is set, which tells where it is set."""
-    return "".join(
-        f"\n{document.at(('slurm', name))}: slurm.{name}={getattr(slurm, name)}"
-        for name in _OPTIONS
-        if getattr(slurm, name) is not None
-    )
+    given = {name: getattr(slurm, name) for name in _OPTIONS if getattr(slurm, name) is not None}
+    # The position of an argument has its text, which is the option again.
+    places = {name: str(document.at(("slurm", name))).partition(": ")[0] for name in given}
+    return "".join(f"\n{places[name]}: slurm.{name}={given[name]}" for name in given)
 
 
 def arrays(manifest: Manifest, largest: int) -> list[list[Job]]:

@@ -63,15 +63,12 @@ class Answer:
     missing: int = 0  # number of looked-up values that were not measured
     impossible: int = 0  # number of those of runs that ended as oom or unsupported
     stale: int = 0  # number of records behind the answer that are of older code
-    without_code: int = 0  # number of those whose present code is not found
     problem: str = ""  # why the template could not be rendered
 
     @property
     def notes(self) -> list[str]:
         """Notes on what the numbers rest. Empty if there are none."""
         older = f"; {counted(self.stale, 'record')} of older code" if self.stale else ""
-        if self.without_code:
-            older += f"; {counted(self.without_code, 'record')} whose code is not found"
         return [each for each in (self.wrong, self.basis and self.basis + older) if each]
 
     @property
@@ -126,7 +123,6 @@ def render_answer(
         missing=lookups.missing + bool(problem),
         impossible=lookups.impossible,
         stale=lookups.stale(),
-        without_code=lookups.without_code(),
         problem=problem,
     )
 

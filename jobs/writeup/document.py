@@ -96,8 +96,6 @@ class DeviceView:
             return State.derived if is_derived else State.missing
         if answer.missing:
             return State.partly
-        if answer.without_code:
-            return State.unknown
         return State.stale if answer.stale else State.answered
 
     @property

@@ -197,9 +197,6 @@ class AnswerLookups:
     def stale(self) -> int:
         return sum(study.is_stale(record) for study, record in self._used.values())
 
-    def without_code(self) -> int:
-        return sum(study.is_without_code(record) for study, record in self._used.values())
-
     def _named(self, sweep: str | None) -> Study | None:
         return self._study if sweep is None else self._studies.get(sweep)
 

@@ -191,12 +191,15 @@ def test_a_file_that_would_be_the_same_in_both(own: Checkout, tmp_path: Path) ->
         own.write(name, "def mine(q, k, v, is_causal): return q\n")
     own.commit()
     sizes = "seq_len: 16, head_dim: 16, dtype: fp32"
-    for given in ("attention.py", str(tmp_path / "beside/attention.py"), "../beside/attention.py"):
+    (tmp_path / "link").symlink_to(own.folder)
+    linked = str(tmp_path / "link/attention.py")  # an absolute path is the same in both
+    beside = str(tmp_path / "beside/attention.py")
+    for given in ("attention.py", linked, beside, "../beside/attention.py"):
         fixed = f"{{implementation: '{given}:mine', {sizes}}}"
         own.write("own.yaml", f"{{name: own, benchmark: attention, fixed: {fixed}}}")
         done = own.call("jobs.submit", "own.yaml", "--dry-run", "--against", "HEAD")
         refused = "both would measure the same" in done.stdout and given in done.stdout
-        assert refused == ("beside" in given) == (done.returncode == 2), done.stdout
+        assert refused == (given != "attention.py") == (done.returncode == 2), done.stdout
 
 
 def test_a_copy_that_was_edited(

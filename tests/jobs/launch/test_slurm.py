@@ -113,12 +113,13 @@ def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     held = "slurm.additional_parameters={hold: true}"
     assert scenario.submit("slurm.partition=debug", held).returncode == 0
     write(scenario.folder, "slurm: {partition: nowhere}", "other.yaml")
-    options = "--cluster-file", "other.yaml", "--out", "logs/refused"
+    options = "slurm.qos=normal", "--cluster-file", "other.yaml", "--out", "logs/refused"
     done = scenario.call("jobs.submit", scenario.write_sweep(), *options)
     assert done.returncode == 2
     assert "sbatch refused 2 jobs" in done.stdout
     assert done.stdout.count("invalid partition specified: nowhere") == 1
-    assert "other.yaml:1:20: slurm.partition=nowhere" in done.stdout
+    set_at = "other.yaml:1:20: slurm.partition=nowhere\ncommand line: slurm.qos=normal\n"
+    assert set_at in done.stdout
     last = json.loads(scenario.call("jobs", "status", "--json").stdout)
     assert last["folder"] == str(scenario.out)
     status = json.loads(scenario.call("jobs", "status", "logs/refused", "--json").stdout)
