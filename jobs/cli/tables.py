@@ -127,7 +127,7 @@ def _draw(
     form: ImageFormat,
 ) -> list[Drawing]:
     """Draw the plots of the sweep and the pictures of runs, and print all paths to stderr."""
-    drawn, taken = [], set[str]()
+    drawn, taken, shown = [], set[str](), list[Result]()
     try:
         plots = [Figure.of_plot(observation, plot, results) for plot in plots_of(sweep)]
         pictures, left_out = run_pictures(
@@ -142,12 +142,12 @@ def _draw(
             (folder / drawing.name).write_bytes(drawing.content)
             drawn.append(drawing)
             if isinstance(figure.content, Shown):
-                note(*_without_points(figure.name, figure.content.results))
+                shown += figure.content.results
     except TableError as error:
         fail(f"sweep {sweep.name}, plots: {error}")
     except OSError as error:
         fail(f"--plot {folder}: {error.strerror}: {error.filename}")
-    note(*left_out)
+    note(*_without_points(shown), *left_out)
     for drawing in drawn:
         print(folder / drawing.name, file=sys.stderr)
     if not drawn and not plots:
@@ -156,8 +156,8 @@ def _draw(
     return drawn
 
 
-def _without_points(plot: str, results: list[Result]) -> list[str]:
-    """Return a note on the runs that have no result, so that a plot does not show them."""
+def _without_points(results: list[Result]) -> list[str]:
+    """Return a note on the runs that have no result, so that plots do not show them."""
     measured = {(each.run.id, each.device) for each in results if each.status == "ok"}
     absent = {(each.run.id, each.device): each for each in results}
     absent = {key: each for key, each in absent.items() if key not in measured}
@@ -165,4 +165,4 @@ def _without_points(plot: str, results: list[Result]) -> list[str]:
     texts = [f"{each.run.label(names)} ({each.failure_text})" for each in absent.values()]
     more = len(texts) - MOST_LISTED
     listed = ", ".join(texts[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
-    return [f"plot {plot} has no point of {listed}"] if listed else []
+    return [f"plots have no point of {listed}"] if listed else []

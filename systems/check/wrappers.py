@@ -78,7 +78,7 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         left = cases(kind, world_size)[len(done) :]
         if left:
             refused = why or "the ranks ended without a result"
-            yield Checked(left[0], refused=refused, crashed=crashed)
+            yield Checked(left[0], refused=refused, crashed=crashed or not why)
 
 
 def _start_ranks(arguments: list[str], world_size: int) -> tuple[str, bool]:
@@ -106,8 +106,10 @@ def _start_ranks(arguments: list[str], world_size: int) -> tuple[str, bool]:
         return f"a rank ended with exit code {killed[1]}", True
     lines = [line.partition("]:")[2] or line for line in stderr.splitlines()]
     errors = [line.strip() for line in lines if re.match(r"\s*[\w.]*Error\b", line)]
-    why = errors[0] if errors else f"a rank ended with an error: {lines[-1] if lines else ''}"
-    return why, False
+    if errors and "ChildFailedError" not in errors[0]:  # which is torchrun's, after all others
+        return errors[0], False
+    code = re.search(r"exitcode\s*: (-?\d+)", stderr)
+    return f"a rank ended with {f'exit code {code[1]}' if code else 'an error'}", True
 
 
 def _read(line: str) -> Checked:

@@ -56,6 +56,10 @@ class Killed(Sums):
             os.kill(os.getpid(), signal.SIGSEGV)
         super().finish_gradient_synchronization()
 
+class Exits(Sums):
+    def finish_gradient_synchronization(self):
+        os._exit(3)
+
 class NotAwaited(Sums):
     def finish_gradient_synchronization(self):
         for p in self.module.parameters():
@@ -196,8 +200,11 @@ def test_the_command_tells_what_is_wrong_and_what_ends_the_ranks(
 
 
 @pytest.mark.slow
-def test_ranks_that_are_killed_did_not_refuse(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "code"), [("Killed", -11), ("Exits", 3)])
+def test_ranks_that_end_did_not_refuse(
+    own: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
     monkeypatch.setattr(wrappers, "WORLD_SIZES", (2,))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (found,) = wrappers.check_parallel_code("ddp", f"{own}:Killed", "gloo")
-    assert found.crashed and "exit code -11" in found.refused  # not that rank 0 lost its peer
+    (found,) = wrappers.check_parallel_code("ddp", f"{own}:{name}", "gloo")
+    assert found.crashed and f"exit code {code}" in found.refused  # not that rank 0 lost its peer
