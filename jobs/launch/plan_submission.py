@@ -42,7 +42,6 @@ from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.stock_sweeps import stock_sweeps
-from jobs.sweep.strict_yaml import Document
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class Prepared:
     """A submission that is planned but not started, and what it skips."""
 
     manifest: Manifest
-    document: Document  # the parsed sweep, with the positions of its values
     expansion: Expansion
     done: list[TaskKey]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
@@ -175,9 +173,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
-    return Prepared(
-        manifest, loaded.document, expansion, done, failed, in_flight, len(flying), is_new, notes
-    )
+    return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
 
 
 def _untracked_note(runs: Iterable[Run]) -> list[str]:

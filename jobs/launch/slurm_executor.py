@@ -30,7 +30,6 @@ from jobs.results.slurm_queue import Answer, ask
 from jobs.results.worker_state import IDLE_RESTARTS, STATE
 from jobs.slurm_client import SlurmSilent, configuration
 from jobs.sweep.resources import Slurm
-from jobs.sweep.strict_yaml import Document
 from jobs.whole_files import whole_file
 
 DEFAULT_MAX_ARRAY = 1001  # Slurm's default for MaxArraySize
@@ -73,14 +72,13 @@ def require_slurm(results: Path) -> None:
         )
 
 
-def submit(manifest: Manifest, document: Document, digest: str, cluster: str, largest: int) -> None:
+def submit(manifest: Manifest, digest: str, cluster: str, largest: int) -> None:
     """Submit all jobs of a manifest to Slurm, as one or more job arrays.
 
     Before each call of sbatch, the jobs are saved with their token. So `jobs status` finds them
     even if this process dies, or if sbatch fails although Slurm has accepted them.
 
     Args:
-        document: the parsed sweep, which tells where options of sbatch are set.
         digest: hash of the manifest's file. The jobs refuse another manifest.
         cluster: name of the cluster, and `largest` its limit, from `cluster_of`.
 
@@ -107,11 +105,7 @@ def submit(manifest: Manifest, document: Document, digest: str, cluster: str, la
             if known.found is None:
                 refused = answer.refused and not known.unknown
                 words = answer.words or "sbatch printed nothing"
-                text = _failed(manifest, jobs, planned, words, refused)
-                text += _options(manifest.sweep.slurm, document)
-                if numbers:
-                    text += f"\njob arrays submitted before stay submitted: {', '.join(numbers)}"
-                raise CommandError(text)
+                raise CommandError(_failed(manifest, jobs, planned, words, refused, numbers))
             number = str(known.found.number)
             _note(manifest, planned, number)
         numbers.append(number)
@@ -157,30 +151,36 @@ def _asked(planned: dict[int, SlurmJob], seconds: float) -> Answer:
 
 
 def _failed(
-    manifest: Manifest, jobs: list[Job], planned: dict[int, SlurmJob], words: str, refused: bool
+    manifest: Manifest,
+    jobs: list[Job],
+    planned: dict[int, SlurmJob],
+    words: str,
+    refused: bool,
+    before: list[str],
 ) -> str:
     """Note that sbatch failed, and return the message. Jobs that are not `refused` stay noted."""
     what = f"{counted(len(jobs), 'job')} ({jobs[0].shape}): {words}"
+    slurm = manifest.sweep.slurm
     if refused:
         for index in planned:
             del manifest.handles[index]
         write_handles(manifest)
         (manifest.path / REFUSAL).write_text(f"{words}\n", "utf-8", "replace")
-        return f"sbatch refused {what}"
-    now = time.time()
-    _note(manifest, {i: replace(job, since=now) for i, job in planned.items()})
-    return (
-        f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
-        f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
-    )
-
-
-def _options(slurm: Slurm, document: Document) -> str:
-    """Return a line for each of `_OPTIONS` that is set, which tells where it is set."""
+        text = f"sbatch refused {what}"
+    else:
+        now = time.time()
+        _note(manifest, {i: replace(job, since=now) for i, job in planned.items()})
+        text = (
+            f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
+            f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
+        )
     given = {name: getattr(slurm, name) for name in _OPTIONS if getattr(slurm, name) is not None}
-    # The position of an argument has its text, which is the option again.
-    places = {name: str(document.at(("slurm", name))).partition(": ")[0] for name in given}
-    return "".join(f"\n{places[name]}: slurm.{name}={given[name]}" for name in given)
+    if given:
+        options = ", ".join(f"slurm.{name}={value}" for name, value in given.items())
+        text += f"\nthe sweep, the cluster file or the command line set {options}"
+    if before:
+        text += f"\njob arrays submitted before stay submitted: {', '.join(before)}"
+    return text
 
 
 def arrays(manifest: Manifest, largest: int) -> list[list[Job]]:

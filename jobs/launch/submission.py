@@ -52,7 +52,7 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record
             manifest, digest = _write(manifest, options)
             try:
                 with handled(signal.default_int_handler):
-                    slurm_executor.submit(manifest, prepared.document, digest, *where)
+                    slurm_executor.submit(manifest, digest, *where)
             finally:  # Slurm may have accepted some of the arrays
                 if manifest.slurm_jobs:
                     note_accepted(manifest.folder)

@@ -55,7 +55,7 @@ class DataParallel(DataParallelWrapper):
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
     Subclasses define when and how gradients are averaged over the ranks. Persistent buffers, such
     as the statistics of BatchNorm, get the values of rank 0 before each forward in
-    training mode, and before the first one after it.
+    training mode, and before the first forward in evaluation mode after it.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of

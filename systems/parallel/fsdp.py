@@ -92,7 +92,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     The parameters `weight` of modules are sharded if they have two or more dimensions. The others
     are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
-    before each forward in training mode, and before the first one after it.
+    before each forward in training mode, and before the first forward in evaluation mode after it.
     `parameters()` returns the shards of this rank and the replicated parameters. To clip gradients,
     call the method `clip_grad_norm_`. With float16, use torch's `ShardedGradScaler`, which agrees
     over the ranks. `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` see only one shard.

@@ -110,7 +110,7 @@ class DataParallelWrapper(nn.Module):
         self._refuse_after_error()
         if not self._are_averaged():
             self._refuse_changes()
-            if not self._sent_buffers:  # as the others did in forward
+            if not self._sent_buffers:  # this rank had no batch; the others did so in forward
                 self._synchronize_buffers()
             self._complete()
         self._averaged, self._open, self._sent_buffers = None, False, False
@@ -194,7 +194,7 @@ class DataParallelWrapper(nn.Module):
                     tensor.register_hook(hook)
 
     def _synchronize_buffers(self) -> None:
-        """Broadcast buffers before a forward in training mode, or the first one after it."""
+        """Broadcast buffers before a forward in training mode, or in evaluation mode after it."""
         if not self._has_buffers:
             return
         is_training = any(module.training for module in self.module.modules())

@@ -27,11 +27,11 @@ from jobs.verdicts.judge import LEVEL, Round, Verdict, judge
 NOT_PAIRED = "the runs were not measured in the same blocks"
 ELSEWHERE = "* measured on different GPUs or hosts"
 DIGITS = 6  # significant ones of a speedup in CSV
-_MEANINGS = {  # by the end of a text
-    "]": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
+_MEANINGS = {  # of the texts of speedups with an interval, by `Speedup.kind`
+    "decided": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
     "same": "same: equal within the margin",
     "unsure": "unsure: not decided",
-    "(noise)": "noise: not decided, and the interval is wider than the speedup",
+    "noise": "noise: not decided, and the interval is wider than the speedup",
 }
 _Measured = list[tuple[Record, float]]  # in one execution of a round
 
@@ -64,10 +64,18 @@ class Speedup:
         if self.ratio is None:
             return self.instead
         low, high = self.interval or (0.0, self.spread * abs(self.ratio))
-        if self.interval is None or (high - low > abs(self.ratio) and self.word):
+        if self.interval is None or self.kind == "noise":
             return format_ratio(self.ratio, high - low) + ("*" if self.elsewhere else "")
         ratio, interval = self.texts
         return " ".join(filter(None, [f"{ratio}x", interval, self.word]))
+
+    @property
+    def kind(self) -> str:
+        """What an interval says: decided, same, unsure, or noise if it is wider than the ratio."""
+        if not self.word or self.ratio is None or self.interval is None:
+            return "decided"
+        low, high = self.interval
+        return "noise" if high - low > abs(self.ratio) else self.word
 
     @property
     def number(self) -> str:
@@ -141,8 +149,8 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
 
 def text_notes(speedups: Iterable[Speedup]) -> list[str]:
     """Return a note on what the texts of paired speedups in a table mean."""
-    texts = [speedup.text for speedup in speedups if speedup.interval]
-    found = [text for end, text in _MEANINGS.items() if any(t.endswith(end) for t in texts)]
+    kinds = {speedup.kind for speedup in speedups if speedup.interval}
+    found = [text for kind, text in _MEANINGS.items() if kind in kinds]
     return [f"{'; '.join(found)}, see docs/verdicts.md"] if found else []
 
 

@@ -17,12 +17,10 @@ import pytest
 
 from jobs.launch.slurm_executor import cluster_of, submit
 from jobs.results.manifest import Executor
-from jobs.sweep.strict_yaml import Document
 from tests.jobs.checkout import project_checkout
 from tests.jobs.harness import facts, records, write_submission
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 from tests.jobs.launch.slurm_scenario import HELD, Scenarios, states
-from tests.jobs.results_folder import write
 
 pytestmark = pytest.mark.slurm
 
@@ -103,23 +101,19 @@ def test_jobs_that_cannot_be_noted_are_not_submitted(
     manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
     (manifest.path / "handles.json").mkdir()  # the file cannot be written
     with pytest.raises(IsADirectoryError):
-        submit(manifest, Document(), "", *cluster_of(manifest.sweep.slurm))
+        submit(manifest, "", *cluster_of(manifest.sweep.slurm))
     assert scenario.queue() == []
 
 
 def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     """Commands without a folder stay with the submission that Slurm accepted before."""
-    scenario = scenarios.new("unknown", grid={"index": [0, 1]})
+    scenario = scenarios.new("unknown", grid={"index": [0, 1]}, slurm={"partition": "nowhere"})
     held = "slurm.additional_parameters={hold: true}"
     assert scenario.submit("slurm.partition=debug", held).returncode == 0
-    write(scenario.folder, "slurm: {partition: nowhere}", "other.yaml")
-    options = "slurm.qos=normal", "--cluster-file", "other.yaml", "--out", "logs/refused"
-    done = scenario.call("jobs.submit", scenario.write_sweep(), *options)
+    done = scenario.call("jobs.submit", scenario.write_sweep(), "--out", "logs/refused")
     assert done.returncode == 2
     assert "sbatch refused 2 jobs" in done.stdout
     assert done.stdout.count("invalid partition specified: nowhere") == 1
-    set_at = "other.yaml:1:20: slurm.partition=nowhere\ncommand line: slurm.qos=normal\n"
-    assert set_at in done.stdout
     last = json.loads(scenario.call("jobs", "status", "--json").stdout)
     assert last["folder"] == str(scenario.out)
     status = json.loads(scenario.call("jobs", "status", "logs/refused", "--json").stdout)
