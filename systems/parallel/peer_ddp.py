@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,18 +33,13 @@ class PeerDDP(BucketedDDP):
     A `ShardedOptimizer` with shard_gradients lets each rank keep only the gradients of the
     parameters that it updates, and there is no such buffer. Then clip gradients by the method
     `clip_grad_norm_`, and scale the loss with torch's `ShardedGradScaler`, because a rank does not
-    see the other gradients. A rank that updates none has a gradient of zeros after backward.
+    see the other gradients. A rank that updates none has a gradient of zeros after backward. A step
+    averages once: accumulate under `no_sync`, and set gradients to None before the next step.
     """
 
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
-    # Gradients that are means which only this rank has. While those of another backward arrive,
-    # which all ranks have, these means are in `_kept`. They are added to the new means in the end.
-    _means: Mapping[nn.Parameter, weakref.ref[Tensor]] = MappingProxyType({})
-    _kept: Mapping[nn.Parameter, Tensor] = MappingProxyType({})
-    # Versions of the gradients of a backward under `no_sync` beside which means are kept
-    _versions: Mapping[nn.Parameter, int] = MappingProxyType({})
-    _before: tuple[Any, Any, Any] = ({}, {}, {})  # these three, before the backward in progress
-    _arrived = False  # whether it has computed a gradient of a parameter
+    # What was averaged last, which only this rank has: parameters and references to gradients
+    _means: Sequence[tuple[nn.Parameter, weakref.ref[Tensor]]] = ()
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -72,76 +66,46 @@ class PeerDDP(BucketedDDP):
         return PeerBuckets(self._buckets, self._group, self._owners)
 
     def _gradient(self, index: int, parameter: Any) -> None:
-        if self._backward is None and parameter in self._means:
-            # Backward began outside of the wrapper, so this gradient has arrived already.
-            if parameter.grad is self._means[parameter]():
-                raise RuntimeError(
-                    "with shard_gradients, call zero_grad(set_to_none=True) before a backward "
-                    "that does not begin with an output of the wrapper, because it has already "
-                    "added to a mean of this rank"
-                )
-            self._means = {p: mean for p, mean in self._means.items() if p is not parameter}
+        if self._has_means(parameter):
+            raise RuntimeError(
+                "with shard_gradients, a backward must not add to averaged gradients; call "
+                "zero_grad(set_to_none=True) before it, or run the backwards before under no_sync()"
+            )
         super()._gradient(index, parameter)
-        self._arrived = True
 
     def _begin_backward(self) -> None:
-        self._before = self._means, self._kept, self._versions
-        kept = dict(self._kept)
-        for parameter, version in self._versions.items():
-            if parameter.grad is not None and parameter.grad._version != version:
-                if parameter.grad.any():
-                    raise RuntimeError(
-                        "with shard_gradients, a gradient was changed in place after a backward "
-                        "under no_sync, but means of an earlier backward belong to it; change "
-                        "gradients after finish_gradient_synchronization()"
-                    )
-                del kept[parameter]  # it was set to zero
-        self._versions = {}
-        for parameter in self._means:
-            if parameter.grad is not None:
-                kept[parameter] = parameter.grad
-                parameter.grad = torch.zeros_like(parameter)
-        # After a backward under `no_sync`, the user may have set a gradient to None.
-        self._kept = {p: mean for p, mean in kept.items() if p.grad is not None}
-        self._means = {}
+        self._has_means()  # notes which were set to None
 
-    def _end_backward(self) -> None:
-        super()._end_backward()
-        if not self._arrived:  # it was for gradients of inputs, and changes nothing
-            moved, (means, self._kept, self._versions) = self._kept, self._before
-            self._means = {p: mean for p, mean in means.items() if p in moved}
-            for parameter in self._means:
-                parameter.grad = moved[parameter]
-        elif not self._synchronizing:
-            found = ((parameter, parameter.grad) for parameter in self._kept)
-            self._versions = {p: grad._version for p, grad in found if grad is not None}
-        self._arrived = False
+    def _has_means(self, arrived: nn.Parameter | None = None) -> bool:
+        """Return whether gradients that only this rank has were not set to None since.
+
+        The gradient of the parameter `arrived` may be a new one.
+        """
+        self._means = [
+            (p, mean)
+            for p, mean in self._means
+            if p.grad is not None and (p is not arrived or p.grad is mean())
+        ]
+        return bool(self._means)
 
     def _average_replicated(self) -> None:
-        self._begin_backward()  # if there was none
         arrived = [p for p, ready in zip(self._trained, self._ready, strict=True) if ready]
+        # If they are averaged again, means take no part, as the other ranks have none.
+        means = [(p, p.grad) for p, _ in self._means] if self._has_means() else []
+        for parameter, _ in means:
+            parameter.grad = None
         super()._average_replicated()
-        if self._sharded_parameters():
-            self._add_kept()
-            self._note_means(self._trained)
-            if arrived and all(parameter.grad is None for parameter in self._trained):
-                # This rank owns nothing that was used. A gradient of zeros shows, as the means of
-                # other ranks do, whether this step is over: then the user removes or zeroes it.
-                smallest = min(arrived, key=Tensor.numel)
-                smallest.grad = mark_own(torch.zeros_like(smallest))
-
-    @torch.no_grad()
-    def _add_kept(self) -> None:
-        for parameter, mean in self._kept.items():
-            if parameter.grad is not None:
-                parameter.grad.add_(mean)
-        self._note_means(self._kept)
-        self._kept = {}
-
-    def _note_means(self, parameters: Iterable[nn.Parameter]) -> None:
-        found = ((p, p.grad) for p in parameters)
-        means = {p: weakref.ref(grad) for p, grad in found if grad is not None}
-        self._means = {**self._means, **means}
+        if not self._sharded_parameters():
+            return
+        for parameter, mean in means:
+            parameter.grad = mean
+        if arrived and all(parameter.grad is None for parameter in self._trained):
+            # This rank owns nothing that was used. A gradient of zeros shows, as the means of other
+            # ranks do, whether this step is over: then the user removes it.
+            smallest = min(arrived, key=Tensor.numel)
+            smallest.grad = mark_own(torch.zeros_like(smallest))
+        grads = ((parameter, parameter.grad) for parameter in self._trained)
+        self._means = [(p, weakref.ref(grad)) for p, grad in grads if grad is not None]
 
     def _missing(self) -> list[int]:
         missing = super()._missing()

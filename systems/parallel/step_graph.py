@@ -5,7 +5,9 @@ Source: CUDA C++ Programming Guide, section "CUDA Graphs"; torch's notes on `tor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -62,10 +64,27 @@ class GraphedStep(Generic[Result]):
         self._function = function  # what it uses must live as long as the graph
         self._graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog thread asks for the state of events meanwhile, which "global" forbids.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with _no_garbage_collection(), capture:
             self._result = function()
         self.pool = self._graph.pool()
 
     def __call__(self) -> Result:
         self._graph.replay()
         return self._result
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage before, but not in a `with` block.
+
+    An old wrapper that is freed in a capture aborts the process, as its peer memory is unmapped.
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

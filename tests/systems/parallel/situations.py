@@ -337,23 +337,6 @@ def inputs_differentiated_while_accumulating(run: Run) -> None:
         run.update()
 
 
-def changed_with_its_means(run: Run, change: Callable[[Run], object]) -> None:
-    """Change gradients of a backward under no_sync that were added to averaged ones."""
-    run.make()
-    run.zero_grad()
-    run.backward(0)
-    with run.no_sync():
-        run.backward(1)
-    change(run)
-    run.backward(2)
-    run.update()
-
-
-def _halve(run: Run) -> None:
-    for parameter in run.with_gradients():
-        parameter.grad.mul_(0.5)
-
-
 def two_backwards_of_one_forward(run: Run) -> None:
     run.make()
     run.zero_grad()
@@ -660,11 +643,6 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "accumulated": partial(accumulated, quiet=0),
     "accumulated_no_sync": partial(accumulated, quiet=2),
     "finished_after_no_sync": partial(accumulated, quiet=3),
-    "dropped_with_its_means": partial(changed_with_its_means, change=Run.zero_grad),
-    "halved_with_its_means": partial(changed_with_its_means, change=_halve),
-    "zeroed_with_its_means": partial(
-        changed_with_its_means, change=partial(Run.zero_grad, set_to_none=False)
-    ),
     "two_forwards_one_backward": partial(
         plain, of=lambda model, x: F.mse_loss(model(x), model(2 * x))
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,27 @@ def test_replays_equal_launches(here: RankContext, name: str, accumulates: bool)
             replayed.take(number + STEPS)
         torch.testing.assert_close(step(), launched.step(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(replayed.values(), launched.values(), atol=1e-5, rtol=1e-5)
+
+
+@on_ranks(GPUS, repeats=1)
+def test_an_old_wrapper_is_not_freed_in_a_capture(here: RankContext) -> None:
+    """Its peer memory cannot be unmapped there."""
+    gc.disable()
+    try:
+        old: Any = _Training(here, "peer")
+        old.step()
+        old.itself = old
+        del old
+        training = _Training(here, "peer")
+        training.step()
+
+        def step() -> torch.Tensor:
+            gc.collect()
+            return training.step()
+
+        GraphedStep(step, warmup=0)()
+    finally:
+        gc.enable()
 
 
 def test_without_a_gpu_says_so():
