@@ -43,20 +43,15 @@ def _modules(implementation: str) -> tuple[str, ...]:
     return tuple(f"{_FLASH}.{module}" for module in ATTENTIONS[name])
 
 
-def without_other_wrappers(*wrappers: str) -> Sources:
-    """Return the sources of a run on several ranks that uses these modules of `systems.parallel`.
-
-    Names of modules are ddp, fsdp, sharded_optimizer.
-    """
-    used = {name for wrapper in wrappers for name in (wrapper, *_NEEDS.get(wrapper, ()))}
-    left_out = (f"systems.parallel.{name}" for name in _WRAPPERS if name not in used)
-    return Sources(left_out=(*_ALWAYS, *left_out))
-
-
 def of_training(attention: str, optimizer: str, *wrappers: str) -> Sources:
-    """Return the sources of a training: `wrappers` is as for `without_other_wrappers`."""
+    """Return the sources of a training that uses these modules of `systems.parallel`, if any.
+
+    Names of modules are ddp, peer_ddp, fsdp, sharded_optimizer.
+    """
     # The gradients are checked against those with naive attention.
     attentions = without_other_attentions(attention, "naive")
-    left_out = (*attentions.left_out, *without_other_wrappers(*wrappers).left_out)
-    left_out += () if optimizer == "fused" else ("systems.kernels.adamw",)
+    used = {name for wrapper in wrappers for name in (wrapper, *_NEEDS.get(wrapper, ()))}
+    others = [f"systems.parallel.{name}" for name in _WRAPPERS if name not in used]
+    optimizers = () if optimizer == "fused" else ("systems.kernels.adamw",)
+    left_out = (*attentions.left_out, *_ALWAYS, *others, *optimizers)
     return Sources(attentions.modules, tuple(dict.fromkeys(left_out)))

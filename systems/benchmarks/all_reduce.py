@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from systems import implementation_sources
-from systems.benchmark import BenchmarkParams, Sources, WrongOutput
+from systems.benchmark import BenchmarkParams, WrongOutput
 
 if TYPE_CHECKING:
     import torch
@@ -39,11 +38,6 @@ class Params(BenchmarkParams):
     in_flight: Annotated[int, Field(ge=2)] = 20
     # Target duration of each phase, in seconds.
     measure_s: Annotated[float, Field(gt=0)] = 2.0
-
-
-def sources(params: Params) -> Sources:
-    """Return the modules that count for the results of a run with these parameters."""
-    return implementation_sources.without_other_wrappers()
 
 
 def run(params: Params) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _read(line: str) -> Checked:
 def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
     import torch.distributed as dist
 
-    from systems.parallel import process_group
+    from systems.process_group import process_group
 
     with process_group(backend, COLLECTIVE_S) as device:
         for case in cases(kind, int(os.environ["WORLD_SIZE"])):

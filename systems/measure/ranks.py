@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from systems.measure.timing import synchronize
-from systems.parallel import process_group
+from systems.process_group import process_group
 
 
 @contextlib.contextmanager

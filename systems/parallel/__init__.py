@@ -1,11 +1,11 @@
 """Data parallel training: DDP and FSDP wrappers, and an optimizer whose state is sharded."""
 
-from systems.parallel.collectives import process_group
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from systems.parallel.fsdp import FullyShardedDataParallel
 from systems.parallel.peer_ddp import PeerDDP
 from systems.parallel.sharded_optimizer import ShardedOptimizer
 from systems.parallel.step_graph import GraphedStep
+from systems.process_group import process_group
 
 __all__ = [
     "BucketedDDP",

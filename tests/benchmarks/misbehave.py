@@ -56,7 +56,7 @@ def _run_rank(params: Params) -> dict[str, Any]:
         return _act(params, Peers().barrier)
     import torch.distributed as dist
 
-    from systems.parallel import process_group
+    from systems.process_group import process_group
 
     with process_group("gloo"):
         return _act(params, dist.barrier)

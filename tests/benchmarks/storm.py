@@ -30,7 +30,7 @@ def run(params: Params) -> dict[str, Any]:
     if params.gloo:
         import torch.distributed as dist
 
-        from systems.parallel import process_group
+        from systems.process_group import process_group
 
         with process_group("gloo"):
             dist.barrier()
