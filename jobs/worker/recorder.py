@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import provenance
+from jobs.code.short_names import run_labels
 from jobs.errors import nearest
 from jobs.printing import say
 from jobs.processes import boot_id
@@ -80,6 +81,7 @@ class Recorder:
     def __init__(self, manifest: Manifest, job: Job, gpus: list[str], slurm: dict[str, str]):
         self._manifest, self._job, self._slurm = manifest, job, slurm
         self._waiting = time.time() - manifest.created_at
+        self._label = run_labels(list(manifest.runs.values()), manifest.sweep.parameters())
         self._folder = manifest.job_folder(job.index)
         self._token: str | None = None
         self._writer = RecordWriter(manifest.folder / RECORDS, f"{manifest.id}-{job.index}")
@@ -120,7 +122,7 @@ class Recorder:
             raise CannotRecord(self._writer.error)
         took = time.monotonic() - attempt.clock
         why = f": {record.failure.summary}" if record.failure is not None else ""
-        label = f"{record.run}  {attempt.run.label()}"
+        label = f"{record.run}  {self._label(attempt.run)}"
         say(f"{record.status:11} {took:7.1f} s  {label}{why}", sys.stdout)
         return record
 
