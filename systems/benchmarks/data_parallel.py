@@ -115,7 +115,7 @@ def run(params: Params) -> dict[str, Any]:
         exposed_ms, exposed_std_ms, communication_share, alone_imbalance: communication that adds to
             the time of a step, see `exposed_facts`.
         train_step_ms, alone_ms, over_alone, profiled_communication_ms, profiled_exposed_ms,
-            overlap_share: see `facts_of_ranks`.
+            overlap_share: see `step_facts`.
         error: errors of loss, gradients and weights on this rank, see `check_parallel`.
         graph_error: those of replayed steps, see `check_captured`. Only with cuda_graph.
         host_ms: time of the host to launch a step on an idle GPU.
@@ -152,7 +152,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
     from systems.parallel.peer_memory import live_bytes
-    from systems.training.parallel_timing import exposed_facts, facts_of_ranks, keep_timeline
+    from systems.training.parallel_timing import exposed_facts, keep_timeline, step_facts
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     # In the forward of torch's DistributedDataParallel, torch.compile would split each block into
@@ -184,7 +184,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         "samples_ms": samples,
         "peak_memory_bytes": peaks,
         **params.step_counts(),
-        "facts": facts_of_ranks(of_ranks) | exposed_facts(of_ranks) | facts,
+        "facts": step_facts(of_ranks) | exposed_facts(of_ranks) | facts,
     }
 
 

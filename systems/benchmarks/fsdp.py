@@ -155,9 +155,9 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.measure.windows import during
     from systems.training.parallel_timing import (
         alternating_rounds,
-        facts_of_ranks,
         keep_timeline,
         profiled_steps,
+        step_facts,
     )
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
@@ -197,7 +197,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
         "peak_memory_bytes": peaks,
         **params.step_counts(),
         "facts": {
-            **facts_of_ranks(all_gather_objects(samples)),
+            **step_facts(all_gather_objects(samples)),
             **waiting,
             **{part: max(rank[part] for rank in states) for part in state},
             **errors,

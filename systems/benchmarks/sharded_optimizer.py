@@ -115,7 +115,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
     from systems.check.sharded_training import OWNED
     from systems.measure.ranks import all_gather_objects
     from systems.measure.windows import during
-    from systems.training.parallel_timing import alternating_rounds, facts_of_ranks
+    from systems.training.parallel_timing import alternating_rounds, step_facts
     from systems.training.parallel_training import ParallelTraining, require_peer_memory
 
     with during("init"):
@@ -141,7 +141,7 @@ def measure(params: Params, device: torch.device) -> dict[str, Any]:
             check_again(training, alone, OWNED)
             check_optimizer_again(training)
     by_rank = all_gather_objects(memory)
-    over_alone = facts_of_ranks(all_gather_objects(samples))["over_alone"]
+    over_alone = step_facts(all_gather_objects(samples))["over_alone"]
     most = {moment: max((rank[moment] for rank in by_rank), key=_total) for moment in memory}
     return {
         "samples_ms": samples,

@@ -116,42 +116,47 @@ def keep_timeline(
     write_figure(steps_data(panels, title), artifacts_folder() / f"timeline{SUFFIX}")
 
 
-def step_facts(samples: Mapping[str, list[float]]) -> dict[str, float]:
-    """Summarize the step times and the communication of one rank.
+def step_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
+    """Summarize the step times and the communication of a training on several ranks.
+
+    Ranks wait for each other in every step, so a step takes as long as on the slowest rank. The
+    time of a round is therefore the maximum over the ranks, with and without communication.
 
     Args:
-        samples: times of the phases train_step, alone, communication and exposed, in milliseconds,
-            see `systems.benchmarks.data_parallel.run`. The last two are missing if no step was
-            profiled.
+        of_ranks: for each rank, milliseconds of the phases train_step, alone, communication and
+            exposed, see `systems.benchmarks.data_parallel.run`. The last two are missing if no step
+            was profiled.
 
     Returns:
         train_step_ms, alone_ms: mean of the rounds.
-        profiled_communication_ms, profiled_exposed_ms: median of the profiled steps.
+        over_alone: ratio of the two.
+        profiled_communication_ms, profiled_exposed_ms: median of the profiled steps of the rank
+            that takes longest for a step without communication. The other ranks wait for it, and
+            this wait is no communication.
         overlap_share: share of profiled_communication_ms that overlaps with computation. Missing if
             there is no communication.
     """
-    facts = {f"{name}_ms": statistics.fmean(samples[name]) for name in ("train_step", "alone")}
-    if "communication" not in samples:
-        return facts
-    communication, exposed = (statistics.median(samples[n]) for n in ("communication", "exposed"))
-    facts |= {"profiled_communication_ms": communication, "profiled_exposed_ms": exposed}
-    if communication:
-        facts["overlap_share"] = 1 - exposed / communication
+    step, alone = (statistics.fmean(_rounds(of_ranks, name)) for name in ("train_step", "alone"))
+    facts = {"train_step_ms": step, "alone_ms": alone, "over_alone": step / alone}
+    slowest = max(of_ranks, key=lambda samples: statistics.fmean(samples["alone"]))
+    if "communication" in slowest:
+        communication = statistics.median(slowest["communication"])
+        exposed = statistics.median(slowest["exposed"])
+        facts |= {"profiled_communication_ms": communication, "profiled_exposed_ms": exposed}
+        if communication:
+            facts["overlap_share"] = 1 - exposed / communication
     return facts
 
 
 def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
     """Return the time that communication adds to a training step, from the times of all ranks.
 
-    Ranks wait for each other in every step, so a step takes as long as on the slowest rank. The
-    time of a round is therefore the maximum over the ranks, with and without communication. The
-    exposed communication of a round is the difference of the two. They are measured one after the
-    other, so that a slow change of the machine affects both.
-
-    The result is valid only if steps with and without communication do the same computation.
+    The exposed communication of a round is the difference of a step with and without communication.
+    They are measured one after the other, so that a slow change of the machine affects both. The
+    result is valid only if both steps do the same computation.
 
     Args:
-        of_ranks: for each rank, milliseconds of train_step and alone in each round.
+        of_ranks: as for `step_facts`.
 
     Returns:
         exposed_ms: mean difference of the rounds.
@@ -160,10 +165,7 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
         alone_imbalance: how much longer the slowest rank takes than the fastest for a step without
             communication, relative to the fastest.
     """
-    step, alone = (
-        [max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)]
-        for name in ("train_step", "alone")
-    )
+    step, alone = _rounds(of_ranks, "train_step"), _rounds(of_ranks, "alone")
     exposed = [with_it - without for with_it, without in zip(step, alone, strict=True)]
     facts = {"exposed_ms": statistics.fmean(exposed)}
     if len(exposed) > 1:
@@ -175,20 +177,6 @@ def exposed_facts(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, fl
     }
 
 
-def facts_of_ranks(of_ranks: Sequence[Mapping[str, list[float]]]) -> dict[str, float]:
-    """Return the facts about step times and communication of a training on several ranks.
-
-    They are those of `step_facts`, of the rank that takes longest for a step without communication:
-    the other ranks wait for it, and this wait is no communication. The time of a step, and of a
-    step without communication, are means over the rounds of the slowest rank of each round. Also
-    over_alone, the ratio of the two.
-    """
-    slowest = max(map(step_facts, of_ranks), key=lambda facts: facts["alone_ms"])
-    means = {
-        f"{name}_ms": statistics.fmean(
-            max(times) for times in zip(*(rank[name] for rank in of_ranks), strict=True)
-        )
-        for name in ("train_step", "alone")
-    }
-    ratio = means["train_step_ms"] / means["alone_ms"]
-    return {**slowest, **means, "over_alone": ratio}
+def _rounds(of_ranks: Sequence[Mapping[str, list[float]]], phase: str) -> list[float]:
+    """Return the time of the slowest rank in each round."""
+    return [max(times) for times in zip(*(rank[phase] for rank in of_ranks), strict=True)]

@@ -22,7 +22,6 @@ from systems.plot_data import read_figure
 from systems.training.parallel_timing import (
     alternating_rounds,
     exposed_facts,
-    facts_of_ranks,
     step_facts,
 )
 from systems.training.parallel_training import ParallelTraining, rank_batch
@@ -163,11 +162,12 @@ def test_shares_of_a_step():
         "communication": [4.0],
         "exposed": [3.0],
     }
-    facts = step_facts(samples)
+    facts = step_facts([samples])
     assert (facts["train_step_ms"], facts["alone_ms"], facts["overlap_share"]) == (12, 8.5, 0.25)
-    assert "overlap_share" not in step_facts({**samples, "communication": [0.0], "exposed": [0.0]})
+    silent = step_facts([{**samples, "communication": [0.0], "exposed": [0.0]}])
+    assert "overlap_share" not in silent
     unprofiled = {name: samples[name] for name in ("train_step", "alone")}
-    assert step_facts(unprofiled).keys() == {"train_step_ms", "alone_ms"}
+    assert step_facts([unprofiled]).keys() == {"train_step_ms", "alone_ms", "over_alone"}
 
 
 def test_exposed_communication_is_the_difference_of_the_slowest_rank_in_each_round():
@@ -181,7 +181,7 @@ def test_exposed_communication_is_the_difference_of_the_slowest_rank_in_each_rou
     assert facts["exposed_std_ms"] == stdev([2, 3])
     assert facts["communication_share"] == facts["exposed_ms"] / 13
     assert facts["alone_imbalance"] == pytest.approx(10.5 / 9 - 1)
-    whole = facts_of_ranks(ranks)
+    whole = step_facts(ranks)
     assert whole["train_step_ms"] - whole["alone_ms"] == facts["exposed_ms"]
     once = exposed_facts([{"train_step": [2.0], "alone": [1.0]}])
     assert "exposed_std_ms" not in once and once["alone_imbalance"] == 0
